@@ -1,0 +1,365 @@
+"""The visual memory (paper §3.3, Fig. 3): Cross Linear Attentive Memory, CLAM.
+
+Every frame token updates a matrix of fixed size by a gated recurrence (Eq. 2)
+
+    S_j = G_j * S_{j-1} + k_j^T v_j                                    G in (0, 1), one decay per key channel
+
+and M learned queries read it out whenever a segment ends: M_t = Q S_t. That is all the past that the language
+model ever sees of earlier frames, so what is stored and what a frame costs stay constant, however long the video.
+
+Three forms of the same function, tested against each other:
+    recurrent   Eq. 2 token by token, as it stands in the paper: the oracle
+    chunked     training: all tokens of a segment at once, one state per read-out
+    step        streaming: one frame in, the new state out; `read` when a narration has been given
+
+Glossary (B videos, L = T*J tokens, D feature width, h heads, c = D/2h key and e = D/h value channels per head):
+    x           frame tokens X_t, J to a frame                         [B, L, D]
+    k, v        keys and values, k = W_k x, v = W_v x                  [B, L, h, c], [B, L, h, e]
+    g           log of the decay gate, G = sigmoid(W_gk x + b)         [B, L, h, c], fp32, <= 0
+    state       S_t                                                    [B, h, c, e], fp32
+    z, q        learned vectors Z and the queries Q made of them       [M, D], [h, M, c]
+    memory      memory tokens M_t                                      [B, M, D]
+    read_at     how many tokens have been absorbed at each read-out    [B, N]
+
+`python clam.py` shows that the forms agree and how fast each is. Does not include: kernels (plain PyTorch only).
+"""
+import argparse
+import json
+import time
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange, repeat
+from torch import Tensor, nn
+
+EPS = 1e-5  # of every normalisation in here
+
+
+class NoMemory(nn.Module):
+    """The memory that remembers nothing, and the interface of all of them: `tokens` is M, a state is one tensor."""
+
+    def __init__(self, width: int, tokens: int = 0):
+        super().__init__()
+        self.width, self.tokens = width, tokens
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        """S_0, before the first frame."""
+        return torch.zeros(batch, 0, self.width)
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """Absorb tokens x [B, J, D] of one frame (Alg. 2, line 5)."""
+        return state
+
+    def read(self, state: Tensor) -> Tensor:
+        """The memory tokens [B, M, D] that the next segment opens with."""
+        return state
+
+    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
+        return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
+
+
+class RecentFrames(NoMemory):
+    """The simplest memory: the last M // J frames as they are (Table 2, 'recent'); zeros before there were any."""
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        return torch.zeros(batch, self.tokens, self.width)
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        return torch.cat([state.to(x), x], dim=1)[:, x.shape[1]:]
+
+    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        state = self.initial_state(len(x)) if state is None else state
+        check(x, read_at, self.width)
+        seen = torch.cat([state.to(x), x], dim=1)                               # [B, M + L, D]
+        window = read_at[..., None] + torch.arange(self.tokens, device=x.device)  # [B, N, M]
+        memory = torch.stack([row[index] for row, index in zip(seen, window)])    # [B, N, M, D]
+        return memory, seen[:, x.shape[1]:]
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), EPS).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        inner = -(-(2 * 4 * width // 3) // 256) * 256  # 2/3 of 4D, rounded up to a multiple of 256
+        self.gate_proj = nn.Linear(width, 2 * inner, bias=False)  # both halves: [gate; up]
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class CLAM(NoMemory):
+    """Cross Linear Attentive Memory: self-attention over Z, gated linear cross attention, feed-forward (App. B.6).
+
+    width       D, a multiple of 2 * heads; tokens: M; rank: inner width of the gate's projection
+    target      learn what a memory token is before it reads anything; gives each token an identity. The published
+                models have none (their starting point is zero, the same for all tokens).
+    dropout     of the self-attention over Z, as published
+    """
+    # our parameter names -> those of the published checkpoints
+    PUBLISHED = {"z": "query_embed.weight", "target": "tgt_embed.weight", "self_attn.": "layers.0.self_attn.",
+                 "norm_a.": "layers.0.norm1.", "norm_y.": "layers.0.norm2.", "norm_m.": "layers.0.mlp_norm.",
+                 "w_q.": "layers.0.multihead_attn.q.", "w_k.": "layers.0.multihead_attn.k.",
+                 "w_v.": "layers.0.multihead_attn.v.", "w_g.": "layers.0.multihead_attn.g_proj.",
+                 "w_gk.": "layers.0.multihead_attn.gk_proj.", "w_o.": "layers.0.multihead_attn.o_proj.",
+                 "norm_o.": "layers.0.multihead_attn.g_norm.", "mlp.": "layers.0.mlp."}
+
+    def __init__(self, width: int, tokens: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
+                 dropout: float = 0.1):
+        super().__init__(width, tokens)
+        if width % (2 * heads):
+            raise ValueError(f"CLAM's width {width} is not a multiple of twice its {heads} heads")
+        self.heads, keys = heads, width // 2
+        self.z = nn.Parameter(torch.empty(tokens, width))
+        self.target = nn.Parameter(torch.empty(tokens, width)) if target else None
+        self.self_attn = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.norm_a = nn.LayerNorm(width, eps=EPS)
+        self.w_q = nn.Linear(width, keys, bias=False)
+        self.w_k = nn.Linear(width, keys, bias=False)
+        self.w_v = nn.Linear(width, width, bias=False)
+        self.w_gk = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
+        self.w_g = nn.Linear(width, width, bias=False)
+        self.w_o = nn.Linear(width, width, bias=False)
+        self.norm_o, self.norm_y, self.norm_m = RMSNorm(width // heads), RMSNorm(width), RMSNorm(width)
+        self.mlp = SwiGLU(width)
+        self.absorb, self.readout = absorb, self._readout
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        """Xavier; and decays that start near 1: from 0.88 a token in the first head to 0.9997 in the last.
+
+        (With a bias of zero each token would halve the state: a frame would be forgotten within the next one.)
+        """
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                nn.init.xavier_uniform_(weight)
+        self.w_gk[1].bias.copy_(repeat(torch.linspace(2, 8, self.heads), "h -> (h c)",
+                                       c=self.width // 2 // self.heads))
+
+    def compile(self):
+        """Compile the two inner functions of `chunked` and `step` (one flag, nothing else changes)."""
+        self.absorb = torch.compile(absorb, dynamic=True)
+        self.readout = torch.compile(self._readout, dynamic=True)
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        return torch.zeros(batch, self.heads, self.width // 2 // self.heads, self.width // self.heads,
+                           device=self.z.device)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., D] -> k [..., h, c], v [..., h, e], g [..., h, c], in fp32 like the state."""
+        g = F.logsigmoid(self.w_gk(x).float())
+        return tuple(rearrange(y.float(), "... (h c) -> ... h c", h=self.heads) for y in (self.w_k(x), self.w_v(x), g))
+
+    def queries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What does not depend on the video: a [M, D], q [h, M, c] and the output gate [M, D]."""
+        target = torch.zeros_like(self.z) if self.target is None else self.target
+        query = (target + self.z)[None]
+        attended, _ = self.self_attn(query, query, target[None], need_weights=False)
+        a = self.norm_a(target + self.dropout(attended[0]))
+        u = a + self.z
+        q = rearrange(self.w_q(u), "m (h c) -> h m c", h=self.heads)
+        return a, q * q.shape[-1] ** -0.5, F.silu(self.w_g(u))
+
+    def _readout(self, state: Tensor, a: Tensor, q: Tensor, gate: Tensor) -> Tensor:
+        o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e").to(a.dtype)     # Q S
+        o = self.w_o(rearrange(self.norm_o(o), "... h e -> ... (h e)") * gate)
+        y = self.norm_y(a + o)
+        return self.norm_m(y + self.mlp(y))
+
+    def read(self, state: Tensor) -> Tensor:
+        """M_t = Q S_t, gated, normalised and through the feed-forward: [..., h, c, e] -> [..., M, D]."""
+        return self.readout(state, *self.queries())
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        k, v, g = self.project(x)
+        return torch.stack([s * decay[..., None] + update
+                            for s, (decay, update) in zip(state, map(self.absorb, k, v, g))])
+
+    def chunked(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """All tokens between two read-outs at once; states exist at read-outs only (see `absorb`)."""
+        check(x, read_at, self.width)
+        state = self.initial_state(len(x)) if state is None else state
+        lengths = torch.diff(F.pad(read_at, (1, 1)), dim=1)                        # [B, N + 1], the rest is last
+        lengths[:, -1] += x.shape[1]
+        pieces = [y.flatten(0, 1).split(lengths.flatten().tolist()) for y in self.project(x)]
+        absorbed = [self.absorb(k, v, g) for k, v, g in zip(*pieces)]
+        states, last = [], []
+        for b, s in enumerate(state):
+            for decay, update in absorbed[b * lengths.shape[1]:(b + 1) * lengths.shape[1]]:
+                s = s * decay[..., None] + update
+                states.append(s)
+            last.append(states.pop())
+        if not states:
+            return x.new_zeros(*read_at.shape, self.tokens, self.width), torch.stack(last)
+        states = rearrange(torch.stack(states), "(b n) h c e -> b n h c e", b=len(x))
+        return self.read(states), torch.stack(last)
+
+    forward = chunked
+
+    def recurrent(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Eq. 2 and M = Q S, token by token, as they stand in the paper (and, a state and a read-out for each token,
+        as the published code trains): the oracle for `chunked` and `step`."""
+        check(x, read_at, self.width)
+        s = self.initial_state(len(x)) if state is None else state
+        queries = self.queries()
+        memory = [self.readout(s, *queries)]                                          # before the first token
+        for x_j in x.unbind(1):
+            k, v, g = self.project(x_j)
+            s = g.exp()[..., None] * s + k[..., :, None] * v[..., None, :]            # Eq. 2
+            memory.append(self.readout(s, *queries))
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        return torch.stack(memory, dim=1)[rows, read_at], s
+
+    @torch.no_grad()
+    def initialise(self, x: Tensor):
+        """Start from the statistics of training features x [T, J, D]: keys say where, values say what.
+
+        Random keys and values hardly train: content is lost among a thousand tokens before the queries have learned
+        to look for it. So W_k starts as the linear map that tells the J token slots apart (least squares), the
+        queries address these slots in turn, and W_v starts as the leading principal components of what varies within
+        a slot, blind to what the slots usually look like. No labels are used.
+        """
+        (frames, slots, width), heads = x.shape, self.heads
+        x = x.float()
+        usual = x.median(dim=0).values                                                # [J, D]
+        address = torch.randn(heads, slots, width // 2 // heads)
+        if slots <= address.shape[-1]:
+            address = torch.linalg.qr(address.mT).Q.mT                                # orthonormal rows [h, J, c]
+        address = rearrange(address, "h j c -> j (h c)")
+        tokens = rearrange(x, "t j d -> (t j) d")
+        ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width)
+        self.w_k.weight.copy_(torch.linalg.solve(tokens.T @ tokens + ridge,
+                                                 tokens.T @ address.repeat(frames, 1)).T)
+        seen = torch.linalg.qr(usual.T).Q                                             # [D, J]: blind to its span
+        varied = rearrange(x - usual, "t j d -> (t j) d")
+        varied = varied - varied @ seen @ seen.T
+        _, scale, axes = torch.linalg.svd(varied[torch.randperm(len(varied))[:8192]], full_matrices=False)
+        e = width // heads
+        what = axes[:e] / (scale[:e, None] / min(len(varied), 8192) ** 0.5 + EPS)        # whitened [e, D]
+        self.w_v.weight.copy_(repeat(what - what @ seen @ seen.T, "e d -> (h e) d", h=heads))
+        nn.init.normal_(self.w_gk[1].weight, std=0.02)
+        wanted = address[torch.arange(self.tokens) % slots]                              # [M, D / 2]
+        inverse = torch.linalg.pinv(self.w_q.weight)                                  # [D, D / 2]
+        a = self.norm_a(self.target) if self.target is not None else 0
+        free = torch.randn_like(self.z)
+        free = free - free @ (inverse @ self.w_q.weight).T                            # what W_q does not see
+        self.z.copy_(wanted @ inverse.T + free - (a @ (inverse @ self.w_q.weight).T if self.target is not None else 0))
+
+
+def absorb(k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """What L tokens do to a state: S <- decay * S + update, with k, g [L, h, c], v [L, h, e].
+
+    Unrolling Eq. 2: decay = exp(sum g) and update = sum_j exp(sum_{i > j} g_i) k_j^T v_j. The sums run backwards from
+    the end, so every exponent is <= 0 and exact near the end: stable for any gate and any length.
+    """
+    after = F.pad(g[1:], (0, 0, 0, 0, 0, 1))[:len(g)].flip(0).cumsum(0).flip(0)        # sum_{i > j} g_i
+    return g.sum(0).exp(), einsum(k * after.exp(), v, "l h c, l h e -> h c e")
+
+
+def check(x: Tensor, read_at: Tensor, width: int):
+    """ValueError unless x is [B, L, D] and read_at [B, N] goes up from 0 to L at most."""
+    if x.dim() != 3 or x.shape[2] != width:
+        raise ValueError(f"expected frame tokens [B, L, {width}], got {list(x.shape)}")
+    if read_at.dim() != 2 or len(read_at) != len(x):
+        raise ValueError(f"expected read-outs [{len(x)}, N], got {list(read_at.shape)}")
+    bounds = F.pad(F.pad(read_at, (1, 0)), (0, 1), value=x.shape[1])
+    if (bounds.diff(dim=1) < 0).any():
+        raise ValueError(f"read-outs must go up from 0 to {x.shape[1]} at most, got {read_at.tolist()}")
+
+
+MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
+
+
+# ---------------------------------------------------------------------------------------------- python clam.py
+
+def measure(function, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
+    """Seconds (best of `repeats`) forward + backward, bytes kept for the backward pass, outputs and gradients."""
+    seconds, kept = [], {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for turn in range(repeats):
+        clam.zero_grad()
+        kept.clear()
+        synchronise(x)
+        start = time.perf_counter()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            memory, state = function(x, read_at)
+        (memory * torch.linspace(-1, 1, memory.numel(), device=x.device).view_as(memory)).sum().backward()
+        synchronise(x)
+        seconds.append(time.perf_counter() - start)
+    weights = sum(p.untyped_storage().nbytes() for p in clam.parameters() if p.untyped_storage().data_ptr() in kept)
+    gradients = {name: p.grad.clone() for name, p in clam.named_parameters() if p.grad is not None}
+    return {"seconds": min(seconds), "bytes": sum(kept.values()) - weights, "memory": memory.detach(), "grads": gradients}
+
+
+def synchronise(x: Tensor):
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm().clamp_min(1e-12)).item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Show that CLAM's three forms agree, and how fast each is.")
+    for name, value in (("width", 1024), ("heads", 8), ("tokens", 20), ("length", 2400), ("reads", 40)):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
+    parser.add_argument("--no-compile", action="store_true", help="leave the compiled form out (needs a C++ compiler)")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    clam = CLAM(args.width, args.tokens, args.heads, dropout=0.0).to(device)
+    x = torch.randn(1, args.length, args.width, device=device)
+    read_at = torch.linspace(0, args.length, args.reads + 1, device=device).long()[None, 1:]
+    print(f"D = {args.width}, {args.heads} heads, M = {args.tokens}, {args.length} tokens, {args.reads} read-outs, "
+          f"{device}, {torch.get_num_threads()} threads")
+    results = {"recurrent": measure(clam.recurrent, clam, x, read_at, 1),
+               "chunked": measure(clam.chunked, clam, x, read_at, 5)}
+    if not args.no_compile:
+        clam.compile()
+        clam.chunked(x, read_at)[0].mean().backward()  # compilation is not timed
+        results["compiled"] = measure(clam.chunked, clam, x, read_at, 5)
+    oracle, summary = results["recurrent"], {}
+    for name, result in results.items():
+        row = {"seconds": result["seconds"], "speedup": oracle["seconds"] / result["seconds"],
+               "kept_mb": result["bytes"] / 1e6, "memory_ratio": oracle["bytes"] / result["bytes"],
+               "output_error": distance(result["memory"], oracle["memory"]),
+               "gradient_error": max(distance(result["grads"][n], g) for n, g in oracle["grads"].items()
+                                     if g.norm() > 1e-6 * max(map(torch.norm, oracle["grads"].values())))}
+        summary[name] = {key: float(f"{value:.3g}") for key, value in row.items()}
+        print(f"{name:10} forward + backward {row['seconds']:7.3f} s ({row['speedup']:5.1f} x)   kept for backward "
+              f"{row['kept_mb']:7.1f} MB ({row['memory_ratio']:5.1f} x less)   relative error: outputs "
+              f"{row['output_error']:.1e}, gradients {row['gradient_error']:.1e}")
+    frame, state = x[:, :10], clam.initial_state()
+    with torch.no_grad():
+        for form in ("step", "read"):
+            call = (lambda: clam.step(frame, state)) if form == "step" else (lambda: clam.read(state))
+            call()
+            synchronise(x)
+            start = time.perf_counter()
+            for _ in range(50):
+                call()
+            synchronise(x)
+            summary[f"{form}_ms"] = round((time.perf_counter() - start) / 50 * 1e3, 3)
+    print(f"streaming: step {summary['step_ms']} ms a frame of 10 tokens, read {summary['read_ms']} ms a narration")
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Lets the tests import the files of the repository root."""
