@@ -138,14 +138,14 @@ class CLAM(NoMemory):
 
     @torch.no_grad()
     def reset_parameters(self):
-        """Xavier; and decays that start near 1: from 0.88 a token in the first head to 0.9997 in the last.
+        """Xavier; and decays that start near 1: from 0.982 a token in the first head to 0.9997 in the last.
 
         (With a bias of zero each token would halve the state: a frame would be forgotten within the next one.)
         """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 nn.init.xavier_uniform_(weight)
-        self.w_gk[1].bias.copy_(repeat(torch.linspace(2, 8, self.heads), "h -> (h c)",
+        self.w_gk[1].bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)",
                                        c=self.width // 2 // self.heads))
 
     def compile(self):
@@ -224,38 +224,48 @@ class CLAM(NoMemory):
 
     @torch.no_grad()
     def initialise(self, x: Tensor):
-        """Start from the statistics of training features x [T, J, D]: keys say where, values say what.
+        """Start from the statistics of training features x [T, J, D]: a memory token begins as a picture of the past.
 
-        Random keys and values hardly train: content is lost among a thousand tokens before the queries have learned
-        to look for it. So W_k starts as the linear map that tells the J token slots apart (least squares), the
-        queries address these slots in turn, and W_v starts as the leading principal components of what varies within
-        a slot, blind to what the slots usually look like. No labels are used.
+        From random weights CLAM hardly learns: content is lost among a thousand tokens before the queries know where
+        to look, and what they read means nothing to the language model. So here keys say where and values say what:
+        W_k tells the J token slots apart (least squares) and query m addresses slot m mod J; W_v keeps the principal
+        directions of what varies within a slot, blind to its usual look; W_o maps them back. Token m then starts as
+        the usual look of its slot plus what has varied there lately: a frame token, as the connector knows them.
+        No labels are used.
         """
         (frames, slots, width), heads = x.shape, self.heads
-        x = x.float()
-        usual = x.median(dim=0).values                                                # [J, D]
-        address = torch.randn(heads, slots, width // 2 // heads)
-        if slots <= address.shape[-1]:
-            address = torch.linalg.qr(address.mT).Q.mT                                # orthonormal rows [h, J, c]
-        address = rearrange(address, "h j c -> j (h c)")
+        x, c, e = x.float().to(self.z.device), width // 2 // heads, width // heads
+        address = torch.randn(heads, max(slots, c), c, device=x.device)
+        address = rearrange(torch.linalg.qr(address).Q[:, :slots] * c ** 0.5, "h j c -> j (h c)")   # [J, D / 2]
         tokens = rearrange(x, "t j d -> (t j) d")
-        ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width)
-        self.w_k.weight.copy_(torch.linalg.solve(tokens.T @ tokens + ridge,
-                                                 tokens.T @ address.repeat(frames, 1)).T)
-        seen = torch.linalg.qr(usual.T).Q                                             # [D, J]: blind to its span
+        ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width, device=x.device)
+        self.w_k.weight.copy_(torch.linalg.solve(tokens.T @ tokens + ridge, tokens.T @ address.repeat(frames, 1)).T)
+
+        usual = x.median(dim=0).values                                                # [J, D]
+        blind = torch.linalg.qr(usual.T).Q                                            # [D, J]
         varied = rearrange(x - usual, "t j d -> (t j) d")
-        varied = varied - varied @ seen @ seen.T
-        _, scale, axes = torch.linalg.svd(varied[torch.randperm(len(varied))[:8192]], full_matrices=False)
-        e = width // heads
-        what = axes[:e] / (scale[:e, None] / min(len(varied), 8192) ** 0.5 + EPS)        # whitened [e, D]
-        self.w_v.weight.copy_(repeat(what - what @ seen @ seen.T, "e d -> (h e) d", h=heads))
-        nn.init.normal_(self.w_gk[1].weight, std=0.02)
-        wanted = address[torch.arange(self.tokens) % slots]                              # [M, D / 2]
+        varied = varied - varied @ blind @ blind.T
+        _, axes = torch.linalg.eigh(varied.T @ varied / len(varied))
+        what = axes[:, -e:].T                                                         # [e, D], orthonormal
+        self.w_v.weight.copy_(repeat(what, "e d -> (h e) d", h=heads))
+        typical = (varied @ what.T).square().mean() ** 0.5
+        self.w_o.weight.copy_(repeat(typical / heads * what, "e d -> d (h e)", h=heads))
+
+        which = torch.arange(self.tokens, device=x.device) % slots
+        size = tokens.square().mean() ** 0.5
+        for norm in (self.norm_a, self.norm_y, self.norm_m):
+            norm.weight.fill_(size)
+        for branch in (self.self_attn.out_proj, self.mlp.down_proj):                  # these start by adding nothing
+            branch.weight.zero_()
+        if self.target is not None:
+            self.target.copy_(usual[which])
+        a = self.queries()[0]
         inverse = torch.linalg.pinv(self.w_q.weight)                                  # [D, D / 2]
-        a = self.norm_a(self.target) if self.target is not None else 0
-        free = torch.randn_like(self.z)
-        free = free - free @ (inverse @ self.w_q.weight).T                            # what W_q does not see
-        self.z.copy_(wanted @ inverse.T + free - (a @ (inverse @ self.w_q.weight).T if self.target is not None else 0))
+        self.z.copy_(address[which] @ inverse.T - a @ (inverse @ self.w_q.weight).T)  # W_q (a + z) = address
+        u = a + self.z
+        one = torch.linalg.pinv(u) @ torch.ones(self.tokens, 1, device=x.device)      # u @ one = 1 for every token
+        self.w_g.weight.mul_(0.1).add_(1.28 * one.T)                                  # SiLU(1.28) = 1: an open gate
+        nn.init.normal_(self.w_gk[1].weight, std=0.02)
 
 
 def absorb(k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
