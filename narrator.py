@@ -58,6 +58,7 @@ class Config:
     readout: str = "frame"                                # M_t after the whole frame, or after its "cls" token only
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
     last_k: int | None = None                             # FlowNar-C: narrations kept; None: all of them
+    keep_newline: bool = False                            # published FlowNar-C never drops the newline after a narration
     grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens
     width: int = 1024                                     # D
     fps: float = 2.0                                      # frames per second
@@ -173,12 +174,12 @@ class Layout:
     Each atom is tokenised on its own, so that no two ever merge, and no id is written as a number.
     """
 
-    def __init__(self, tokenizer, frame_tokens: int, memory_tokens: int, instruction: str = INSTRUCTION):
-        self.tokenizer, self.J, self.M = tokenizer, frame_tokens, memory_tokens
+    def __init__(self, tokenizer, frame_tokens: int, memory_tokens: int, keep_newline: bool = False):
+        self.tokenizer, self.J, self.M, self.keep_newline = tokenizer, frame_tokens, memory_tokens, keep_newline
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open, self.close, self.sep = self.encode("["), self.encode("]\n"), self.encode(",")
-        self.user, self.newline = self.encode("User: " + instruction), self.encode("\n")
+        self.user, self.newline = self.encode("User: " + INSTRUCTION), self.encode("\n")
         self.assistant = self.encode("Assistant:")
         eot = tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in tokenizer.get_vocab() else None
         self.eot = tokenizer.eos_token_id if eot is None else eot
@@ -204,7 +205,8 @@ class Layout:
     def opening(self, n: int) -> Tokens:
         """The first frame of segment n >= 1, with the memory of all before it (Alg. 2, line 7)."""
         memory = self.open + [MEMORY] * self.M + self.close if self.M else []
-        tokens = self.end(n - 1).add(self.newline, NARRATION, n, n - 1)
+        newline = (PROMPT, n) if self.keep_newline else (NARRATION, n, n - 1)
+        tokens = self.end(n - 1).add(self.newline, *newline)
         return tokens.add(memory + self.open + [FRAME] * self.J, VISUAL, n)
 
     def frame(self, n: int) -> Tokens:
@@ -291,7 +293,7 @@ class Narrator(nn.Module):
             "heads": config.memory_heads, "target": config.memory_target, "dropout": config.memory_dropout}
         tokens = 0 if config.memory == "none" else config.memory_tokens
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
-        self.layout = Layout(tokenizer, config.J, tokens)
+        self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         add_lora(llm, LORA_TARGETS, config.lora_rank, config.lora_alpha, config.lora_dropout)
 
     @property
@@ -419,7 +421,7 @@ def infer(weights: dict[str, Tensor], folder: Path) -> Config:
     if name not in weights:
         return Config(memory="none", prune=False, width=connector.shape[1])
     return Config(memory_tokens=len(weights[name]), memory_target=name.replace("query", "tgt") in weights,
-                  readout="cls", width=connector.shape[1])
+                  readout="cls", keep_newline=True, width=connector.shape[1])
 
 
 @torch.no_grad()

@@ -366,7 +366,7 @@ def main():
     for name in ("jsonl", "srt", "vtt", "trace"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper() if name != 'trace' else 'one line per frame'}")
     args = parser.parse_args()
-    data.run(lambda: run(args), BadCheckpoint)
+    data.run(lambda: run(args), (BadCheckpoint,))
 
 
 if __name__ == "__main__":

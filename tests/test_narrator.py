@@ -1,0 +1,234 @@
+"""The narrator (§3.1, 3.2, 3.5): layout, visibility rule, LoRA, frame tokens, checkpoints."""
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
+
+import narrator as nar
+from helpers import GOLDEN, ROOT, TOY, tiny, video
+
+needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
+
+
+# ------------------------------------------------------------------ layout
+
+def spell(layout, tokens):
+    return ["x" if i == nar.FRAME else "m" if i == nar.MEMORY else layout.tokenizer.decode([i]) for i in tokens.ids]
+
+
+def test_layout_is_the_one_of_the_paper():
+    layout = tiny(memory_tokens=3).layout
+    layout.J = 2
+    tokens = layout.sequence([(0, layout.encode(" You look.")), (2, layout.encode(" You wipe."))])
+    text = "".join(spell(layout, tokens))
+    assert text == (f"<|begin_of_text|>{nar.SYSTEM}\n\n[xx]\nUser: {nar.INSTRUCTION}\nAssistant: You look.<|eot_id|>"
+                    f"\n[mmm]\n[xx,xx]\nAssistant: You wipe.<|eot_id|>")
+
+
+def test_pieces_are_what_streaming_feeds():
+    layout = tiny(memory_tokens=3).layout
+    ids = layout.encode(" You wash the red cup.")
+    streamed = (layout.first() + layout.closing(0) + layout.narration(0, ids) + layout.opening(1) + layout.frame(1)
+                + layout.closing(1) + layout.narration(1, ids) + layout.end(1))
+    assert streamed == layout.sequence([(0, ids), (2, ids)])
+
+
+def test_what_is_learned():
+    """Frame 0's trigger is not; every later frame predicts SEP or CLOSE from its last token; texts and EOT are."""
+    layout = tiny().layout
+    tokens = layout.sequence([(0, layout.encode(" You look.")), (3, layout.encode(" You wipe the sink."))])
+    before = [tokens.ids[p - 1] for p, learn in enumerate(tokens.learn) if learn and tokens.ids[p - 1] < 0]
+    targets = [tokens.ids[p] for p, learn in enumerate(tokens.learn) if learn and tokens.ids[p - 1] < 0]
+    assert before == [nar.FRAME] * 3 and targets == [layout.sep[0]] * 2 + [layout.close[0]]
+    learned = "".join(layout.tokenizer.decode([i]) for i, learn in zip(tokens.ids, tokens.learn) if learn)
+    assert learned == "Assistant: You look.<|eot_id|>,,]\nAssistant: You wipe the sink.<|eot_id|>"
+
+
+def test_narrations_must_come_in_order():
+    layout = tiny().layout
+    for wrong in ([], [(1, [5])], [(0, [5]), (0, [5])], [(0, [5]), (3, [5]), (2, [5])]):
+        with pytest.raises(ValueError):
+            layout.sequence(wrong)
+
+
+@needs_golden
+def test_layout_is_what_the_published_code_streams():
+    tokenizer = nar.load_llm(str(GOLDEN / "base_llm"))[1]
+    layout = nar.Layout(tokenizer, 10, 20)
+    record = json.loads((GOLDEN / "flownar" / "streaming.json").read_text())["video_101"]["two_threshold_0.8_0.5"]
+    published = [i for i in record["prompt_ids"] if i < 128256]
+    assert [i for i in layout.first().ids if i >= 0] == published + layout.newline
+
+
+# ------------------------------------------------------------------ the visibility rule (Fig. 4)
+
+@pytest.mark.parametrize("last_k", [None, 1, 2])
+def test_visible_is_the_rule(last_k):
+    layout = tiny(memory_tokens=2).layout
+    tokens = layout.sequence([(0, [5, 6]), (2, [7]), (3, [8, 9]), (6, [5])])
+    mask = nar.visible(tokens, last_k)
+    for i in range(len(tokens)):
+        for j in range(len(tokens)):
+            segment = tokens.segment[i]
+            kept = (tokens.kind[j] == nar.PROMPT
+                    or tokens.kind[j] == nar.VISUAL and tokens.segment[j] == segment
+                    or tokens.kind[j] == nar.NARRATION and (last_k is None or tokens.number[j] >= segment - last_k))
+            assert mask[i, j] == (j <= i and kept), (i, j)
+    assert mask.diagonal().all()
+
+
+def test_without_pruning_causal():
+    tokens = tiny().layout.sequence([(0, [5]), (2, [6])])
+    assert torch.equal(nar.visible(tokens, prune=False), torch.ones(len(tokens), len(tokens)).tril().bool())
+
+
+def test_hidden_frames_have_no_influence():
+    """Other frames in a finished segment change nothing later but through CLAM: without memory, nothing at all."""
+    model = tiny(memory="none")
+    x, narrations = video(model, frames=9, at=(0, 4, 8))
+    with torch.no_grad():
+        before = model(x, narrations)[0]
+        x[1:5] += 1
+        after, _, tokens = model(x, narrations)
+    second = torch.tensor(tokens.segment) == 2
+    own = torch.tensor([n == 1 for n in tokens.number])          # EOT and newline of the narration that saw the frames
+    assert not torch.allclose(before[torch.tensor(tokens.segment) == 1], after[torch.tensor(tokens.segment) == 1])
+    visible = second & ~own
+    text_only = model(x[:, :0].repeat(1, 10, 1) if False else x, narrations)[0]
+    assert torch.equal(text_only, after) and visible.any()
+
+
+# ------------------------------------------------------------------ LoRA
+
+def test_lora_starts_as_nothing_and_is_all_linear_layers():
+    torch.manual_seed(0)
+    llm = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                                       num_attention_heads=2)).eval()
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        before = llm(ids).logits
+        nar.add_lora(llm, nar.LORA_TARGETS, rank=4, alpha=8, dropout=0.0)
+        assert torch.equal(llm(ids).logits, before)
+    wrapped = [name for name, module in llm.named_modules() if isinstance(module, nar.LoRALinear)]
+    assert len(wrapped) == 2 * 7 + 1 and "lm_head" in wrapped
+    layer = llm.model.layers[0].self_attn.q_proj
+    torch.nn.init.normal_(layer.lora_B.weight)
+    x = torch.randn(3, 16)
+    expected = x @ layer.base_layer.weight.T + 2 * x @ layer.lora_A.weight.T @ layer.lora_B.weight.T
+    assert torch.allclose(layer(x), expected, atol=1e-5)
+
+
+def test_only_adapter_connector_and_memory_learn():
+    model = tiny()
+    x, narrations = video(model)
+    model.loss(x, narrations)[0].backward()
+    learned = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert learned and all("lora_" in name or name.startswith(("connector.", "memory.")) for name in learned)
+    assert {name.split(".")[0] for name in learned} == {"llm", "connector", "memory"}
+
+
+# ------------------------------------------------------------------ frame tokens
+
+def vision_folder(path, size=32):
+    torch.manual_seed(0)
+    model = SiglipVisionModel(SiglipVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                                                 num_attention_heads=2, image_size=size, patch_size=8))
+    model.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}))
+    return model.eval()
+
+
+def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
+    model = vision_folder(tmp_path, size=48)                     # 6 x 6 patches
+    encoder = nar.VisionEncoder(str(tmp_path), grid=3)
+    frame = torch.randint(0, 256, (1, 48, 48, 3), dtype=torch.uint8)
+    x = encoder(frame)
+    assert x.shape == (1, 10, 16)
+    with torch.no_grad():
+        output = model(pixel_values=(frame.movedim(3, 1) / 255 - 0.5) / 0.25)
+    assert torch.allclose(x[:, 0], output.pooler_output, atol=1e-5)
+    patches = output.last_hidden_state.view(6, 6, 16)
+    assert torch.allclose(x[0, 1 + 3 + 2], patches[2:4, 4:6].mean((0, 1)), atol=1e-5)   # row 1, column 2
+
+
+def test_letterbox_keeps_the_aspect_ratio():
+    frames = torch.ones(2, 30, 60, 3)
+    square = nar.letterbox(frames, 20)
+    assert square.shape == (2, 3, 20, 20)
+    assert square[:, :, 5:15].min() == 1 and square[:, :, :5].max() == 0 and square[:, :, 15:].max() == 0
+
+
+# ------------------------------------------------------------------ checkpoints
+
+def test_saved_and_loaded_is_the_same(tmp_path):
+    model = tiny(last_k=3, lora_rank=6, readout="cls")
+    nar.save(model, tmp_path)
+    again = nar.load(str(tmp_path))
+    x, narrations = video(model)
+    with torch.no_grad():
+        assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
+    assert again.config.last_k == 3 and again.config.lora_rank == 6 and again.config.readout == "cls"
+    assert not list(tmp_path.glob(".*")), "temporary files are left"
+
+
+def test_names_are_those_of_the_published_adapters():
+    names = set(tiny(memory_target=False).trainable())
+    assert "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias" in names
+    assert "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight" in names
+    assert "base_model.model.lm_head.lora_B.weight" in names
+    if GOLDEN.exists():
+        published = load_file(GOLDEN / "flownar" / "checkpoint" / "adapter_model.safetensors")
+        model = nar.load(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
+        assert set(model.trainable()) == set(published)
+
+
+def damage(folder, kind):
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    name = "base_model.model.connector.0.weight"
+    if kind == "lacks":
+        del weights[name]
+    if kind == "unexpected":
+        weights["base_model.model.extra.weight"] = torch.zeros(2)
+    if kind == "wrong shape":
+        weights[name] = weights[name][:, :-1].contiguous()
+    save_file(weights, file)
+    if kind == "damaged":
+        file.write_bytes(file.read_bytes()[:1000])
+    if kind == "missing":
+        file.unlink()
+    if kind == "json":
+        (folder / "narrator.json").write_text("{")
+    if kind == "unknown entries":
+        (folder / "narrator.json").write_text('{"theta": 0.5, "thta": 1}')
+
+
+@pytest.mark.parametrize("kind, message", [
+    ("lacks", "lacks 1 tensors: base_model.model.connector.0.weight"), ("unexpected", "unexpected"),
+    ("wrong shape", "wrong shape"), ("damaged", "damaged"), ("missing", "missing"), ("json", "damaged"),
+    ("unknown entries", "thta")])
+def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
+    nar.save(tiny(), tmp_path)
+    damage(tmp_path, kind)
+    with pytest.raises(nar.BadCheckpoint, match=message) as caught:
+        nar.load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    for source in (str(tmp_path / "nothing"), str(tmp_path), __file__):
+        with pytest.raises(nar.BadCheckpoint):
+            nar.load(source)
+
+
+def test_draws_figure_4(tmp_path):
+    run = subprocess.run([sys.executable, "narrator.py", "--last-k", "1", "--png", str(tmp_path / "mask.png")], cwd=ROOT,
+                         capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("■") > 100 and (tmp_path / "mask.png").stat().st_size > 5000

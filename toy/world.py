@@ -1,0 +1,573 @@
+"""A miniature kitchen, seen by a camera and told in sentences: an endless supply of narrated videos.
+
+A video is a function of its seed. It is first simulated in symbols, one small record a frame, and rendered only
+when a frame is asked for (about half a millisecond). Half of the sentences can only be told by someone who
+*remembers* what the camera saw: neither the frames of the last two segments nor the text so far give them away.
+
+place       one of 3x3 cells of 32x32 px, row-major, always at the same position
+container   a place with a door (fridge, drawer, cupboard): its content shows only while the door is open
+thing       an object: one of 6 types in one of 6 colours; `seen` last at a frame, `named` in a narration or not
+you         the bare hand from below, the only one narrated; poses reach, act, lift
+other cook  the teal glove from above; silently restocks containers, takes things away, sets new ones down
+segment     one event of yours: approach (1-2 frames), act (1-7), lift (2), nominal end at the second lift frame
+narration   the sentence of a segment, annotated within a frame of its nominal end, as people would annotate
+memory      the words (colour, type) of a narration that only visual memory can give:
+              tap    what a closed door hides     "You tap the drawer hiding the green bowl."
+              wipe   what stood here before       "You wipe the shelf after the red cup."
+            The thing was last seen before the previous segment and was never named: see `Kitchen._recallable`.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+FPS = 2
+SIZE = 96                                                                      # pixels, both ways
+CELL = SIZE // 3
+TYPES = ("cup", "bowl", "pan", "knife", "bottle", "apple")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
+PLACES = ("shelf", "rack", "fridge", "stove", "counter", "sink", "drawer", "table", "cupboard")
+CONTAINERS = {"fridge", "drawer", "cupboard"}
+
+LABELS = ("type", "colour", "door", "effect", "hand", "other")                 # the last axis of Kitchen.labels
+SIZES = (1 + len(TYPES), 1 + len(COLOURS), 3, 6, 4, 2)                         # classes of each label, 0 = none
+CLOSED, OPEN = 1, 2                                                            # door
+WATER, FLAMES, SHAKE, CLOTH, KNOCK = range(1, 6)                               # effect
+REACH, ACT, LIFT = 1, 2, 3                                                     # hand
+
+
+@dataclass(frozen=True)
+class Event:
+    """What you can do: its sentence, its effect on the picture, how often it is chosen, its least acting frames."""
+    sentence: str
+    weight: float
+    effect: int = 0
+    least: int = 1
+
+
+EVENTS = {                                     # weights among what is possible; memory is often not
+    "wash": Event("You wash the {thing}.", 6, WATER),
+    "heat": Event("You heat the {thing}.", 6, FLAMES),
+    "shake": Event("You shake the {thing}.", 6, SHAKE),
+    "polish": Event("You polish the {thing}.", 6, CLOTH),
+    "check": Event("You check the {place}.", 6, least=2),
+    "fill": Event("You fill the {place}.", 6, least=2),
+    "clear": Event("You clear the {place}.", 7, least=2),
+    "tap": Event("You tap the {place} hiding the {thing}.", 200, KNOCK),
+    "wipe": Event("You wipe the {place} after the {thing}.", 300, CLOTH),
+}
+OPENING = "You look around the kitchen."
+OCCUPIED = 0.6                                 # of the open places when the video starts
+ACT_FRAMES = {1: 1, 2: 2, 3: 3, 4: 3, 5: 2, 6: 1, 7: 1}          # weights
+PAUSE = 0.2                                    # of the longer acts hold one frame that looks like the end
+JITTER = {-1: 0.30, 0: 0.55, 1: 0.15}          # annotated minus nominal end, in frames
+COOKING = 0.75                                 # of the segments have the other cook at work
+CARE = 0.9                                     # of the chores leave more to be remembered, not less
+CHORES = {"restock": 5, "take": 7, "set": 5}   # weights of the other cook's work
+
+
+@dataclass(frozen=True)
+class Narration:
+    frame: int                                 # the last frame of its segment, as annotated
+    text: str
+    memory: tuple[str, ...] = ()               # the words that only visual memory can give
+
+
+@dataclass(eq=False)
+class Thing:
+    """An object. Equal looks do not make equal things: each has its own history."""
+    type: int                                  # 1..6, as in labels
+    colour: int                                # 1..6
+    seen: int = -1                             # the last frame that shows it
+    named: bool = False                        # a named thing is never asked for again
+
+    @classmethod
+    def random(cls, rng: np.random.Generator) -> Thing:
+        return cls(*(int(n) for n in rng.integers(1, 7, 2)))
+
+    @property
+    def untold(self) -> bool:
+        return self.seen >= 0 and not self.named
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return COLOURS[self.colour - 1], TYPES[self.type - 1]
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one agent does in one frame."""
+    place: int
+    content: Thing | None                      # of the place, from this frame on
+    pose: int = ACT
+    opened: bool = False                       # is the door open (if there is one)?
+    effect: int = 0
+    held: Thing | None = None                  # in the hand
+
+
+@dataclass(frozen=True)
+class Frame:
+    """All that `render` needs to know."""
+    cells: np.ndarray                          # int8 [9, A]
+    you: Move | None = None
+    cook: Move | None = None
+    hand: tuple[float, float] | None = None    # x, y of your hand, px
+
+
+# ---------------------------------------------------------------------------------------------- what happens
+
+class Kitchen:
+    """One video of `segments` events after the opening. Everything is a function of (seed, segments, frame).
+
+    narrations: in order; narration 0 is the opening, at frame 0; the last one is at the last frame
+    Raises ValueError for a negative seed or less than one segment.
+    """
+
+    def __init__(self, seed: int, segments: int = 12):
+        if seed < 0:
+            raise ValueError(f"seed must be 0 or more, not {seed}")
+        if segments < 1:
+            raise ValueError(f"a video needs at least one segment, not {segments}")
+        self.seed = seed
+        self.narrations = [Narration(0, OPENING)]
+        self._rng = rng = np.random.default_rng(seed)
+        self._content: list[Thing | None] = [
+            Thing.random(rng) if name in CONTAINERS or rng.random() < OCCUPIED else None for name in PLACES]
+        self._before: list[Thing | None] = [None] * 9          # the last thing that left an open place
+        self._hand = (SIZE - 8.0, SIZE - 4.0)
+        self._frames: list[Frame] = []
+        self._record()
+        for _ in range(segments):
+            self._segment()
+        end = min(self.narrations[-1].frame, len(self) - 1)    # nothing is left to see after the nominal end
+        self.narrations[-1] = Narration(end, self.narrations[-1].text, self.narrations[-1].memory)
+        del self._frames[end + 1:]
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def labels(self) -> np.ndarray:
+        """What is *visible* in each cell: int8 [T, 9, A], A as named in LABELS, with SIZES classes each.
+
+        type    0 none, 1..6 as TYPES             effect  0 none, 1 water, 2 flames, 3 shake, 4 cloth, 5 knock
+        colour  0 none, 1..6 as COLOURS           hand    yours: 0 absent, 1 reach, 2 act, 3 lift
+        door    0 none, 1 closed, 2 open          other   the other cook's hand: 0 absent, 1 present
+        A hidden content and a thing held in a hand are not labelled.
+        """
+        return np.stack([frame.cells for frame in self._frames])
+
+    def _segment(self) -> None:
+        """One event of yours, perhaps one chore of the other cook beside it, one narration."""
+        rng = self._rng
+        name, place = self._choose()
+        event, thing = EVENTS[name], self._before[place] if name == "wipe" else self._content[place]
+        moves = your_moves(name, place, self._schedule(event.least), self._content[place], Thing.random(rng))
+        chore = self._chore(len(moves), busy=place) if rng.random() < COOKING else [None] * len(moves)
+        for you, cook, hand in zip(moves, chore, self._travel(moves)):
+            self._record(you, cook, hand)
+        frame = len(self) - 1 + draw(rng, JITTER)
+        if "{thing}" in event.sentence:
+            thing.named = True
+        self.narrations.append(Narration(frame, event.sentence.format(place=PLACES[place], thing=thing),
+                                         thing.words if name in ("tap", "wipe") else ()))
+
+    def _choose(self) -> tuple[str, int]:
+        """An event among those possible now, then one of the places where it is possible."""
+        where = {name: [place for place in range(9) if self._possible(name, place)] for name in EVENTS}
+        name = draw(self._rng, {name: EVENTS[name].weight for name in EVENTS if where[name]})
+        return name, int(self._rng.choice(where[name]))
+
+    def _possible(self, name: str, place: int) -> bool:
+        door, content = PLACES[place] in CONTAINERS, self._content[place]
+        if name == "check":
+            return door
+        if name == "fill":
+            return door or content is None
+        if name == "tap":
+            return door and self._recallable(content)
+        if name == "wipe":
+            return not door and content is None and self._recallable(self._before[place])
+        return not door and content is not None                # wash, heat, shake, polish, clear
+
+    def _recallable(self, thing: Thing | None) -> bool:
+        """Seen, but not since the previous segment began; and no sentence has told of it."""
+        return (thing is not None and thing.untold and len(self.narrations) > 1
+                and thing.seen <= self.narrations[-2].frame)
+
+    def _schedule(self, least: int) -> list[int]:
+        """The pose in each frame of a segment: REACH.., ACT.., LIFT LIFT; sometimes a LIFT amid the acting."""
+        rng = self._rng
+        acts = [ACT] * draw(rng, {n: weight for n, weight in ACT_FRAMES.items() if n >= least})
+        if len(acts) >= 3 and rng.random() < PAUSE:
+            acts[rng.integers(1, len(acts) - 1)] = LIFT
+        return [REACH] * int(rng.integers(1, 3)) + acts + [LIFT] * 2
+
+    def _chore(self, length: int, busy: int) -> list[Move | None]:
+        """What the other cook does in `length` frames: not where you are, and over before the last frame."""
+        rng, content, before = self._rng, self._content, self._before
+        careful = rng.random() < CARE                          # leaves more to be remembered, not less
+        free = [place for place in range(9) if place != busy]
+        doors = [place for place in free if PLACES[place] in CONTAINERS]
+        full = [place for place in free if place not in doors and content[place]]
+        bare = [place for place in free if place not in doors and not content[place]]
+        where = {"restock": [p for p in doors if not (careful and content[p].untold)],
+                 "take": [p for p in full if not careful or content[p].untold],
+                 "set": [p for p in bare if not (careful and before[p] and before[p].untold)]}
+        names = {name: weight for name, weight in CHORES.items() if where[name]}
+        if not names:
+            return [None] * length
+        name = draw(rng, names)
+        place = int(rng.choice(where[name]))
+        old, new, n = content[place], Thing.random(rng), int(rng.integers(1, 3))
+        moves = {"restock": [Move(place, old)] + [Move(place, new, opened=True)] * (n + 1),
+                 "take": [Move(place, old)] + [Move(place, None, held=old)] * n,
+                 "set": [Move(place, None, held=new)] * n + [Move(place, new)]}[name][:length - 1]
+        start = int(rng.integers(0, length - len(moves)))
+        return [None] * start + moves + [None] * (length - start - len(moves))
+
+    def _travel(self, moves: list[Move]) -> list[tuple[float, float]]:
+        """Your hand's position in each frame: on its way from the last place, at the new one, raised from it."""
+        hands = [anchor(move.place, HAND_LIFT if move.pose == LIFT else HAND_ACT) for move in moves]
+        (x0, y0), (x1, y1) = self._hand, anchor(moves[0].place, HAND_ACT)
+        steps = sum(move.pose == REACH for move in moves)
+        for n in range(steps):
+            part = 0.85 * (n + 1) / steps                      # it arrives when the act begins
+            hands[n] = x0 + part * (x1 - x0), y0 + part * (y1 - y0)
+        self._hand = hands[-1]
+        return hands
+
+    def _record(self, you: Move | None = None, cook: Move | None = None, hand: tuple | None = None) -> None:
+        """Apply the moves and keep what can be seen: one more frame."""
+        cells = np.zeros((9, len(LABELS)), np.int8)
+        moves = [move for move in (you, cook) if move]
+        for move in moves:
+            old, self._content[move.place] = self._content[move.place], move.content
+            if old and old is not move.content:
+                self._before[move.place] = old
+            if move.held:
+                move.held.seen = len(self)
+            cells[move.place, 3] = move.effect
+        opened = {move.place for move in moves if move.opened}
+        for place, (name, thing) in enumerate(zip(PLACES, self._content)):
+            door = 0 if name not in CONTAINERS else OPEN if place in opened else CLOSED
+            shown = thing if door != CLOSED else None
+            if shown:
+                shown.seen = len(self)
+                cells[place, :2] = shown.type, shown.colour
+            cells[place, 2] = door
+        if you:
+            cells[nearest(hand) if you.pose == REACH else you.place, 4] = you.pose
+        if cook:
+            cells[cook.place, 5] = 1
+        self._frames.append(Frame(cells, you, cook, hand))
+
+    # ------------------------------------------------------------------------------------------ how it looks
+
+    def render(self, frame: int) -> np.ndarray:
+        """The picture of one frame: uint8 [96, 96, 3], RGB."""
+        if not 0 <= frame < len(self):
+            raise IndexError(f"frame {frame} of a video of {len(self)} frames")
+        now, rng = self._frames[frame], np.random.default_rng((self.seed, 1, frame))
+        canvas = self._room.copy()                             # float32 [98, 98, 3], a border of 1 px around
+        for place, (kind, colour, door, effect, _, _) in enumerate(now.cells.tolist()):
+            x, y = anchor(place, MIDDLE)
+            if door == OPEN:
+                blend(canvas, tile(PLACES[place], True) * self._tints[place], x, y)
+            if kind:
+                blend(canvas, sprite(kind, colour), x + (frame % 2 * 6 - 3 if effect == SHAKE else 0), y - 1)
+            if effect:
+                blend(canvas, effect_sprite(effect, frame % 3), x + (frame % 3 * 3 - 3 if effect == CLOTH else 0), y)
+        if now.cook:
+            self._arm(canvas, anchor(now.cook.place, GLOVE) + rng.integers(-1, 2, 2), "glove", now.cook.held)
+        if now.you:
+            pose = {REACH: "reach", ACT: "act", LIFT: "lift"}[now.you.pose]
+            self._arm(canvas, now.hand + rng.integers(-1, 2, 2), pose, now.you.held)
+        dy, dx = rng.integers(0, 3, 2)                         # the camera shakes
+        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self._light(frame)
+        canvas += NOISE * rng.standard_normal(canvas.shape, np.float32)
+        return np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
+
+    @staticmethod
+    def _arm(canvas: np.ndarray, at: np.ndarray, pose: str, held: Thing | None) -> None:
+        """A hand, its arm along the border between cells so that it hides nothing, and what it holds."""
+        x, y = (int(round(float(value))) for value in at)
+        if held:
+            blend(canvas, sprite(held.type, held.colour, small=True), x + (3 if pose == "glove" else -3), y - 2)
+        if pose == "glove":
+            blend(canvas[:max(y, 0) + 1], arm_strip("glove"), x - 3, SIZE // 2)
+        else:
+            blend(canvas[y + 1:], arm_strip("hand"), x + 4, SIZE // 2)
+        blend(canvas, hand_sprite(pose), x, y)
+
+    @cached_property
+    def _tints(self) -> np.ndarray:
+        """Each video has its own furniture: one colour for the room, one for each place; float32 [9, 4]."""
+        rng = np.random.default_rng((self.seed, 2))
+        tints = rng.uniform(0.88, 1.08, 3) * rng.uniform(0.93, 1.05, (9, 3))
+        return np.concatenate([tints, np.ones((9, 1))], 1).astype(np.float32)      # [9, rgb and alpha]
+
+    @cached_property
+    def _room(self) -> np.ndarray:
+        """The furniture, doors closed: float32 [98, 98, 3]."""
+        room = np.zeros((SIZE + 2, SIZE + 2, 3), np.float32)
+        for place, name in enumerate(PLACES):
+            blend(room, tile(name, False) * self._tints[place], *anchor(place, MIDDLE))
+        return np.pad(room[1:-1, 1:-1], ((1, 1), (1, 1), (0, 0)), mode="edge")
+
+    def _light(self, frame: int) -> np.float32:
+        """Daylight drifts slowly around the level of the video, within 0.7 .. 1.15."""
+        rng = np.random.default_rng((self.seed, 3))
+        level, phase, period = rng.uniform(0.75, 1.1), rng.uniform(0, 2 * np.pi), rng.uniform(60, 240)
+        return np.float32(level + 0.05 * np.sin(phase + 2 * np.pi * frame / period))
+
+
+def your_moves(name: str, place: int, poses: list[int], old: Thing | None, new: Thing) -> list[Move]:
+    """What you do, frame by frame, at a place that holds `old`; `new` is what you bring if you fill it."""
+    moves, begin = [], poses.index(ACT)
+    for n, pose in enumerate(poses):
+        acting = pose == ACT
+        if name == "fill":
+            move = Move(place, new, pose, opened=acting) if n >= begin else Move(place, old, pose, held=new)
+        elif name == "clear":                                  # take it, then put it out of sight at the first lift
+            taken = n > begin
+            move = Move(place, None if taken else old, pose, held=old if taken and LIFT not in poses[:n + 1] else None)
+        else:
+            move = Move(place, old, pose, opened=name == "check" and acting, effect=EVENTS[name].effect * acting)
+        moves.append(move)
+    return moves
+
+
+def draw(rng: np.random.Generator, weights: dict):
+    """A key of `weights`, in proportion."""
+    p = np.array(list(weights.values()), float)
+    return list(weights)[rng.choice(len(p), p=p / p.sum())]
+
+
+# -------------------------------------------------------------------------------------------- the paint box
+
+NOISE = np.float32(5)                                          # sigma of the pixel noise
+MIDDLE, HAND_ACT, HAND_LIFT, GLOVE = (16, 16), (25, 26), (28, 18), (4, 5)      # px from a cell's upper left corner
+FINE = 5                                                       # sprites are painted 5 times finer than shown
+GRID = (np.arange(CELL * FINE) + 0.5) / FINE - CELL / 2        # a cell's coordinates: 0 in the middle, -16 .. 16
+V, U = np.meshgrid(GRID, GRID, indexing="ij")                  # V down, U to the right, [160, 160]
+RGB = ((208, 36, 34), (38, 150, 52), (44, 84, 214), (246, 208, 36), (138, 50, 172), (246, 246, 246))    # COLOURS
+SKIN, TEAL, INK, METAL = (226, 168, 130), (0, 138, 136), (34, 30, 30), (200, 204, 208)
+
+
+def anchor(place: int, offset: tuple[int, int]) -> tuple[int, int]:
+    """x, y of a point of a cell."""
+    return place % 3 * CELL + offset[0], place // 3 * CELL + offset[1]
+
+
+def nearest(hand: tuple[float, float]) -> int:
+    """The place that a travelling hand is nearest to."""
+    column, row = (min(max(round((value - at) / CELL), 0), 2) for value, at in zip(hand, HAND_ACT))
+    return row * 3 + column
+
+
+def blend(canvas: np.ndarray, picture: np.ndarray, x: float, y: float) -> None:
+    """Lay a picture [h, w, rgb and alpha, premultiplied] over the canvas, centred at (x, y), clipped to it."""
+    h, w = picture.shape[:2]
+    top, left = int(y) - h // 2 + 1, int(x) - w // 2 + 1       # + 1: the canvas has a border
+    part = canvas[max(top, 0):max(top + h, 0), max(left, 0):max(left + w, 0)]
+    piece = picture[max(-top, 0):, max(-left, 0):][:part.shape[0], :part.shape[1]]
+    part *= 1 - piece[..., 3:]
+    part += piece[..., :3]
+
+
+def ellipse(x: float, y: float, rx: float, ry: float) -> np.ndarray:
+    return ((U - x) / rx) ** 2 + ((V - y) / ry) ** 2 <= 1
+
+
+def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
+    return (x0 <= U) & (U < x1) & (y0 <= V) & (V < y1)
+
+
+def stroke(x0: float, y0: float, x1: float, y1: float, r: float, r1: float | None = None) -> np.ndarray:
+    """A round-ended line of radius r, tapering to r1."""
+    dx, dy = x1 - x0, y1 - y0
+    f = np.clip(((U - x0) * dx + (V - y0) * dy) / (dx * dx + dy * dy), 0, 1)
+    return np.hypot(U - x0 - f * dx, V - y0 - f * dy) <= r + f * ((r if r1 is None else r1) - r)
+
+
+def tone(rgb: tuple, by: float) -> tuple:
+    """Darker (by < 1) or, towards white, lighter (by > 1)."""
+    return tuple(by * c if by <= 1 else c + (by - 1) * (255 - c) for c in rgb)
+
+
+def paint(layers: list[tuple[np.ndarray, tuple]], outline: float = 0.0, pixels: int = CELL) -> np.ndarray:
+    """Masks and their colours, from back to front -> float32 [pixels, pixels, 4], alpha 0..1, premultiplied."""
+    picture = np.zeros((*U.shape, 4), np.float32)
+    if outline:                                                # dark, and `outline` px wide
+        shape, reach = np.any([mask for mask, _ in layers], axis=0), int(outline * FINE)
+        for dy, dx in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+            picture[np.roll(shape, (dy * reach, dx * reach), (0, 1))] = *INK, 1
+    for mask, rgb in layers:
+        picture[mask] = *rgb, 1
+    step = len(U) // pixels
+    return picture.reshape(pixels, step, pixels, step, 4).mean((1, 3))
+
+
+@lru_cache(maxsize=None)
+def sprite(kind: int, colour: int, small: bool = False) -> np.ndarray:
+    """A thing: [32, 32, 4], or [20, 20, 4] in a hand."""
+    c = RGB[colour - 1]
+    dark, light = tone(c, 0.55), tone(c, 1.55) if colour < 6 else tone(c, 0.8)
+    layers = {
+        "cup": [(ellipse(-6, 1, 5.5, 5.5) & ~ellipse(-6, 1, 2.6, 2.6), c),
+                (stroke(2, -6, 2, 6, 8, 6) & box(-16, -9, 16, 10), c), (ellipse(2, -8.5, 7.2, 2.3), dark),
+                (box(-2.5, -4, -0.5, 7), light)],
+        "bowl": [(ellipse(0, -3, 11, 11) & (V >= -3), c), (box(-5, 7, 5, 10), dark), (ellipse(0, -3, 11, 3), dark),
+                 (stroke(-6.5, 2.5, -4, 5.5, 0.9), light)],
+        "pan": [(stroke(-10, -10, -4, -4, 1.9), INK), (ellipse(2.5, 2.5, 8.8, 8.8), c),
+                (ellipse(2.5, 2.5, 6.2, 6.2), dark), (ellipse(2.5, 2.5, 5.2, 5.2), tone(c, 0.8))],
+        "knife": [(stroke(-1, 1, 10.5, -10.5, 3.2, 0.4), tone(c, 1.45) if colour < 6 else METAL),
+                  (stroke(-9, 9, -3, 3, 3), c), (ellipse(-8, 8, 1, 1), dark), (ellipse(-4.5, 4.5, 1, 1), dark)],
+        "bottle": [(box(-1.8, -9, 1.8, 0), c), (ellipse(0, -1, 5, 4.5), c), (box(-5, -1, 5, 11), c),
+                   (box(-2.4, -11, 2.4, -8.4), INK), (box(-5, 2.5, 5, 7), light)],
+        "apple": [(ellipse(-3.6, 2, 6.6, 8.2) | ellipse(3.6, 2, 6.6, 8.2), c), (ellipse(-4.5, -1.5, 1.7, 2.4), light),
+                  (stroke(0, -4, 1.2, -9.5, 0.9), (92, 58, 30)), (stroke(1.6, -7, 6.5, -9.5, 1.8, 0.5), (70, 130, 40))],
+    }[TYPES[kind - 1]]
+    return paint(layers, outline=0.8, pixels=20 if small else CELL)
+
+
+@lru_cache(maxsize=None)
+def effect_sprite(effect: int, phase: int) -> np.ndarray:
+    """[32, 32, 4]; phase 0..2 animates it."""
+    if effect == WATER:
+        drops = [(x, -13 + (i * 9 + phase * 6) % 20) for i, x in enumerate((-12, -7.5, -2.5, 2.5, 7.5, 12))]
+        return paint([layer for x, y in drops for layer in (
+            (stroke(x, y, x, y + 3, 0.5, 1.6), (120, 205, 250)), (ellipse(x - 0.5, y + 3, 0.5, 0.7), (255,) * 3))], 0.4)
+    if effect == FLAMES:
+        tips = [(x, 3.5 + (i * 2 + phase) % 3 * 2) for i, x in enumerate((-12, -7, -2, 3, 8))]
+        return paint([(stroke(x, 14.5, x, y, 2.6, 0.4), (250, 110, 10)) for x, y in tips]
+                     + [(stroke(x, 15, x, y + 5, 1.4, 0.3), (255, 232, 90)) for x, y in tips])
+    if effect == SHAKE:
+        lines = ((-14, 3), (-11.5, 6), (11.5, 6), (14, 3))
+        return paint([(stroke(x, -h, x, h, 0.7), (250, 250, 250)) for x, h in lines], 0.4)
+    if effect == CLOTH:
+        cloth = stroke(-5, 8.5, 5, 8.5, 4.5) | box(-8, 5.5, 8, 12.5)
+        checks = cloth & ((U % 5 < 1.1) | (V % 5 < 1.1))
+        return paint([(cloth, (244, 244, 240)), (checks, (120, 140, 170))], 0.7)
+    rays = [(np.cos(a), np.sin(a)) for a in np.pi * np.array([0.75, 1.0, 1.25, 1.5, 1.75])]
+    r0, r1 = (5.5 + phase, 10 + phase)
+    return paint([(stroke(4 + r0 * x, 6 + r0 * y, 4 + r1 * x, 6 + r1 * y, 1.1), (255, 240, 150)) for x, y in rays], 0.6)
+
+
+@lru_cache(maxsize=None)
+def hand_sprite(pose: str) -> np.ndarray:
+    """[32, 32, 4], the palm in the middle."""
+    rgb = TEAL if pose == "glove" else SKIN
+    if pose == "act":                                          # a fist; the others have fingers, drawn to their tips
+        return paint([(ellipse(0, 0, 5.4, 5), rgb)] + [(stroke(x, -4.2, x + 0.4, 0.5, 0.45), tone(rgb, 0.7))
+                                                       for x in (-3, -0.5, 2)], outline=0.7)
+    palm, tips, width = {
+        "reach": (ellipse(1, 1, 4.6, 4.6), ((-6, -1), (-5, -5), (-1, -6)), 1.5),
+        "lift": (ellipse(0, 2, 4, 4.2), ((-6.5, 1), (-5, -4.5), (-1.6, -7), (2, -7), (5, -4.5)), 1.2),
+        "glove": (ellipse(0, 0, 5, 4.6), ((6, 5), (0, 6.5)), 2.0),
+    }[pose]
+    return paint([(palm, rgb)] + [(stroke(0.3 * x, 1, x, y, width), rgb) for x, y in tips], outline=0.7)
+
+
+@lru_cache(maxsize=None)
+def arm_strip(whose: str) -> np.ndarray:
+    """A forearm from edge to edge of the picture, rounded by its shading: [98, 7, 4]."""
+    rgb = tone(TEAL, 0.75) if whose == "glove" else SKIN
+    shade = np.array([0.45, 0.85, 1, 1, 0.95, 0.82, 0.4], np.float32)
+    return np.broadcast_to(np.stack([*(c * shade for c in rgb), np.ones(7, np.float32)], -1), (SIZE + 2, 7, 4))
+
+
+@lru_cache(maxsize=None)
+def tile(name: str, opened: bool) -> np.ndarray:
+    """A piece of furniture: [32, 32, 4]. Greys and browns only: colours belong to things."""
+    cell, inside, front = (box(-r, -r, r, r) for r in (16, 14, 12.8))
+    if opened:                                                 # the colours of the inside and of the door, seen edge-on
+        wall, wood, door = {
+            "fridge": ((112, 122, 128), (214, 218, 220), box(-16, -16, -13, 16)),
+            "drawer": ((92, 74, 58), (178, 144, 108), box(-16, 12.5, 16, 16)),
+            "cupboard": ((74, 66, 62), (134, 98, 72), box(-16, -16, -13.5, 16) | box(13.5, -16, 16, 16)),
+        }[name]
+        return paint([(cell, tone(wall, 0.55)), (inside, wall), (box(-14, 11, 14, 12), tone(wall, 0.7)), (door, wood)])
+    speckles = zip((-12, -9, -3, 2, 6, 11, -13, 13, -6, 4, 9, -1), (-11, 3, -13, -4, 9, -8, 11, 4, 8, 13, 1, 3))
+    return paint({
+        "shelf": [(cell, (176, 150, 122)), (box(-16, 10, 16, 13.5) | box(-16, -16, 16, -13.5), (120, 93, 67))],
+        "rack": [(cell, (112, 116, 120))] + [(box(x, -16, x + 1.2, 16), (164, 168, 172)) for x in range(-14, 16, 5)],
+        "fridge": [(cell, (196, 200, 204)), (box(-16, -5, 16, -4), (140, 144, 148)),
+                   (box(-13, -1, -11, 10) | box(-13, -12, -11, -7), (90, 94, 98))],
+        "stove": [(cell, (70, 70, 74))] + [(ellipse(0, 0, r, r) & ~ellipse(0, 0, r - 1.3, r - 1.3), (118, 112, 108))
+                                           for r in (8, 13)],
+        "counter": [(cell, (174, 170, 162))] + [(ellipse(x, y, 1, 0.7), (132, 126, 120)) for x, y in speckles],
+        "sink": [(cell, (136, 142, 148)), (stroke(-8, 0, 8, 0, 13) & inside, (174, 182, 188)),
+                 (ellipse(0, 0, 2, 2), (90, 94, 98))],
+        "drawer": [(cell, (178, 144, 108)), (inside & ~front, (134, 104, 76)), (box(-6, -2, 6, 0.5), (80, 76, 72))],
+        "table": [(cell, (136, 104, 78))] + [(box(-16, y, 16, y + 0.9), (110, 82, 60)) for y in range(-13, 16, 6)],
+        "cupboard": [(cell, (134, 98, 72)), (box(-0.6, -16, 0.6, 16), (82, 58, 42)),
+                     (ellipse(-3, 2, 1.3, 1.3) | ellipse(3, 2, 1.3, 1.3), (158, 162, 166))],
+    }[name] + [(cell & ~box(-15.3, -15.3, 15.3, 15.3), (88, 82, 78))])
+
+
+# ------------------------------------------------------------------------------------- the language alone
+
+SIGHTS = {"wash": "water", "heat": "flames", "shake": "shaking", "polish": "cloth", "check": "open", "fill": "full",
+          "clear": "empty", "tap": "knocks", "wipe": "cloth"}
+
+
+def documents(seed: int) -> Iterator[str]:
+    """Endless texts in the language of this world, without a video: inventories, and narrations true to them.
+
+    A small language model learns from them the sentences, and to look facts up in what it has read. Where a place
+    is listed more than once, the later line holds.
+    """
+    rng = np.random.default_rng(seed)
+    while True:
+        yield document(rng)
+
+
+def document(rng: np.random.Generator) -> str:
+    """3-10 lines: contents of some places, then events there: often what is seen of them, always what is said."""
+    now, before, lines = {}, {}, []
+    size = int(rng.integers(3, 11))
+    for place in rng.choice(PLACES, rng.integers(1, min(size, 6))):
+        state(rng, lines, now, before, str(place), Thing.random(rng) if rng.random() < 0.7 else None)
+    if rng.random() < 0.3:
+        lines.insert(0, OPENING)
+    while len(lines) < size:
+        place = str(rng.choice(list(now)))
+        if rng.random() < 0.15 and len(lines) < size - 1:      # the content changes without a word
+            state(rng, lines, now, before, place, None if now[place] else Thing.random(rng))
+            continue
+        name, thing = what_happens(rng, place, now[place], before.get(place))
+        if rng.random() < 0.7 and len(lines) < size - 1:
+            lines.append(f"hand at the {place}, {SIGHTS[name]}")
+        lines.append(EVENTS[name].sentence.format(place=place, thing=thing))
+        if name == "clear":
+            before[place], now[place] = now[place], None
+        if name == "fill":                                     # what it holds now remains to be seen
+            state(rng, lines, now, before, place, Thing.random(rng))
+    return "\n".join(lines[:size])
+
+
+def state(rng: np.random.Generator, lines: list[str], now: dict, before: dict, place: str, thing: Thing | None) -> None:
+    """One inventory line, and what follows from it."""
+    if now.get(place):
+        before[place] = now[place]
+    now[place] = thing
+    lines.append(("the " if rng.random() < 0.5 else "") + f"{place}: {thing or 'empty'}")
+
+
+def what_happens(rng: np.random.Generator, place: str, thing: Thing | None, before: Thing | None) -> tuple:
+    """An event that the content of the place allows, and the thing that its sentence names."""
+    if place in CONTAINERS:
+        names = ["tap", "tap", "check", "fill"] if thing else ["check", "fill"]
+    elif thing:
+        names = ["wash", "heat", "shake", "polish", "clear"]
+    else:
+        names = ["wipe", "wipe", "fill"] if before else ["fill"]
+    name = str(rng.choice(names))
+    return name, before if name == "wipe" else thing
