@@ -319,12 +319,32 @@ class Narrator(nn.Module):
         """In fp32: [.., D_lm] -> [.., V]."""
         return self.llm.lm_head(hidden).float()
 
+    @torch.no_grad()
+    def initialise(self, x: Tensor, where: float = 5.0):
+        """Start connector and CLAM from the statistics of training features x [T, J, D] (no labels are used).
+
+        The connector's input is standardised, and the directions in which the J token slots differ are enlarged by
+        `where`: the language model has to find a place before it can say what is there.
+        """
+        if self.config.memory == "clam":
+            self.memory.initialise(x)
+        x = x.float()
+        mean, std = x[:, 1:].mean((0, 1)), x[:, 1:].std((0, 1)) + 1e-6              # the patches; CLS is an outlier
+        slots = (x[:, 1:].mean(0) - mean) / std                                     # [J - 1, D]
+        span = torch.linalg.svd(slots, full_matrices=False).Vh[:len(slots) - 1]     # [J - 2, D], orthonormal
+        enlarge = torch.eye(len(mean)) + (where - 1) * span.T @ span
+        first = self.connector[0]
+        first.weight.copy_(nn.init.orthogonal_(torch.empty_like(first.weight)) @ enlarge / std)
+        first.bias.copy_(-first.weight @ mean)
+
     def read_at(self, frame: int) -> int:
         """How many frame tokens CLAM has seen when the memory at the end of `frame` is read."""
         return (frame + 1) * self.config.J if self.config.readout == "frame" else frame * self.config.J + 1
 
-    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor, Tokens]:
-        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT).
+    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]],
+                state: Tensor | None = None) -> tuple[Tensor, Tensor, Tokens]:
+        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT); `state` is the memory's
+        before the first frame.
 
         Returns the hidden states [L, D_lm] of every token, the labels [L] (the id that each token should predict, -100
         where nothing is learned) and the tokens. Frames after the last narration are not used.
@@ -337,16 +357,16 @@ class Narrator(nn.Module):
         memory = None
         if self.layout.M:
             read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]], device=self.device).long()
-            memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at)
+            memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
         e = self.embed(tokens, x, memory)
         positions = torch.arange(len(tokens), device=self.device)
         mask = visible(tokens, self.config.last_k, self.config.prune, self.device)
         labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
         return self.run(e, positions, mask), labels.to(self.device), tokens
 
-    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, int]:
+    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5), summed over the learned tokens; their number."""
-        hidden, labels, _ = self(x, narrations)
+        hidden, labels, _ = self(x, narrations, state)
         learned = labels != -100
         return F.cross_entropy(self.logits(hidden[learned]), labels[learned], reduction="sum"), int(learned.sum())
 

@@ -330,8 +330,8 @@ def run(args: argparse.Namespace):
         raise data.BadData(f"{args.input} has no frames")
     print(f"{count} frames, {state.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, now "
           f"{state.cache.text} text + {state.cache.visual} visual = {state.cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
-    if video is not None and video.damaged:
-        print(f"warning: {video.damaged} damaged packets in {args.input} were skipped", file=sys.stderr)
+    if video is not None:
+        video.report()
 
 
 def positive(text: str) -> float:

@@ -3,10 +3,12 @@
 The paper's recipe is the default: AdamW, 2e-4, cosine with 5 % warm-up, gradients clipped at 1, LoRA of rank 128 and
 alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Language model and vision encoder are frozen.
 
-    python train.py --data toy --output out/toy        the bundled narrator again, from nothing, in three stages:
+    python train.py --data toy --output out/toy        the bundled narrator again, from nothing, in five stages:
         encoder     a small SigLIP learns to see: what is in each cell of a frame (supervised, labels of the world)
         language    a small Llama learns to read: the world's sentences, and to look facts up in its context
-        narrator    the paper's training: both are frozen, LoRA, connector and CLAM learn to narrate
+        look        both are frozen from here on; LoRA and connector learn to list what a frame shows
+        recall      with CLAM: what was last seen at a place, too
+        narrator    the paper's training
 
 Everything is resumable (`--resume`) and goes on exactly as if it had not been interrupted: parameters, optimizer and
 random state are in one file, and which videos a step sees depends on seed and step alone.
@@ -26,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -71,9 +73,9 @@ class Options:
 
 
 # What differs for the miniature world: small models, one narration model for videos of any length (FlowNar-C).
-TOY = {"output": "out/toy", "lr": 2e-3, "batch": 8, "epochs": 4.0, "lora_rank": 32, "lora_alpha": 64,
-       "lora_dropout": 0.0, "memory_dropout": 0.0, "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "limit": 800,
-       "device": "cpu"}
+TOY = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 3.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
+       "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "limit": 800, "device": "cpu"}
+LOOK, RECALL = 900, 600  # steps of the toy's inventories
 
 
 # ---------------------------------------------------------------------- one training loop for all stages
@@ -121,8 +123,9 @@ def snapshot(path: Path, step: int, parameters: dict[str, Tensor], optimizer: to
     """All that `restore` needs, in one file that appears whole or not at all."""
     tensors = {"random": torch.get_rng_state()}
     for name, p in parameters.items():
-        adam = optimizer.state[p]
-        tensors |= {f"{name}|value": p.detach(), f"{name}|m": adam["exp_avg"], f"{name}|v": adam["exp_avg_sq"]}
+        tensors[f"{name}|value"] = p.detach()
+        if p in optimizer.state:                # what a stage does not reach has none
+            tensors |= {f"{name}|m": optimizer.state[p]["exp_avg"], f"{name}|v": optimizer.state[p]["exp_avg_sq"]}
     tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
     nar.write(path, lambda file: save_file(tensors, file, metadata={"step": str(step)}))
 
@@ -132,14 +135,16 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
     """Put a snapshot back; returns the step to go on with."""
     with safe_open(path, "pt") as file:
         step = int(file.metadata()["step"])
-        stored = {key.removesuffix("|value") for key in file.keys() if key.endswith("|value")}
+        keys = set(file.keys())
+        stored = {key.removesuffix("|value") for key in keys if key.endswith("|value")}
         if stored != set(parameters) or any(list(file.get_slice(f"{n}|value").get_shape()) != list(p.shape)
                                             for n, p in parameters.items()):
             raise data.BadData(f"{path} comes from a run with other settings: use them again, or another --output")
         for name, p in parameters.items():
             p.copy_(file.get_tensor(f"{name}|value"))
-            optimizer.state[p] = {"step": torch.tensor(float(step)), "exp_avg": file.get_tensor(f"{name}|m").to(p),
-                                  "exp_avg_sq": file.get_tensor(f"{name}|v").to(p)}
+            if f"{name}|m" in keys:
+                optimizer.state[p] = {"step": torch.tensor(float(step)), "exp_avg": file.get_tensor(f"{name}|m").to(p),
+                                      "exp_avg_sq": file.get_tensor(f"{name}|v").to(p)}
         torch.set_rng_state(file.get_tensor("random"))
     return step
 
@@ -199,18 +204,15 @@ def train_narrator(narrator: nar.Narrator, examples: list[Example], options: Opt
     narrator.eval()
 
 
-def build(options: Options, llm: str, vision: str, width: int, x: Tensor) -> nar.Narrator:
-    """A narrator at its start: from --init, or anew with CLAM initialised on frame tokens x [T, J, D]."""
+def build(options: Options, llm: str, vision: str, width: int) -> nar.Narrator:
+    """A narrator at its start: from --init, or anew."""
     changes = {"memory": options.memory, "memory_tokens": options.memory_tokens, "memory_heads": options.memory_heads,
                "memory_dropout": options.memory_dropout, "last_k": options.last_k, "prune": not options.no_prune}
     if options.init:
         return nar.load(options.init, llm=llm, **changes)
     config = nar.Config(llm=llm, vision=vision, width=width, lora_rank=options.lora_rank, lora_alpha=options.lora_alpha,
                         lora_dropout=options.lora_dropout, **changes)
-    built = nar.Narrator(*nar.load_llm(llm), config)
-    if options.memory == "clam":
-        built.memory.initialise(x)
-    return built
+    return nar.Narrator(*nar.load_llm(llm), config)
 
 
 # ---------------------------------------------------------------------- the miniature world, from nothing
@@ -246,7 +248,7 @@ def train_tokenizer(folder: Path, seed: int):
     return wrapped
 
 
-def train_language(folder: Path, options: Options, steps: int = 500, batch: int = 16, length: int = 384):
+def train_language(folder: Path, options: Options, steps: int = 500, batch: int = 16, length: int = 256):
     """Stage language: a small Llama on the world's documents (next-token prediction)."""
     from transformers import LlamaConfig, LlamaForCausalLM
     tokenizer = train_tokenizer(folder, options.seed)
@@ -271,16 +273,62 @@ def train_language(folder: Path, options: Options, steps: int = 500, batch: int 
     llm.to(torch.bfloat16).save_pretrained(folder)
 
 
-def toy_examples(vision: nar.VisionEncoder, tokenizer, options: Options) -> list[Example]:
-    """Frame tokens of the toy's training videos, encoded once."""
-    layout = nar.Layout(tokenizer, 1 + vision.grid ** 2, 0)
-    examples = []
-    for sample in tqdm(data.load_dataset("toy", options.root, "train", options.limit), total=options.limit,
-                       desc="encoding", unit="video"):
-        x = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(map(torch.from_numpy, sample.frames()), 64)])
-        narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
-        examples.append(Example(x[:options.max_frames], [n for n in narrations if n[0] < options.max_frames]))
-    return examples
+@dataclass
+class Scene(Example):
+    """A training video of the world: also what can be seen in each of the nine places, by frame."""
+    shown: list[dict[int, str]] = field(default_factory=list)
+
+
+def toy_scenes(vision: nar.VisionEncoder, layout: nar.Layout, options: Options, cache: Path) -> list[Scene]:
+    """The toy's training videos; their frame tokens are encoded once and kept in a file beside the encoder."""
+    stored = load_file(cache) if cache.exists() else {}
+    scenes = []
+    samples = zip(data.TOY_SEEDS["train"], data.toy_samples("train", options.limit))
+    for seed, sample in tqdm(samples, total=options.limit, desc="encoding", unit="video"):
+        name = str(seed)
+        if name not in stored:
+            frames = map(torch.from_numpy, sample.frames())
+            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
+        labels = world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2].tolist()
+        shown = [{place: f"{world.COLOURS[colour - 1]} {world.TYPES[kind - 1]}" for place, (kind, colour) in enumerate(row)
+                  if kind} for row in labels]
+        scenes.append(Scene(stored[name].float(), [(f, layout.encode(" " + text)) for f, text in sample.narrations], shown))
+    nar.write(cache, lambda file: save_file(stored, file))
+    return scenes
+
+
+def inventory(things: dict[int, str], most: int, chance: random.Random) -> str:
+    """' the drawer: green bowl\\nthe shelf: red cup', for some of the places in random order."""
+    places = chance.sample(sorted(things), min(most, len(things)))
+    return " " + "\n".join(f"the {world.PLACES[place]}: {things[place]}" for place in places)
+
+
+def train_inventories(stage: str, narrator: nar.Narrator, scenes: list[Scene], steps: int, options: Options):
+    """What a language model knows before it meets a narrator's data, in miniature: to name what an image shows.
+
+    look      one frame, and the list of what is visible in it
+    recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
+    """
+    narrator.train()
+    batch = 8
+
+    def backward(step: int) -> tuple[float, int]:
+        chance, total, tokens = random.Random(f"{stage} {options.seed} {step}"), 0.0, 0
+        for _ in range(batch):
+            scene, state, last = chance.choice(scenes), None, 0
+            t = chance.randrange(2, len(scene.x))
+            narrations = [(0, narrator.layout.encode(inventory(scene.shown[t - 1], 9, chance)))]
+            if stage == "recall":
+                known = {place: thing for shown in scene.shown[:t + 1] for place, thing in shown.items()}
+                narrations.append((1, narrator.layout.encode(inventory(known, 6, chance))))
+                before = rearrange(scene.x[:t - 1], "t j d -> 1 (t j) d")
+                state, last = narrator.memory(before, torch.zeros(1, 0, dtype=torch.long))[1], 1
+            loss, learned = narrator.loss(scene.x[t - 1:t + last], narrations, state)
+            (loss / learned / batch).backward()
+            total, tokens = total + loss.item() / learned / batch, tokens + learned + 10 * (1 + last)
+        return total, tokens
+
+    fit(stage, narrator.trainable(), backward, steps, options.lr, options)
 
 
 def chunks(items: Iterator, size: int) -> Iterator[list]:
@@ -360,7 +408,7 @@ def train_encoder(folder: Path, options: Options, steps: int = 2400, batch: int 
 
 
 def train_toy(options: Options):
-    """The three stages; a stage whose result is there already is not run again."""
+    """The stages one after the other; encoder and language are not run again if their result is there."""
     output = Path(options.output)
     llm, vision = options.llm or str(output / "llm"), options.vision or str(output / "vision")
     for folder, stage in ((vision, train_encoder), (llm, train_language)):
@@ -368,13 +416,14 @@ def train_toy(options: Options):
             torch.manual_seed(options.seed)
             stage(Path(folder), options)
     encoder = nar.VisionEncoder(vision)
-    _, tokenizer = nar.load_llm(llm)
-    examples = toy_examples(encoder, tokenizer, options)
     torch.manual_seed(options.seed)
-    narrator = build(options, llm, vision, encoder.width, torch.cat([e.x for e in examples[:64]]))
-    train_narrator(narrator, examples, options)
-    inside = {"llm": "llm" if not options.llm else None, "vision": "vision" if not options.vision else None}
-    nar.save(narrator, output, **inside)
+    narrator = build(options, llm, vision, encoder.width)
+    scenes = toy_scenes(encoder, narrator.layout, options, Path(vision).parent / "features.safetensors")
+    narrator.initialise(torch.cat([scene.x for scene in scenes[:64]]))
+    train_inventories("look", narrator, scenes, LOOK, options)
+    train_inventories("recall", narrator, scenes, RECALL, options)
+    train_narrator(narrator, scenes, options)
+    nar.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision")
 
 
 def parse() -> Options:
