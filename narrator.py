@@ -472,8 +472,9 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     return llm, tokenizer
 
 
-def save(narrator: Narrator, folder: str | Path, llm: str | None = None, vision: str | None = None):
-    """Write a checkpoint that `load` and PEFT read; each file appears whole or not at all."""
+def save(narrator: Narrator, folder: str | Path, llm: str | None = None, vision: str | None = None,
+         dtype: torch.dtype | None = None):
+    """Write a checkpoint that `load` and PEFT read, in dtype if one is given; each file appears whole or not at all."""
     config, folder = narrator.config, Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     modules = ["connector"] + (["clustering"] if config.memory == "clam" else [])
@@ -483,7 +484,7 @@ def save(narrator: Narrator, folder: str | Path, llm: str | None = None, vision:
                "inference_mode": True, "init_lora_weights": True}
     own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
     own["vision"] = vision or config.vision
-    weights = {name: p.detach().cpu().contiguous() for name, p in narrator.trainable().items()}
+    weights = {name: p.detach().to(dtype or p.dtype).cpu().contiguous() for name, p in narrator.trainable().items()}
     write(folder / "adapter_model.safetensors", lambda file: save_file(weights, file, metadata={"format": "pt"}))
     for name, content in (("adapter_config.json", adapter), ("narrator.json", own)):
         write(folder / name, lambda file, content=content: file.write_text(json.dumps(content, indent=1) + "\n"))

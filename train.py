@@ -423,7 +423,8 @@ def train_toy(options: Options):
     train_inventories("look", narrator, scenes, LOOK, options)
     train_inventories("recall", narrator, scenes, RECALL, options)
     train_narrator(narrator, scenes, options)
-    nar.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision")
+    nar.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
+             dtype=torch.bfloat16)
 
 
 def parse() -> Options:
