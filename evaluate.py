@@ -16,7 +16,6 @@ Does not include yet: CIDEr, METEOR, ROUGE-L, the teacher-forced protocol, effic
 """
 import argparse
 import json
-import sys
 from dataclasses import dataclass
 
 import numpy as np

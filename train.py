@@ -19,7 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from math import cos, pi
 from pathlib import Path
 
@@ -69,12 +69,11 @@ class Options:
     limit: int | None = option(None, "use only so many training videos")
     seed: int = option(0, "of the initialisation and of the order of the videos")
     save_every: int = option(50, "steps between two states that --resume can go on from")
-    device: str = option("auto", "cpu | cuda | mps")
 
 
 # What differs for the miniature world: small models, one narration model for videos of any length (FlowNar-C).
 TOY = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 3.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-       "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "limit": 800, "device": "cpu"}
+       "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "limit": 800}
 LOOK, RECALL = 900, 600  # steps of the toy's inventories
 
 
@@ -380,11 +379,11 @@ def train_encoder(folder: Path, options: Options, steps: int = 2400, batch: int 
     from transformers import SiglipVisionConfig, SiglipVisionModel
     model = SiglipVisionModel(SiglipVisionConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=3,
                                                  num_attention_heads=4, image_size=world.SIZE, patch_size=16))
-    heads, order = CellHeads(128), random.Random(options.seed)
+    heads, chance = CellHeads(128), random.Random(options.seed)
     frames, labels = [], []
     for seed in tqdm(data.TOY_SEEDS["train"][:videos], desc="rendering", unit="video"):
         kitchen = world.Kitchen(seed)
-        chosen = order.sample(range(len(kitchen)), each)
+        chosen = chance.sample(range(len(kitchen)), each)
         frames.extend(kitchen.render(frame) for frame in chosen)
         labels.extend(kitchen.labels()[chosen])
     frames, labels = torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
@@ -419,7 +418,8 @@ def train_toy(options: Options):
     torch.manual_seed(options.seed)
     narrator = build(options, llm, vision, encoder.width)
     scenes = toy_scenes(encoder, narrator.layout, options, Path(vision).parent / "features.safetensors")
-    narrator.initialise(torch.cat([scene.x for scene in scenes[:64]]))
+    if not options.init:
+        narrator.initialise(torch.cat([scene.x for scene in scenes[:64]]))
     train_inventories("look", narrator, scenes, LOOK, options)
     train_inventories("recall", narrator, scenes, RECALL, options)
     train_narrator(narrator, scenes, options)

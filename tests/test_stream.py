@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import data
 import narrator as nar
 import stream
-from helpers import GOLDEN, ROOT, TOY, tiny, video
+from helpers import GOLDEN, ROOT, tiny, video
 
 VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10": {"last_k": 10},
             "VideoLLM-online": {"memory": "none", "prune": False}, "recent": {"memory": "recent", "memory_tokens": 20},
