@@ -342,9 +342,9 @@ class Narrator(nn.Module):
         return (frame + 1) * self.config.J if self.config.readout == "frame" else frame * self.config.J + 1
 
     def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                state: Tensor | None = None) -> tuple[Tensor, Tensor, Tokens]:
-        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT); `state` is the memory's
-        before the first frame.
+                state: Tensor | None = None, before: int = 0) -> tuple[Tensor, Tensor, Tokens]:
+        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT). For the middle of a long
+        stream: `state` is the memory's before the first frame, `before` the number of tokens since pruned.
 
         Returns the hidden states [L, D_lm] of every token, the labels [L] (the id that each token should predict, -100
         where nothing is learned) and the tokens. Frames after the last narration are not used.
@@ -359,14 +359,16 @@ class Narrator(nn.Module):
             read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]], device=self.device).long()
             memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
         e = self.embed(tokens, x, memory)
-        positions = torch.arange(len(tokens), device=self.device)
+        after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
+        positions = torch.arange(len(tokens)) + before * after_prompt
         mask = visible(tokens, self.config.last_k, self.config.prune, self.device)
         labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
-        return self.run(e, positions, mask), labels.to(self.device), tokens
+        return self.run(e, positions.to(self.device), mask), labels.to(self.device), tokens
 
-    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None) -> tuple[Tensor, int]:
+    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None,
+             before: int = 0) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5), summed over the learned tokens; their number."""
-        hidden, labels, _ = self(x, narrations, state)
+        hidden, labels, _ = self(x, narrations, state, before)
         learned = labels != -100
         return F.cross_entropy(self.logits(hidden[learned]), labels[learned], reduction="sum"), int(learned.sum())
 
@@ -529,6 +531,20 @@ def quiet():
     logging.disable_progress_bar()
 
 
+def pyplot():
+    """matplotlib, drawing to files only; imported when a figure is wanted."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    return plt
+
+
+def save_figure(figure, png: str | Path):
+    write(Path(png), lambda file: figure.savefig(file, dpi=100, format="png", bbox_inches="tight"))
+    pyplot().close(figure)
+    print(f"written: {png}", file=sys.stderr)
+
+
 def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
     """The one place where device and dtype are decided: bf16 on CUDA, else fp32."""
     if device == "auto":
@@ -569,18 +585,15 @@ def draw(last_k: int | None, png: str | None):
     for row, label, segment in zip(mask, labels, tokens.segment):
         print(f"  {segment}  {label:>2} " + " ".join(" ■" if seen else " ·" for seen in row.tolist()))
     if png:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        plt = pyplot()
         kinds = torch.tensor(tokens.kind) + 1
         image = torch.where(mask, repeat(kinds, "k -> q k", q=len(tokens)), 0)
         figure, axes = plt.subplots(figsize=(8, 8))
-        axes.imshow(image, cmap=matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"]), vmin=0, vmax=3)
+        axes.imshow(image, cmap=plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"]), vmin=0, vmax=3)
         axes.set_xticks(range(len(labels)), labels, fontsize=7)
         axes.set_yticks(range(len(labels)), labels, fontsize=7)
         axes.set(title="Training mask: prompt (grey), visual (blue), narrations (orange)", xlabel="keys", ylabel="queries")
-        figure.savefig(png, dpi=120, bbox_inches="tight")
-        print(f"written: {png}")
+        save_figure(figure, png)
 
 
 def main():

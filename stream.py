@@ -180,6 +180,12 @@ class State:
             self.read = self.memory
 
 
+    @torch.no_grad()
+    def recall(self) -> Tensor | None:
+        """The memory tokens M_{t_{n-1}} [1, M, D] that open a segment; None without a memory."""
+        return self.narrator.memory.read(self.read) if self.narrator.layout.M else None
+
+
 def threshold(frame: int, narrated: int, config, static: bool) -> float:
     """The active threshold (§3.2): theta_low so soon after a narration, else theta."""
     return config.theta_low if not static and frame - narrated <= config.refractory * config.fps else config.theta
@@ -211,9 +217,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False, 
     step = None
     for t, x in enumerate(frames):                                               # line 4
         x = x.to(narrator.device)
-        fresh, memory = t == state.narrated + 1, None                            # b_new
-        if fresh and layout.M:
-            memory = narrator.memory.read(state.read)                            # M_{t_{n-1}}, lines 5 and 17
+        fresh = t == state.narrated + 1                                          # b_new
+        memory = state.recall() if fresh else None                               # M_{t_{n-1}}, lines 5 and 17
         state.remember(x)                                                        # line 5
         if t == 0:
             tokens = layout.first()

@@ -3,12 +3,8 @@
 The paper's recipe is the default: AdamW, 2e-4, cosine with 5 % warm-up, gradients clipped at 1, LoRA of rank 128 and
 alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Language model and vision encoder are frozen.
 
-    python train.py --data toy --output out/toy        the bundled narrator again, from nothing, in five stages:
-        encoder     a small SigLIP learns to see: what is in each cell of a frame (supervised, labels of the world)
-        language    a small Llama learns to read: the world's sentences, and to look facts up in its context
-        look        both are frozen from here on; LoRA and connector learn to list what a frame shows
-        recall      with CLAM: what was last seen at a place, too
-        narrator    the paper's training
+    python train.py --data toy --output out/toy        the bundled narrator again, from nothing: first the stages of
+                                                       toy/stages.py, which make its models, then the paper's training
 
 Everything is resumable (`--resume`) and goes on exactly as if it had not been interrupted: parameters, optimizer and
 random state are in one file, and which videos a step sees depends on seed and step alone.
@@ -18,23 +14,22 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from math import cos, pi
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import data
 import narrator as nar
-from toy import world
+from toy import stages
 
 
 def option(default, text: str):
@@ -64,6 +59,7 @@ class Options:
     lora_alpha: int = option(256, "their scale times the rank")
     lora_dropout: float = option(0.05, "dropout on their input")
     memory_dropout: float = option(0.1, "dropout in CLAM's self-attention")
+    long: float = option(0.0, "share of the videos that are trained on as if they came late in a long stream")
     max_frames: int = option(1200, "a longer video is cut")
     checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     limit: int | None = option(None, "use only so many training videos")
@@ -72,9 +68,9 @@ class Options:
 
 
 # What differs for the miniature world: small models, one narration model for videos of any length (FlowNar-C).
-TOY = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 3.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-       "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "limit": 800}
-LOOK, RECALL = 900, 600  # steps of the toy's inventories
+TOY = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
+       "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "long": 0.5, "limit": 800}
+LOOK, REMEMBER, RECALL = 900, 900, 600  # steps of the toy's own stages
 
 
 # ---------------------------------------------------------------------- one training loop for all stages
@@ -150,9 +146,7 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
 
 def curve(log: Path, png: Path):
     """The loss curve as a picture: every step, and a running mean."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = nar.pyplot()
     losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     width = max(1, len(losses) // 50)
     smooth = [sum(losses[max(0, i - width + 1):i + 1]) / min(i + 1, width) for i in range(len(losses))]
@@ -160,8 +154,7 @@ def curve(log: Path, png: Path):
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
     axes.plot(smooth, color="#2060a0")
     axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log")
-    figure.savefig(png, dpi=100, bbox_inches="tight")
-    plt.close(figure)
+    nar.save_figure(figure, png)
 
 
 # ---------------------------------------------------------------------- stage narrator (§3.5)
@@ -191,16 +184,26 @@ def train_narrator(narrator: nar.Narrator, examples: list[Example], options: Opt
     steps = max(1, round(options.epochs * len(examples) / options.batch))
 
     def backward(step: int) -> tuple[float, int]:
-        total, tokens = 0.0, 0
+        total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
         for index in order(len(examples), options.batch, step, options.seed):
             example = examples[index]
-            loss, learned = narrator.loss(example.x, example.narrations)
+            state, before = past(narrator, examples, chance) if chance.random() < options.long else (None, 0)
+            loss, learned = narrator.loss(example.x, example.narrations, state, before)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
         return total, tokens
 
     fit("narrator", narrator.trainable(), backward, steps, options.lr, options)
     narrator.eval()
+
+
+@torch.no_grad()
+def past(narrator: nar.Narrator, examples: list[Example], chance: random.Random) -> tuple[Tensor, int]:
+    """What a long stream has left behind: the memory's state after one to three other videos, and a number of tokens,
+    from 1 to 100,000, that were fed and pruned."""
+    x = torch.cat([chance.choice(examples).x for _ in range(chance.randint(1, 3))]).to(narrator.device)
+    _, state = narrator.memory(rearrange(x, "t j d -> 1 (t j) d"), torch.zeros(1, 0, dtype=torch.long))
+    return state, round(10 ** chance.uniform(0, 5))
 
 
 def build(options: Options, llm: str, vision: str, width: int) -> nar.Narrator:
@@ -216,213 +219,25 @@ def build(options: Options, llm: str, vision: str, width: int) -> nar.Narrator:
 
 # ---------------------------------------------------------------------- the miniature world, from nothing
 
-def language_batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Endless token batches [batch, length] of the world's documents."""
-    documents, ids = world.documents(seed), []
-    while True:
-        while len(ids) < batch * length:
-            text = next(documents)
-            ids += [tokenizer.bos_token_id] + tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        yield torch.tensor(ids[:batch * length]).view(batch, length)
-        ids = ids[batch * length:]
-
-
-def train_tokenizer(folder: Path, seed: int):
-    """Byte-level BPE with Llama 3's way of splitting, learned on the world's documents and the layout's pieces."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-    split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"),
-                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    documents = world.documents(seed)
-    pieces = [nar.SYSTEM + "\n\n", f"User: {nar.INSTRUCTION}\n", "[", "]\n", ",", "Assistant:", "\n"]
-    tokenizer.train_from_iterator([next(documents) for _ in range(2000)] + pieces * 50, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
-                                      clean_up_tokenization_spaces=False)
-    wrapped.save_pretrained(folder)
-    return wrapped
-
-
-def train_language(folder: Path, options: Options, steps: int = 500, batch: int = 16, length: int = 256):
-    """Stage language: a small Llama on the world's documents (next-token prediction)."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-    tokenizer = train_tokenizer(folder, options.seed)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-                         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=131072,
-                         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
-                         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
-    llm = LlamaForCausalLM(config)
-    for module in llm.modules():   # the library's 0.02 is for wide models: at width 128 attention would start all but flat
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
-    nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
-    batches = language_batches(tokenizer, length, batch, options.seed)
-    pool = [next(batches) for _ in range(steps)]
-
-    def backward(step: int) -> tuple[float, int]:
-        loss = llm(input_ids=pool[step], labels=pool[step]).loss
-        loss.backward()
-        return loss.item(), pool[step].numel()
-
-    fit("language", dict(llm.named_parameters()), backward, steps, 2e-3, options)
-    llm.to(torch.bfloat16).save_pretrained(folder)
-
-
-@dataclass
-class Scene(Example):
-    """A training video of the world: also what can be seen in each of the nine places, by frame."""
-    shown: list[dict[int, str]] = field(default_factory=list)
-
-
-def toy_scenes(vision: nar.VisionEncoder, layout: nar.Layout, options: Options, cache: Path) -> list[Scene]:
-    """The toy's training videos; their frame tokens are encoded once and kept in a file beside the encoder."""
-    stored = load_file(cache) if cache.exists() else {}
-    scenes = []
-    samples = zip(data.TOY_SEEDS["train"], data.toy_samples("train", options.limit))
-    for seed, sample in tqdm(samples, total=options.limit, desc="encoding", unit="video"):
-        name = str(seed)
-        if name not in stored:
-            frames = map(torch.from_numpy, sample.frames())
-            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
-        labels = world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2].tolist()
-        shown = [{place: f"{world.COLOURS[colour - 1]} {world.TYPES[kind - 1]}" for place, (kind, colour) in enumerate(row)
-                  if kind} for row in labels]
-        scenes.append(Scene(stored[name].float(), [(f, layout.encode(" " + text)) for f, text in sample.narrations], shown))
-    nar.write(cache, lambda file: save_file(stored, file))
-    return scenes
-
-
-def inventory(things: dict[int, str], most: int, chance: random.Random) -> str:
-    """' the drawer: green bowl\\nthe shelf: red cup', for some of the places in random order."""
-    places = chance.sample(sorted(things), min(most, len(things)))
-    return " " + "\n".join(f"the {world.PLACES[place]}: {things[place]}" for place in places)
-
-
-def train_inventories(stage: str, narrator: nar.Narrator, scenes: list[Scene], steps: int, options: Options):
-    """What a language model knows before it meets a narrator's data, in miniature: to name what an image shows.
-
-    look      one frame, and the list of what is visible in it
-    recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
-    """
-    narrator.train()
-    batch = 8
-
-    def backward(step: int) -> tuple[float, int]:
-        chance, total, tokens = random.Random(f"{stage} {options.seed} {step}"), 0.0, 0
-        for _ in range(batch):
-            scene, state, last = chance.choice(scenes), None, 0
-            t = chance.randrange(2, len(scene.x))
-            narrations = [(0, narrator.layout.encode(inventory(scene.shown[t - 1], 9, chance)))]
-            if stage == "recall":
-                known = {place: thing for shown in scene.shown[:t + 1] for place, thing in shown.items()}
-                narrations.append((1, narrator.layout.encode(inventory(known, 6, chance))))
-                before = rearrange(scene.x[:t - 1], "t j d -> 1 (t j) d")
-                state, last = narrator.memory(before, torch.zeros(1, 0, dtype=torch.long))[1], 1
-            loss, learned = narrator.loss(scene.x[t - 1:t + last], narrations, state)
-            (loss / learned / batch).backward()
-            total, tokens = total + loss.item() / learned / batch, tokens + learned + 10 * (1 + last)
-        return total, tokens
-
-    fit(stage, narrator.trainable(), backward, steps, options.lr, options)
-
-
-def chunks(items: Iterator, size: int) -> Iterator[list]:
-    chunk = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-class CellHeads(nn.Module):
-    """What stage encoder reads off a frame's tokens: the labels of each cell, and where and what the hand is doing."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.cell = nn.Linear(width, sum(world.SIZES) + 9)      # and which cell it is
-        self.frame = nn.Linear(width, 10 + world.SIZES[4] + world.SIZES[3])
-
-    def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
-        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up."""
-        *cells, which = self.cell(x[:, 1:]).split([*world.SIZES, 9], dim=-1)
-        total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
-                    for i, y in enumerate(cells))
-        total = total + 0.3 * F.cross_entropy(which.flatten(0, 1), torch.arange(9).repeat(len(x)))
-        hand = labels[..., 4]
-        targets = torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., 3].amax(1)
-        frame = self.frame(x[:, 0]).split([10, world.SIZES[4], world.SIZES[3]], dim=-1)
-        return total + 0.3 * sum(F.cross_entropy(y, target) for y, target in zip(frame, targets))
-
-
-def augment(frames: Tensor) -> Tensor:
-    """uint8 [B, H, W, 3] -> normalised [B, 3, H, W], with the brightness, blur and coarse colour of real files."""
-    x = rearrange(frames.float() / 255, "b h w c -> b c h w")
-    x = x * (0.9 + 0.2 * torch.rand(len(x), 1, 1, 1))
-    if torch.rand(()) < 0.5:                                    # half the colour resolution, as in yuv420p
-        grey = x.mean(1, keepdim=True)
-        x = grey + F.interpolate(F.avg_pool2d(x - grey, 2), scale_factor=2, mode="bilinear")
-    if torch.rand(()) < 0.5:
-        x = x.lerp(F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False), 0.5 * torch.rand(()))
-    x = x + 0.01 * torch.rand(()) * torch.randn_like(x)
-    return (x.clamp(0, 1) - 0.5) / 0.5
-
-
-def train_encoder(folder: Path, options: Options, steps: int = 2400, batch: int = 32, videos: int = 1600, each: int = 12):
-    """Stage encoder: a small SigLIP, supervised with the labels of training frames."""
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-    model = SiglipVisionModel(SiglipVisionConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=3,
-                                                 num_attention_heads=4, image_size=world.SIZE, patch_size=16))
-    heads, chance = CellHeads(128), random.Random(options.seed)
-    frames, labels = [], []
-    for seed in tqdm(data.TOY_SEEDS["train"][:videos], desc="rendering", unit="video"):
-        kitchen = world.Kitchen(seed)
-        chosen = chance.sample(range(len(kitchen)), each)
-        frames.extend(kitchen.render(frame) for frame in chosen)
-        labels.extend(kitchen.labels()[chosen])
-    frames, labels = torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
-    weights = []
-    for i, size in enumerate(world.SIZES):
-        counts = torch.bincount(labels[..., i].flatten(), minlength=size).clamp_min(1).float()
-        weights.append(counts.rsqrt() * counts.sum() / counts.sqrt().sum())
-    parameters = {f"model.{n}": p for n, p in model.named_parameters()} | {f"heads.{n}": p for n, p in heads.named_parameters()}
-
-    def backward(step: int) -> tuple[float, int]:
-        rows = torch.randint(len(frames), (batch,))
-        loss = heads.loss(nar.frame_tokens(model, augment(frames[rows]), 3), labels[rows], weights)
-        loss.backward()
-        return loss.item(), batch * 10
-
-    fit("encoder", parameters, backward, steps, 1.5e-3, options)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    processor = {"image_processor_type": "SiglipImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-                 "size": {"height": world.SIZE, "width": world.SIZE}, "do_resize": True, "do_normalize": True}
-    nar.write(folder / "preprocessor_config.json", lambda file: file.write_text(json.dumps(processor, indent=1)))
-
-
 def train_toy(options: Options):
     """The stages one after the other; encoder and language are not run again if their result is there."""
-    output = Path(options.output)
+    output, train = Path(options.output), partial(fit, options=options)
     llm, vision = options.llm or str(output / "llm"), options.vision or str(output / "vision")
-    for folder, stage in ((vision, train_encoder), (llm, train_language)):
+    for folder, stage in ((vision, stages.encoder), (llm, stages.language)):
         if not (Path(folder) / "model.safetensors").exists():
             torch.manual_seed(options.seed)
-            stage(Path(folder), options)
+            stage(train, Path(folder), options.seed)
     encoder = nar.VisionEncoder(vision)
     torch.manual_seed(options.seed)
     narrator = build(options, llm, vision, encoder.width)
-    scenes = toy_scenes(encoder, narrator.layout, options, Path(vision).parent / "features.safetensors")
+    videos = stages.scenes(encoder, narrator.layout, options.limit, Path(vision).parent / "features.safetensors")
     if not options.init:
-        narrator.initialise(torch.cat([scene.x for scene in scenes[:64]]))
-    train_inventories("look", narrator, scenes, LOOK, options)
-    train_inventories("recall", narrator, scenes, RECALL, options)
-    train_narrator(narrator, scenes, options)
+        narrator.initialise(torch.cat([video.x for video in videos[:64]]))
+    stages.inventories(train, "look", narrator, videos, LOOK, options.lr, options.seed)
+    if options.memory == "clam":
+        stages.remember(train, narrator.memory, videos, REMEMBER, options.seed)
+    stages.inventories(train, "recall", narrator, videos, RECALL, options.lr, options.seed)
+    train_narrator(narrator, videos, options)
     nar.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
              dtype=torch.bfloat16)
 

@@ -45,6 +45,34 @@ def test_training_is_streaming(variant, seed, tmp_path):
     assert (streamed - parallel[:-1]).abs().max() < 1e-4
 
 
+class Late(stream.State):
+    """A stream that has gone on for long: its memory holds earlier frames, its counter stands far from the prompt."""
+
+    def __init__(self, model, memory, before):
+        super().__init__(model)
+        self.memory, self.read, self.before = memory, memory, before
+
+    def feed(self, tokens, x=None, memory=None):
+        logits = super().feed(tokens, x, memory)
+        self.position, self.before = self.position + self.before, 0
+        return logits
+
+
+def test_the_middle_of_a_long_stream():
+    """`state` and `before` of the parallel forward (train.py: past) are a stream that goes on, to 1e-4."""
+    model = tiny(last_k=2)
+    x, narrations = video(model)
+    _, memory = model.memory(torch.randn(1, 300, model.config.width), torch.zeros(1, 0, dtype=torch.long))
+    state = Late(model, memory.detach(), 5000)
+    state.logits = []
+    list(stream.narrate(model, x[:16], forced=dict(narrations), state=state))
+    with torch.no_grad():
+        parallel = model.logits(model(x, narrations, memory, 5000)[0])
+        plain = model.logits(model(x, narrations)[0])
+    assert (torch.stack(state.logits) - parallel[:-1]).abs().max() < 1e-4
+    assert (plain - parallel).abs().max() > 1e-2
+
+
 def test_the_mask_matters():
     """The same comparison fails when training sees one narration more: the test above can fail."""
     model = tiny(last_k=2)

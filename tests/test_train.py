@@ -1,5 +1,6 @@
 """Training (§3.5, App. B.6): the loop, exact resumption, the recipe, the command line."""
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -107,6 +108,16 @@ def test_resume_with_other_settings_is_refused(tmp_path):
     train.train_narrator(tiny(), examples(tiny()), options)
     with pytest.raises(data.BadData, match="other settings"):
         train.train_narrator(tiny(lora_rank=5), examples(tiny()), replace(options, resume=True))
+
+
+def test_late_in_a_long_stream():
+    """`long` gives a video the memory of others and a far position; from the seed and the step alone."""
+    model = tiny()
+    videos = examples(model, 3)
+    state, before = train.past(model, videos, random.Random(3))
+    again = train.past(model, videos, random.Random(3))
+    assert torch.equal(state, again[0]) and before == again[1] and 1 <= before <= 100_000
+    assert state.shape == model.memory.initial_state().shape and state.abs().sum() > 0 and not state.requires_grad
 
 
 def test_command_without_data_says_what_to_do():

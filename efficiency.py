@@ -1,0 +1,184 @@
+"""What a stream costs (paper §4.1, Fig. 1, App. C.2): multiply-accumulates, cache, memory and speed against frames.
+
+FlowNar, FlowNar-C and the baseline VideoLLM-online run side by side around one language model, with the same frames and
+the same narrations, given at a data set's rate, so that they do the same work: only the context differs. Weights do
+not matter, sizes do; `python evaluate.py efficiency` is the command.
+
+    held        bytes of all tensors that a stream keeps from frame to frame
+    stages      clam (step and read-out), llm (one pass for a frame), generation (a narration, word by word);
+                before them, decode and encode are timed apart
+"""
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import data
+import narrator as nar
+import stream
+
+LLAMA = {"llama-3.2-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
+         "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}}
+VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"memory": "none", "prune": False}}
+
+
+class Timed(stream.State):
+    """A stream that clocks its stages, and feeds given narrations word by word, as a model would generate them."""
+
+    def __init__(self, narrator: nar.Narrator):
+        super().__init__(narrator)
+        self.seconds = Counter()
+
+    def clock(self, stage: str, function: Callable, *args):
+        synchronise(self.narrator.device)
+        began = time.perf_counter()
+        result = function(*args)
+        synchronise(self.narrator.device)
+        self.seconds[stage] += time.perf_counter() - began
+        return result
+
+    def feed(self, tokens: nar.Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        if x is not None:
+            return self.clock("llm", super().feed, tokens, x, memory)
+        words = next((i for i, number in enumerate(tokens.number) if number >= 0), 0) + len(self.narrator.layout.assistant)
+        for a, b in [(0, words)] + [(i, i + 1) for i in range(words, len(tokens))]:
+            piece = nar.Tokens(*(values[a:b] for values in vars(tokens).values()))
+            logits = self.clock("generation", super().feed, piece)
+        return logits
+
+    def remember(self, x: Tensor):
+        self.clock("clam", super().remember, x)
+
+    def recall(self) -> Tensor | None:
+        return self.clock("clam", super().recall)
+
+    def held(self) -> int:
+        """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state."""
+        return sum(y.nbytes for layer in self.cache.layers for y in layer) + self.memory.nbytes
+
+
+def synchronise(device: torch.device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window: int) -> dict:
+    """Stream `frames` random frames, with a narration of `words` tokens after every `every` frames.
+
+    Returns the median and 95th percentile of the time of a frame and of a narration, and, for each window of frames, the
+    cache and the speed. Stops early, and says so, where the device's memory is full.
+    """
+    state, config, device = Timed(narrator), narrator.config, narrator.device
+    random = torch.Generator().manual_seed(0)
+    source = (torch.randn(config.J, config.width, generator=random).to(next(narrator.connector.parameters()).dtype)
+              for _ in range(frames))
+    ids = (narrator.layout.newline * words)[:words]
+    forced = {t: ids for t in [0, *range(every - 1, frames, every)]}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    rows, plain, narrating, spent, out_of_memory = [], [], [], Counter(), False
+    steps = stream.narrate(narrator, source, forced=forced, state=state)
+    try:
+        for step in tqdm(steps, total=frames, unit="frame", leave=False):
+            now = Counter(state.seconds)
+            used, spent = {stage: now[stage] - spent[stage] for stage in now}, now
+            (narrating if step.narration else plain).append((sum(used.values()), used.get("generation", 0.0)))
+            if (step.frame + 1) % window == 0 or step.frame + 1 == frames:
+                recent = [total for total, _ in (plain + narrating)[-window:]] if not rows else None
+                done = sum(now.values())
+                since = done - (rows[-1]["seconds"] if rows else 0.0)
+                count = step.frame + 1 - (rows[-1]["frames"] if rows else 0)
+                rows.append({"frames": step.frame + 1, "seconds": done, "fps": count / since,
+                             "cache_tokens": step.text_tokens + step.visual_tokens, "cache_bytes": state.cache.bytes(),
+                             "held_bytes": state.held(), "peak_bytes": peak_memory(device)})
+    except torch.OutOfMemoryError:
+        out_of_memory = True
+    quantile = lambda values, q: float(np.quantile(values, q)) * 1e3 if values else None
+    return {"frames": rows[-1]["frames"] if rows else 0, "narrations": len(narrating), "out_of_memory": out_of_memory,
+            "fps": rows[-1]["frames"] / rows[-1]["seconds"] if rows else 0.0, "stages_s": dict(state.seconds),
+            "frame_ms_p50": quantile([total for total, _ in plain], 0.5), "frame_ms_p95": quantile([total for total, _ in plain], 0.95),
+            "narration_ms_p50": quantile([g for _, g in narrating], 0.5), "narration_ms_p95": quantile([g for _, g in narrating], 0.95),
+            "windows": rows}
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes: the device's on CUDA; on a CPU the process's, as the system counts it; None where neither is known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def macs(narrator: nar.Narrator, frames: int, every: int, words: int) -> int:
+    """Multiply-accumulates of connector, CLAM and language model for a video of so many frames (vision encoder aside)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        measure(narrator, frames, every, words, frames)
+    return counter.get_total_flops() // 2
+
+
+def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
+    """The three variants around one language model; weights do not matter here, sizes do."""
+    device, dtype = nar.choose(args.device, args.dtype)
+    if args.config:
+        from transformers import LlamaConfig, LlamaForCausalLM
+        sizes = LlamaConfig(vocab_size=128256, num_key_value_heads=8, max_position_embeddings=131072,
+                            tie_word_embeddings=args.config.endswith("1b"), attn_implementation="sdpa", **LLAMA[args.config],
+                            rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+        with torch.device(device):
+            llm = LlamaForCausalLM(sizes).to(dtype)
+        tokenizer, base = nar.load_llm(str(stream.TOY / "llm"))[1], nar.Config()
+    elif args.llm:
+        (llm, tokenizer), base = nar.load_llm(args.llm, dtype), nar.Config()
+    else:
+        toy = nar.load(str(stream.TOY))
+        llm, tokenizer, base = toy.llm, toy.layout.tokenizer, replace(toy.config, last_k=None)
+    for name, changes in VARIANTS.items():
+        yield name, nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device, dtype).eval().requires_grad_(False)
+
+
+def decoding(args: argparse.Namespace) -> dict[str, float]:
+    """Seconds a frame for decoding a video and for its vision encoder."""
+    device, dtype = nar.choose(args.device, args.dtype)
+    vision = nar.VisionEncoder(args.vision or str(stream.TOY / "vision"), device=device, dtype=dtype)
+    began = time.perf_counter()
+    frames = [torch.from_numpy(frame) for frame in islice(data.Video(args.video, 2.0), 64)]
+    middle = time.perf_counter()
+    if not frames:
+        raise data.BadData(f"{args.video} has no frames")
+    vision(frames[0][None])
+    synchronise(torch.device(device))
+    start = time.perf_counter()
+    for frame in frames:
+        vision(frame[None])
+    synchronise(torch.device(device))
+    return {"decode": (middle - began) / len(frames), "encode": (time.perf_counter() - start) / len(frames)}
+
+
+def plot(results: dict, png: str):
+    """Fig. 1, middle and right, and the speed over frames of App. C.2."""
+    plt = nar.pyplot()
+    figure, (memory, bars, speed) = plt.subplots(1, 3, figsize=(13, 3.6))
+    for name, r in results.items():
+        frames = [row["frames"] for row in r["windows"]]
+        memory.plot(frames, [row["held_bytes"] / 1e6 for row in r["windows"]], label=name)
+        speed.plot(frames, [row["fps"] for row in r["windows"]], label=name)
+    bars.bar(list(results), [r["fps"] for r in results.values()], color=[f"C{i}" for i in range(len(results))])
+    memory.set(xlabel="frames", ylabel="cache and state, MB", yscale="log", title="Memory")
+    bars.set(ylabel="frames per second", title=f"Throughput over {max(r['frames'] for r in results.values())} frames")
+    speed.set(xlabel="frames", ylabel="frames per second", ylim=(0, None), title="Speed")
+    speed.legend()
+    figure.tight_layout()
+    nar.save_figure(figure, png)

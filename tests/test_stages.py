@@ -1,0 +1,90 @@
+"""The toy's own stages (toy/stages.py): what they learn from, and that they learn."""
+import json
+import random
+from functools import partial
+
+import torch
+
+import clam
+import train
+from helpers import tiny
+from toy import stages, world
+
+
+def test_last_seen_by_hand():
+    labels = torch.zeros(4, 9, 2, dtype=torch.long)
+    labels[0, 3], labels[2, 3], labels[1, 5] = torch.tensor([1, 2]), torch.tensor([4, 6]), torch.tensor([2, 2])
+    last = stages.last_seen(labels)
+    assert last[:, 3].tolist() == [[1, 2], [1, 2], [4, 6], [4, 6]] and last[:, 5].tolist() == [[0, 0], *[[2, 2]] * 3]
+    assert not last[:, 0].any()
+
+
+def test_last_seen_is_what_the_world_asks_for():
+    """The memory words of every narration are what its place showed last when the segment before it ended."""
+    asked = 0
+    for seed in range(20):
+        kitchen = world.Kitchen(seed)
+        last = stages.last_seen(torch.from_numpy(kitchen.labels()[..., :2]).long())
+        for before, narration in zip(kitchen.narrations, kitchen.narrations[1:]):
+            if narration.memory:
+                place = next(i for i, name in enumerate(world.PLACES) if f"the {name} " in narration.text)
+                kind, colour = last[before.frame, place].tolist()
+                assert narration.memory == (world.COLOURS[colour - 1], world.TYPES[kind - 1]), (seed, narration)
+                asked += 1
+    assert asked > 50
+
+
+def test_inventory():
+    labels = torch.zeros(9, 2, dtype=torch.long)
+    labels[0], labels[6] = torch.tensor([1, 1]), torch.tensor([2, 2])
+    lines = stages.inventory(labels, 9, random.Random(0)).strip().split("\n")
+    assert sorted(lines) == ["the drawer: green bowl", "the shelf: red cup"]
+    assert len(stages.inventory(labels, 1, random.Random(0)).strip().split("\n")) == 1
+
+
+def scene(seed, width):
+    """A training video whose tokens say outright what is where: clean codes, no encoder needed."""
+    labels = torch.from_numpy(world.Kitchen(seed, 4).labels()[..., :2]).long()
+    generator = torch.Generator().manual_seed(0)
+    code = torch.randn(10 + 14, width, generator=generator)
+    x = code[:10].expand(len(labels), 10, width).clone()
+    x[:, 1:] += code[10 + labels[..., 0]] + code[17 + labels[..., 1]]
+    return stages.Scene(x, [(0, [5])], labels)
+
+
+def test_remember_learns(tmp_path):
+    torch.manual_seed(0)
+    videos = [scene(seed, 64) for seed in range(8)]
+    memory = clam.CLAM(64, 10, 2, dropout=0.0)
+    memory.initialise(torch.cat([v.x for v in videos]))
+    options = train.Options(output=str(tmp_path))
+    stages.remember(partial(train.fit, options=options), memory, videos, 40, seed=0, lr=3e-3, batch=1)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "remember-log.jsonl").read_text().splitlines()]
+    assert sum(losses[-8:]) < 0.75 * sum(losses[:8])
+
+
+def test_the_code_head_is_linear():
+    """The squared error vanishes for tokens that hold slot, type and colour as one-hot vectors."""
+    heads = stages.CellHeads(22)
+    with torch.no_grad():
+        heads.code.weight.copy_(torch.eye(22))
+        heads.code.bias.zero_()
+    labels = torch.zeros(1, 9, len(world.SIZES), dtype=torch.long)
+    labels[0, 4, :2] = torch.tensor([2, 5])
+    x = torch.zeros(1, 10, 22)
+    x[0, :, :10] = torch.eye(10)
+    weights = [torch.ones(size) for size in world.SIZES]
+    x[0, 5, 10 + 1] = x[0, 5, 16 + 4] = 1
+    right = heads.loss(x, labels, weights)
+    x[0, 5, 10 + 1] = 0
+    assert heads.loss(x, labels, weights) > right + 0.2
+
+
+def test_inventories_run_with_every_memory(tmp_path):
+    for memory in ("clam", "recent", "none"):
+        model = tiny(memory=memory)
+        options = train.Options(output=str(tmp_path / memory))
+        videos = [scene(seed, 32) for seed in range(2)]
+        for stage in ("look", "recall"):
+            stages.inventories(partial(train.fit, options=options), stage, model, videos, 1, 1e-3, 0, batch=1)
+            assert (tmp_path / memory / f"{stage}-log.jsonl").stat().st_size > 20

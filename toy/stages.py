@@ -1,0 +1,278 @@
+"""The stages of the toy's training that come before the paper's own: a large model has gone through them, a small one
+must, too. train.py runs them in this order and then trains the narrator.
+
+    encoder     a small SigLIP learns to see, supervised with the labels of training frames
+    language    a small Llama learns to read: the world's sentences, and to look facts up in its context
+    look        (both are frozen from here on) LoRA and connector learn to name what a frame shows, place by place
+    remember    CLAM learns, without the language model, to keep what was last seen in the places that hide it now
+    recall      the language model learns to name that, from the memory tokens
+
+Labels are those of training videos; the test videos' are used nowhere. Each stage is one function; `fit(name,
+parameters, backward, steps, lr)` is train.py's loop, where backward(step) runs forward and backward of one batch and
+returns its loss and number of tokens.
+"""
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import data
+import narrator as nar
+from toy import world
+
+
+# ---------------------------------------------------------------------------------------------- encoder
+
+class CellHeads(nn.Module):
+    """What stage encoder reads off a frame's tokens: the labels of each cell, and where and what the hand is doing.
+
+    `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot and of its cell's
+    type and colour. Keys, values and gates of CLAM are linear in the token, and what a key has of other slots adds up
+    over a thousand tokens: a token that is merely classified well (slot error 10 %) remembers 65 % of the hidden
+    things, one whose code is linear (2 %) more than 90 %.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.cell = nn.Linear(width, sum(world.SIZES))
+        self.frame = nn.Linear(width, 10 + world.SIZES[4] + world.SIZES[3])
+        self.code = nn.Linear(width, 10 + 6 + 6)
+
+    def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
+        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up, and the squared error of the code."""
+        cells = self.cell(x[:, 1:]).split(world.SIZES, dim=-1)
+        total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
+                    for i, y in enumerate(cells))
+        hand = labels[..., 4]
+        targets = torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., 3].amax(1)
+        frame = self.frame(x[:, 0]).split([10, world.SIZES[4], world.SIZES[3]], dim=-1)
+        total = total + 0.3 * sum(F.cross_entropy(y, target) for y, target in zip(frame, targets))
+        slot, thing = self.code(x).split([10, 12], dim=-1)
+        shown = torch.cat([F.one_hot(labels[..., i], 7)[..., 1:] for i in (0, 1)], dim=-1)
+        return (total + 30 * (slot - torch.eye(10)).square().sum(-1).mean()
+                + 3 * (thing[:, 1:] - shown).square().sum(-1).mean())
+
+
+def augment(frames: Tensor) -> Tensor:
+    """uint8 [B, H, W, 3] -> normalised [B, 3, H, W], with the brightness, blur and coarse colour of real files."""
+    x = rearrange(frames.float() / 255, "b h w c -> b c h w")
+    x = x * (0.9 + 0.2 * torch.rand(len(x), 1, 1, 1))
+    if torch.rand(()) < 0.5:                                    # half the colour resolution, as in yuv420p
+        grey = x.mean(1, keepdim=True)
+        x = grey + F.interpolate(F.avg_pool2d(x - grey, 2), scale_factor=2, mode="bilinear")
+    if torch.rand(()) < 0.5:
+        x = x.lerp(F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False), 0.5 * torch.rand(()))
+    x = x + 0.01 * torch.rand(()) * torch.randn_like(x)
+    return (x.clamp(0, 1) - 0.5) / 0.5
+
+
+def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: int = 32, videos: int = 1600, each: int = 12):
+    """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+    model = SiglipVisionModel(SiglipVisionConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+                                                 num_attention_heads=4, image_size=world.SIZE, patch_size=16))
+    heads, chance = CellHeads(128), random.Random(seed)
+    frames, labels = [], []
+    for number in tqdm(data.TOY_SEEDS["train"][:videos], desc="rendering", unit="video"):
+        kitchen = world.Kitchen(number)
+        chosen = chance.sample(range(len(kitchen)), each)
+        frames.extend(kitchen.render(frame) for frame in chosen)
+        labels.extend(kitchen.labels()[chosen])
+    frames, labels = torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
+    weights = []
+    for i, size in enumerate(world.SIZES):
+        counts = torch.bincount(labels[..., i].flatten(), minlength=size).clamp_min(1).float()
+        weights.append(counts.rsqrt() * counts.sum() / counts.sqrt().sum())
+    parameters = {f"model.{n}": p for n, p in model.named_parameters()} | {f"heads.{n}": p for n, p in heads.named_parameters()}
+
+    def backward(step: int) -> tuple[float, int]:
+        rows = torch.randint(len(frames), (batch,))
+        loss = heads.loss(nar.frame_tokens(model, augment(frames[rows]), 3), labels[rows], weights)
+        loss.backward()
+        return loss.item(), batch * 10
+
+    fit("encoder", parameters, backward, steps, 1.5e-3)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    processor = {"image_processor_type": "SiglipImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+                 "size": {"height": world.SIZE, "width": world.SIZE}, "do_resize": True, "do_normalize": True}
+    nar.write(folder / "preprocessor_config.json", lambda file: file.write_text(json.dumps(processor, indent=1)))
+
+
+# ---------------------------------------------------------------------------------------------- language
+
+def batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Endless token batches [batch, length] of the world's documents."""
+    documents, ids = world.documents(seed), []
+    while True:
+        while len(ids) < batch * length:
+            text = next(documents)
+            ids += [tokenizer.bos_token_id] + tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        yield torch.tensor(ids[:batch * length]).view(batch, length)
+        ids = ids[batch * length:]
+
+
+def make_tokenizer(folder: Path, seed: int):
+    """Byte-level BPE with Llama 3's way of splitting, learned on the world's documents and the layout's pieces."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+    split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"),
+                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    documents = world.documents(seed)
+    pieces = [nar.SYSTEM + "\n\n", f"User: {nar.INSTRUCTION}\n", "[", "]\n", ",", "Assistant:", "\n"]
+    tokenizer.train_from_iterator([next(documents) for _ in range(2000)] + pieces * 50, trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
+                                      clean_up_tokenization_spaces=False)
+    wrapped.save_pretrained(folder)
+    return wrapped
+
+
+def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: int = 16, length: int = 256):
+    """Train a small Llama on the world's documents (next-token prediction); write it and its tokenizer to folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    tokenizer = make_tokenizer(folder, seed)
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+                         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=131072,
+                         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
+                         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
+    llm = LlamaForCausalLM(config)
+    for module in llm.modules():   # the library's 0.02 is for wide models: at width 128 attention would start all but flat
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
+    nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
+    source = batches(tokenizer, length, batch, seed)
+    pool = [next(source) for _ in range(steps)]
+
+    def backward(step: int) -> tuple[float, int]:
+        loss = llm(input_ids=pool[step], labels=pool[step]).loss
+        loss.backward()
+        return loss.item(), pool[step].numel()
+
+    fit("language", dict(llm.named_parameters()), backward, steps, 2e-3)
+    llm.to(torch.bfloat16).save_pretrained(folder)
+
+
+# ---------------------------------------------------------------------------------------------- the training videos
+
+@dataclass
+class Scene:
+    """A training video: x [T, J, D], narrations (frame, ids without EOT), labels [T, 9, 2] (type, colour; 0 nothing)."""
+    x: Tensor
+    narrations: list[tuple[int, list[int]]]
+    labels: Tensor
+
+
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Path) -> list[Scene]:
+    """The first `limit` training videos; their frame tokens are encoded once and kept in the file `cache`."""
+    stored, found = load_file(cache) if cache.exists() else {}, []
+    samples = zip(data.TOY_SEEDS["train"], data.toy_samples("train", limit))
+    for seed, sample in tqdm(samples, total=limit, desc="encoding", unit="video"):
+        name = str(seed)
+        if name not in stored:
+            frames = map(torch.from_numpy, sample.frames())
+            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
+        labels = torch.from_numpy(world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2]).long()
+        narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
+        found.append(Scene(stored[name].float(), narrations, labels))
+    nar.write(cache, lambda file: save_file(stored, file))
+    return found
+
+
+def chunks(items: Iterator, size: int) -> Iterator[list]:
+    chunk = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def last_seen(labels: Tensor) -> Tensor:
+    """What each place showed last, up to and with each frame: labels [T, 9, 2] -> [T, 9, 2], 0: nothing so far."""
+    frame = torch.arange(len(labels))[:, None]
+    last = torch.where(labels[..., 0] > 0, frame, 0).cummax(0).values                # [T, 9]
+    return labels[last, torch.arange(9)]
+
+
+# ---------------------------------------------------------------------------------------------- look, recall
+
+def inventory(labels: Tensor, most: int, chance: random.Random) -> str:
+    """labels [9, 2] -> ' the drawer: green bowl\\nthe shelf: red cup', for some of the places in random order."""
+    places = [place for place, (kind, _) in enumerate(labels.tolist()) if kind]
+    lines = []
+    for place in chance.sample(places, min(most, len(places))):
+        kind, colour = labels[place].tolist()
+        lines.append(f"the {world.PLACES[place]}: {world.COLOURS[colour - 1]} {world.TYPES[kind - 1]}")
+    return " " + "\n".join(lines)
+
+
+def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float, seed: int,
+                batch: int = 8):
+    """What a language model knows before it meets a narrator's data, in miniature: to name what an image shows.
+
+    look      one frame, and the list of what is visible in it
+    recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
+    """
+    narrator.train()
+
+    def backward(step: int) -> tuple[float, int]:
+        chance, total, tokens = random.Random(f"{stage} {seed} {step}"), 0.0, 0
+        for _ in range(batch):
+            video, state, last = chance.choice(videos), None, 0
+            t = chance.randrange(2, len(video.x))
+            narrations = [(0, narrator.layout.encode(inventory(video.labels[t - 1], 9, chance)))]
+            if stage == "recall":
+                known = last_seen(video.labels[:t + 1])[t]
+                narrations.append((1, narrator.layout.encode(inventory(known, 6, chance))))
+                before = rearrange(video.x[:t - 1], "t j d -> 1 (t j) d")
+                state, last = narrator.memory(before, torch.zeros(1, 0, dtype=torch.long))[1], 1
+            loss, learned = narrator.loss(video.x[t - 1:t + last], narrations, state)
+            (loss / learned / batch).backward()
+            total, tokens = total + loss.item() / learned / batch, tokens + learned + 10 * (1 + last)
+        return total, tokens
+
+    fit(stage, narrator.trainable(), backward, steps, lr)
+
+
+# ---------------------------------------------------------------------------------------------- remember
+
+def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3, batch: int = 4,
+             reads: int = 12):
+    """CLAM alone, with a linear head that is thrown away: memory token 1 + p tells type and colour of what place p
+    showed last, wherever it shows nothing now. Up to four videos in a row make a long one."""
+    head, chance = nn.Linear(memory.width, sum(world.SIZES[:2])), random.Random(f"remember {seed}")
+    plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
+
+    def backward(step: int) -> tuple[float, int]:
+        total, tokens = 0.0, 0
+        for row in plan[step]:
+            x, labels = (torch.cat([getattr(videos[i], name) for i in row]) for name in ("x", "labels"))
+            frames = torch.randperm(len(x))[:reads * len(row)].sort().values
+            known, hidden = last_seen(labels)[frames], labels[frames][..., 0] == 0
+            hidden &= known[..., 0] > 0
+            tokens_read, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), (frames[None] + 1) * x.shape[1])
+            told = head(tokens_read[0, :, 1:10]).split(world.SIZES[:2], dim=-1)
+            loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i]) for i, y in enumerate(told)) / batch
+            loss.backward()
+            total, tokens = total + loss.item(), tokens + x[..., 0].numel()
+        return total, tokens
+
+    parameters = {f"memory.{n}": p for n, p in memory.named_parameters()} | {f"head.{n}": p for n, p in head.named_parameters()}
+    fit("remember", parameters, backward, steps, lr)
