@@ -1,47 +1,41 @@
-"""Narrated videos: decoding, frame features, the toy data set (paper §4.1, App. B.4).
+"""Narrated videos: Ego4D, EgoExo4D, EPIC-Kitchens-100 and the toy world (paper §4.1, App. B.4).
 
     python data.py toy --seed 7 --minutes 3 --output kitchen.mp4     a toy video and its ground truth, kitchen.json
-    python data.py stats --data toy                                  the columns of App. B.4's table
+    python data.py stats --data NAME                                 App. B.4's table for a data set
+    python data.py encode VIDEO... --output ROOT/features            frame features of videos (features.py)
+    python data.py rewrite --data NAME --llm ID                      raw narrations as sentences, by a language model
 
 Glossary
 fps         frames a second that the narrator sees (2 in the paper), whatever the rate of the file
 frame i     the picture on screen i / fps seconds after the first one; it stands for the time up to (i + 1) / fps
-narration   (frame, text): the sentence written after its frame; the first is at frame 0 in the toy world
+narration   (frame, text): the sentence written after its frame; the first is at frame 0
 segment     the frames after one narration up to the next: as many segments as narrations
-memory      words of a narration that only visual memory can give; () where there are none
-x           frame features [T, J, D]: frames, tokens per frame, width
-damaged     packets of a video file that could not be decoded faithfully
+memory      words of a narration that only visual memory can give; () where there are none (all but the toy)
 
-Does not include yet: Ego4D, EgoExo4D and EPIC-Kitchens-100, and feature extraction from videos.
+Annotation files are read in annotations.py, videos in video.py, features in features.py.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 from math import ceil, isfinite
 from pathlib import Path
 
-import av
 import numpy as np
 import torch
-from av.video.reformatter import VideoReformatter
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+import annotations
+from annotations import BadData, NotDownloaded, Notes
+from features import Store, encode, rank
 from toy import world
-
-
-class BadData(ValueError):
-    """Something that the user can put right; the message is one line that says what to do."""
+from video import Video, replacing, write_video
 
 
 # ----------------------------------------------------------------------------------------- time and frames
@@ -56,257 +50,6 @@ def time_of(frame: int, fps: float) -> float:
     return (frame + 1) / fps
 
 
-# --------------------------------------------------------------------------------------------------- video
-
-TOLERANCE = 0.0012                             # seconds; Matroska rounds this time and the first to milliseconds
-MAX_FAILURES = 100                             # packets in a row that cannot even be read: give the rest up
-BACKWARDS = 3.0                                # seconds; a larger step back in time starts a new clock
-
-
-class Video:
-    """The RGB pictures of a video file at a fixed rate. Each iteration opens the file anew and closes it.
-
-    path, fps   file; frames a second to give
-    size        height and width of the pictures as shown (rotated as the file asks)
-    duration    seconds that the file's header promises, or None; `frames` is the number of frames expected from it
-    damaged     after (or during) an iteration: packets not decoded faithfully, and one more if the end is missing
-
-    A picture is chosen by its presentation time, counted from the start of the video stream. If that start cannot be
-    decoded, the first picture that can be stands in for it, so that no later picture moves. Repeated frames are the
-    same array. Mirroring is ignored, and so is the aspect ratio of non-square pixels. Memory does not grow with length.
-    Raises BadData when the file is missing, is no video, or when not one picture can be decoded.
-    """
-
-    def __init__(self, path: str | Path, fps: float = 2.0):
-        if not (isfinite(fps) and fps > 0):
-            raise BadData(f"frames a second must be more than 0, not {fps}")
-        self.path, self.fps, self.damaged = Path(path), float(fps), 0
-        with self._open() as (container, stream):
-            self.duration = promised(container, stream)
-            first = next(self._decode(container, stream), None)
-            if first is None:
-                raise BadData(f"{path}: not one picture can be decoded; damaged; get the file again")
-            quarter_turns = round(first.rotation / 90)
-            self.size = (first.width, first.height) if quarter_turns % 2 else (first.height, first.width)
-        self.frames = None if self.duration is None else max(1, ceil((self.duration - TOLERANCE) * self.fps))
-        self.damaged = 0
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """uint8 [H, W, 3], frame by frame; frame i comes as soon as the picture after it has been decoded."""
-        self.damaged = 0
-        reformatter, index = VideoReformatter(), 0
-        with self._open() as (container, stream):
-            for frame, until in self._shown(container, stream):
-                picture = None                                     # converted only if kept, and only once
-                while index / self.fps < until - TOLERANCE:
-                    picture = to_rgb(frame, reformatter) if picture is None else picture
-                    yield picture
-                    index += 1
-            if self.duration is not None and self.duration - until > 1:
-                self.damaged += 1                                  # a file cut between two packets has no other sign
-
-    def report(self) -> None:
-        """Says on stderr, in one line, what was damaged (if anything). For whoever iterates."""
-        if self.damaged:
-            tqdm.write(f"{self.path}: {self.damaged} damaged or missing parts were skipped", file=sys.stderr)
-
-    @contextmanager
-    def _open(self) -> Iterator[tuple]:
-        """The open container and its video stream; closed at the end, or when the iteration is abandoned."""
-        path = self.path
-        if not path.exists():
-            raise BadData(f"{path}: no such file")
-        if not path.is_file():
-            raise BadData(f"{path}: is {'a directory' if path.is_dir() else 'not a regular file'}; give a video file")
-        if path.stat().st_size == 0:
-            raise BadData(f"{path}: is empty (0 bytes); get the file again")
-        try:                                                       # file: keeps a ':' in a name from being a protocol
-            container = av.open(f"file:{path}", metadata_errors="replace")
-        except av.FFmpegError as error:
-            raise BadData(f"{path}: cannot be opened as a video ({error.strerror}); truncated? not a video?") from error
-        with container:
-            if container.format.name == "tty":                     # FFmpeg would render a .txt file
-                raise BadData(f"{path}: is a text file; give a video file")
-            stream = container.streams.best("video")
-            if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
-                raise BadData(f"{path}: has no video stream (audio or subtitles only); give a video file")
-            stream.thread_type = "AUTO"
-            yield container, stream
-
-    def _decode(self, container, stream) -> Iterator[av.VideoFrame]:
-        """Pictures in the order of presentation. Damage is counted, and decoding goes on behind it."""
-        packets, failures = container.demux(stream), 0
-        while failures < MAX_FAILURES:
-            try:
-                packet = next(packets, None)
-            except (av.FFmpegError, IndexError) as error:          # IndexError: PyAV meets a stream that began late
-                self.damaged += not isinstance(error, IndexError)
-                failures += 1
-                packets = container.demux(stream)                  # a generator that has raised is finished
-                continue
-            if packet is None:
-                return
-            failures, frames = 0, []
-            damaged = packet.is_corrupt                            # cut short: decoded in threads, it would take the
-            if not damaged:                                        # pictures before it along
-                try:
-                    frames = packet.decode()
-                except av.FFmpegError:
-                    damaged = True
-            self.damaged += bool(damaged or any(frame.is_corrupt for frame in frames))
-            yield from frames
-
-    def _shown(self, container, stream) -> Iterator[tuple[av.VideoFrame, float]]:
-        """Each picture with the time at which it leaves the screen, in seconds from the start of the stream."""
-        shown, now = None, 0.0
-        for frame, now, step in self._timed(container, stream):
-            if shown is not None:
-                yield shown, now
-            shown = frame
-        if shown is None:
-            raise BadData(f"{self.path}: not one picture can be decoded any more; was the file changed?")
-        yield shown, now + max(step, 2 * TOLERANCE)
-
-    def _timed(self, container, stream) -> Iterator[tuple[av.VideoFrame, float, float]]:
-        """Each picture with its time from the start of the stream and its own duration, in seconds. Never runs back."""
-        usual = 1 / float(stream.average_rate or stream.guessed_rate or self.fps)
-        longest = 3600 if self.duration is None else max(60, self.duration)
-        origin = None if stream.start_time is None else float(stream.start_time * stream.time_base)
-        now, step = 0.0, 0.0
-        for count, frame in enumerate(self._decode(container, stream)):
-            expected = now + step
-            if frame.pts is None:                                  # raw streams carry no times at all
-                now = expected
-            else:
-                pts = float(frame.pts * frame.time_base)
-                back = 0 if count == 0 else BACKWARDS
-                if origin is None or not now - back <= pts - origin <= now + longest:
-                    origin = pts - expected                        # a new clock: concatenated, or a damaged time
-                now = max(now, pts - origin)
-            step = float((frame.duration or 0) * frame.time_base)
-            step = step if 0 < step <= longest else usual
-            yield frame, now, step
-
-
-def promised(container, stream) -> float | None:
-    """The duration in seconds that a file's header states for its video stream, or None."""
-    if stream.duration is not None:
-        return float(stream.duration * stream.time_base)
-    tag = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))
-    if tag:                                                        # Matroska
-        end = 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
-    elif container.duration is not None:
-        end = container.duration / av.time_base
-    else:
-        return None
-    matroska = "matroska" in container.format.name                 # it states the end, not the length
-    return max(0.0, end - float((stream.start_time or 0) * stream.time_base)) if matroska else end
-
-
-def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
-    """uint8 [H, W, 3], upright. By far the most expensive step after decoding: only for frames that are kept."""
-    rgb = reformatter.reformat(frame, format="rgb24").to_ndarray()                                     # [H, W, 3]
-    return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))      # both turn counter-clockwise
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which becomes `path` at the end, or vanishes if anything is raised on the way."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    if path.is_dir():
-        raise BadData(f"{path}: is a directory; give the name of a file")
-    try:
-        part.touch()
-    except OSError as error:
-        raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18) -> None:
-    """H.264 in mp4 from uint8 [H, W, 3] frames of even height and width; crf 0 (lossless) to 51.
-
-    The file appears when it is complete. Raises BadData if there are no frames or if it cannot be written.
-    """
-    with replacing(path) as part:
-        with av.open(f"file:{part}", "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            stream = None
-            for frame in frames:
-                if stream is None:
-                    stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-                    stream.height, stream.width = frame.shape[:2]
-                    stream.pix_fmt, stream.options = "yuv420p", {"crf": str(crf)}
-                    stream.codec_context.gop_size = max(1, round(10 * fps))     # a player can seek every 10 s
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-            if stream is None:
-                raise BadData(f"{path}: there are no frames to write")
-            container.mux(stream.encode())
-
-
-# ------------------------------------------------------------------------------------------------ features
-
-FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
-
-
-def is_features(spec: str) -> bool:
-    """Does an argument name frame features (FILE.safetensors, FILE.safetensors:NAME, FILE.pt), not a video?"""
-    return FEATURES.fullmatch(str(spec)) is not None
-
-
-def load_features(spec: str, tokens: int | None = None, width: int | None = None) -> Tensor:
-    """Frame features [T, J, D] on the CPU, in the floating point format in which they are stored.
-
-    spec: FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a tensor; read with weights_only)
-    tokens, width: what J and D must be, if given. Raises BadData for anything that is not such features.
-    """
-    match = FEATURES.fullmatch(str(spec))
-    if match is None:
-        raise BadData(f"{spec}: features are FILE.safetensors, FILE.safetensors:NAME or FILE.pt")
-    path = Path(match[1] or match[3])
-    if not path.is_file():
-        raise BadData(f"{path}: {'is a directory, not a feature file' if path.is_dir() else 'no such file'}")
-    x = _read_pt(path) if match[3] else _read_safetensors(path, match[2])
-    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise BadData(f"{spec}: features must be floating point, not {str(x.dtype).removeprefix('torch.')}")
-    if x.ndim != 3 or x.numel() == 0:
-        raise BadData(f"{spec}: features must be [frames, tokens, width], none of them 0, not {list(x.shape)}")
-    for name, given, wanted in (("tokens per frame", x.shape[1], tokens), ("wide", x.shape[2], width)):
-        if wanted is not None and given != wanted:
-            raise BadData(f"{spec}: features are {given} {name}, the model wants {wanted}; use its vision model")
-    if not x.isfinite().all():
-        raise BadData(f"{spec}: features contain NaN or infinite values; extract them again")
-    return x
-
-
-def _read_safetensors(path: Path, name: str | None) -> Tensor:
-    try:
-        with safe_open(path, "pt") as file:
-            names = sorted(file.keys())
-            few = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-            if name is None and len(names) != 1:
-                raise BadData(f"{path}: holds {len(names)} tensors; name one: FILE:NAME (it has {few or 'none'})")
-            if name is not None and name not in names:
-                raise BadData(f"{path}: has no tensor {name!r} (names: {few or 'none'})")
-            return file.get_tensor(names[0] if name is None else name)
-    except (SafetensorError, OSError) as error:
-        raise BadData(f"{path}: cannot be read as safetensors ({error}); damaged?") from error
-
-
-def _read_pt(path: Path) -> Tensor:
-    try:
-        x = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:                 # a damaged pickle can raise nearly anything
-        reason = type(error).__name__          # the message itself can be a page long
-        raise BadData(f"{path}: cannot be read as a tensor ({reason}); damaged, or no plain tensor?") from error
-    if not isinstance(x, Tensor):
-        raise BadData(f"{path}: holds a {type(x).__name__}; save one tensor [frames, tokens, width]")
-    return x.detach()
-
-
 # ------------------------------------------------------------------------------------------------- samples
 
 @dataclass
@@ -317,11 +60,25 @@ class Sample:
     memory: list[tuple[str, ...]]              # one per narration: the words that only visual memory can give
     fps: float
     num_frames: int
-    source: Callable[[], Iterator[np.ndarray]]
+    source: Callable[[], Iterator[np.ndarray]] | None                 # pictures, or
+    read: Callable[[int, int], Tensor] | None = None                  # (start, stop) -> features [stop - start, J, D]
+    tracks: list[list[tuple[float, str]]] | None = None               # ground truth in seconds, if it is more than that
+    offset: float = 0.0                                               # seconds of the video at the sample's first frame
+    origin: float = 0.0                                               # seconds at which its first segment begins
 
     def frames(self) -> Iterator[np.ndarray]:
         """num_frames pictures, uint8 [H, W, 3]."""
         return self.source()
+
+    def tokens(self, vision: Callable[[Tensor], Tensor] | None = None, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+        """Frame tokens [J, D], one frame after the other; `vision` encodes where there are pictures. Never all at once."""
+        stop = self.num_frames if stop is None else stop
+        if self.read is None:
+            for picture in islice(self.frames(), start, stop):
+                yield vision(torch.from_numpy(picture)[None])[0]
+        else:
+            for begin in range(start, stop, 256):
+                yield from self.read(begin, min(begin + 256, stop))
 
 
 def make_sample(name: str, told: Iterable[tuple[int, str, tuple]], fps: float, num_frames: int,
@@ -442,23 +199,27 @@ def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 
 
-def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
-                 limit: int | None = None) -> Iterator[Sample]:
+def load_dataset(name: str, root: str | Path | None = None, split: str = "val", limit: int | None = None,
+                 streaming: bool = False, max_frames: int | None = None, shape: tuple = (None, None)) -> Iterator[Sample]:
     """The samples of a data set, one after the other.
 
-    name    "toy": without a root it is rendered on the fly; with one, it is read from ROOT/SPLIT if there is such a
-            folder, else from ROOT, in the order of the names of the .json files (each beside its .mp4)
-    limit   at most so many; None: all in the root, or TOY_COUNT of the split
-    Raises BadData for unknown or unsupported names and splits and for a root without samples.
+    name        "toy": without a root it is rendered on the fly; with one, it is read from ROOT/SPLIT if there is such a
+                folder, else from ROOT, in the order of the names of the .json files (each beside its .mp4). The others:
+                one sample per annotator and video, from the first narration to the last; root is data/NAME by default
+    limit       at most so many; None: all in the root, or TOY_COUNT of the split
+    streaming   what the self-conditioned protocol runs over: a video once, with the tracks of all its annotators
+    max_frames  a sample ends with the last narration before so many frames
+    shape       (J, D) that features must have
+    Raises BadData for unknown names and splits, for a root without samples, and for what is damaged in it.
     """
     if name not in DATASETS:
         raise BadData(f"unknown data set {name!r}; choose one of {', '.join(DATASETS)}")
-    if name != "toy":
-        raise BadData(f"{name} is not yet supported by this version; try --data toy")
-    if split not in TOY_SEEDS:
-        raise BadData(f"unknown split {split!r}; choose one of {', '.join(TOY_SEEDS)}")
     if limit is not None and limit < 1:
         raise BadData(f"the limit must be 1 video or more, not {limit}")
+    if name != "toy":
+        return annotated(name, Path(root or f"data/{name}"), split, limit, streaming, max_frames, shape)
+    if split not in TOY_SEEDS:
+        raise BadData(f"unknown split {split!r}; choose one of {', '.join(TOY_SEEDS)}")
     if root is None:
         return toy_samples(split, limit or TOY_COUNT[split])
     folder = Path(root) / split if (Path(root) / split).is_dir() else Path(root)
@@ -469,18 +230,57 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
     return map(read_sample, files)
 
 
-def statistics(samples: Iterable[Sample]) -> dict:
+def annotated(name: str, root: Path, split: str, limit: int | None, streaming: bool, max_frames: int | None,
+              shape: tuple) -> Iterator[Sample]:
+    """Ego4D, EgoExo4D, EPIC: annotations and features put together; what was put right is said on stderr."""
+    notes = Notes()
+    found = (annotations.intervals if streaming else annotations.tracks)(name, root, split, notes)[:limit]
+    store = Store(root, annotations.take_names(root) if name == "egoexo4d" else None)
+    samples = [(streamed if streaming else told)(one, store, shape, notes, max_frames) for one in found]
+    if not samples:
+        raise BadData(f"{root}: the {split} split of {name} has no narrations")
+    print(f"{name} {split}: {len(samples)} samples{'; ' if str(notes) else ''}{notes}", file=sys.stderr)
+    return iter(samples)
+
+
+def told(track: annotations.Track, store: Store, shape: tuple, notes: Notes, max_frames: int | None = None) -> Sample:
+    """One annotator's narrations of one video, from the first to the last."""
+    placed = annotations.place(track.narrations, store.entry(track.video)["duration"], world.FPS, notes)
+    first = placed[0][0]
+    narrations = [(frame - first, text) for frame, text in placed if max_frames is None or frame - first < max_frames]
+    notes.add("narrations cut off by the limit of frames", len(placed) - len(narrations))
+    return Sample(f"{track.video}/{track.annotator}", narrations, [()] * len(narrations), world.FPS, narrations[-1][0] + 1, None,
+                  lambda start, stop: store.read(track.video, first + start, first + stop, *shape))
+
+
+def streamed(interval: annotations.Interval, store: Store, shape: tuple, notes: Notes, max_frames: int | None = None) -> Sample:
+    """An interval of a video with all its tracks; its narrations' times count from the start of the video."""
+    first, stop = int(interval.start * world.FPS), int(interval.end * world.FPS) + 1
+    count = min(stop, store.rows(interval.video)) - first
+    if count < 1:
+        raise BadData(f"{store.locate(interval.video)[0]}, video {interval.video}: ends before its narrations begin ({interval.start} s)")
+    return Sample(f"{interval.video}_{first}_{stop}", [], [], world.FPS, count, None,
+                  lambda start, stop: store.read(interval.video, first + start, first + stop, *shape),
+                  [one.narrations for one in interval.tracks], interval.start, interval.origin)
+
+
+# What App. B.4 says of the data sets, in the order of `statistics`; narrations are counted in Llama's tokens
+PAPER = {"ego4d": (102986, 17059, 237.7, 92.0, 53, 4.5, 12), "egoexo4d": (3219, 826, 151.4, 232.7, 58, 2.6, 17),
+         "ek100": (495, 138, 493.9, 621.3, 112, 4.4, 10)}
+
+
+def statistics(samples: Iterable[Sample], count: Callable[[str], int] = lambda text: len(text.split())) -> dict:
     """App. B.4's columns: seconds, counts and words (mean over videos; durations and words over all narrations)."""
-    lengths, counts, texts, recalled = [], [], [], 0
+    lengths, counts, words, recalled = [], [], [], 0
     for sample in samples:
         lengths.append(sample.num_frames / sample.fps)
         counts.append(len(sample.narrations))
-        texts += [text for _, text in sample.narrations]
+        words += [count(text) for _, text in sample.narrations]
         recalled += sum(map(bool, sample.memory))
-    told = max(1, len(texts))                                      # videos without narrations have no segments
+    each = max(1, len(words))                                      # videos without narrations have no segments
     return {"videos": len(lengths), "length_mean": float(np.mean(lengths)), "length_std": float(np.std(lengths)),
-            "segments_per_video": float(np.mean(counts)), "segment_duration": sum(lengths) / told,
-            "words_per_narration": sum(len(text.split()) for text in texts) / told, "memory_share": recalled / told}
+            "segments_per_video": float(np.mean(counts)), "segment_duration": sum(lengths) / each,
+            "words_per_narration": sum(words) / each, "memory_share": recalled / each}
 
 
 # -------------------------------------------------------------------------------------------- command line
@@ -501,6 +301,9 @@ def run(main: Callable[[], None], also: tuple[type[BaseException], ...] = ()) ->
         print("interrupted", file=sys.stderr)
         code = 130
     except (BadData, OSError, *also) as error:
+        if isinstance(error, NotDownloaded):                                   # the one message of several lines
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
         named = isinstance(error, OSError) and error.filename is not None
         message = f"{error.filename}: {error.strerror}" if named else str(error) or type(error).__name__
         print("error:", " ".join(message.split()), file=sys.stderr)
@@ -526,17 +329,87 @@ def toy_command(options: argparse.Namespace) -> None:
 
 
 def stats_command(options: argparse.Namespace) -> None:
-    samples = load_dataset(options.data, options.root, options.split, options.limit)
-    stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None))
-    print("videos  length [s]       segments  seg. dur. [s]  words / narration  memory narrations")
-    print("{videos:6d}  {length_mean:7.1f} +- {length_std:5.1f} {segments_per_video:9.1f}  {segment_duration:13.2f}  "
+    samples, count, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
+    if options.llm:
+        from narrator import load_tokenizer
+        tokenizer, unit = load_tokenizer(options.llm), "tokens"
+        count = {"count": lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])}
+    stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **count)
+    print(f"        videos   length [s]          segments  seg. dur. [s]  {unit} / narration  memory narrations")
+    print("here   {videos:7d}  {length_mean:7.1f} +- {length_std:5.1f}  {segments_per_video:9.1f}  {segment_duration:13.2f}  "
           "{words_per_narration:17.1f}  {memory_share:17.1%}".format_map(stats))
+    if options.data in PAPER:
+        train, val, mean, deviation, segments, duration, tokens = PAPER[options.data]
+        print(f"paper  {train if options.split == 'train' else val:7d}  {mean:7.1f} +- {deviation:5.1f}  {segments:9.1f}  "
+              f"{duration:13.2f}  {tokens:17.1f}" + ("" if options.llm else "  (tokens of Llama; --llm counts them here, too)"))
     if options.json:
-        print(json.dumps({"data": options.data, "split": options.split} | stats))
+        print(json.dumps({"data": options.data, "split": options.split, "unit": unit} | stats))
+
+
+def encode_command(options: argparse.Namespace) -> None:
+    try:
+        shard = rank() if options.shard is None else tuple(map(int, options.shard.split("/")))
+        shard = shard if options.shard is None else (shard[0] - 1, shard[1])
+        if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
+            raise ValueError
+    except ValueError:
+        raise BadData(f"--shard is i/n with i from 1 to n, such as 1/4, not {options.shard}") from None
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ and torch.cuda.is_available() else options.device
+    encode(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch, device, shard)
+
+
+REWRITE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and the "
+           'present tense, with articles and a full stop. Add nothing. Answer with the sentence alone.\nNote: open fridge\n'
+           "Sentence: You open the fridge.\nNote: C puts the knife on the table\nSentence: You put the knife on the table.\n"
+           "Note: {note}\nSentence:")
+
+
+def rewrite_command(options: argparse.Namespace) -> None:
+    """Write the published layout's annotation file from raw annotations; the sentences of a language model.
+
+    Kept in a .jsonl beside it as they come, so that it goes on where it was stopped.
+    """
+    from narrator import BadCheckpoint, choose, load_llm
+    name, root, notes = options.data, Path(options.root or f"data/{options.data}"), Notes()
+    target = root / "annotations" / annotations.PUBLISHED[name].format(split=options.split)
+    if annotations.find(root, target.name):
+        raise BadData(f"{annotations.find(root, target.name)} is there already")
+    tracks = annotations.tracks(name, root, options.split, notes)[:options.limit]
+    notes_texts = sorted({text for track in tracks for _, text in track.narrations})
+    device, dtype = choose(options.device)
+    try:
+        llm, tokenizer = load_llm(options.llm, dtype)
+    except BadCheckpoint as error:
+        raise BadData(str(error)) from error
+    llm, done = llm.to(device).eval(), target.with_suffix(".jsonl")
+    done.parent.mkdir(parents=True, exist_ok=True)
+    sentences = dict(map(json.loads, done.read_text().splitlines())) if done.exists() else {}
+    with done.open("a") as file, torch.no_grad():
+        for text in tqdm([text for text in notes_texts if text not in sentences], desc="rewriting", unit="sentence"):
+            ids = tokenizer(REWRITE.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
+            written = llm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False,
+                                   pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]
+            lines = tokenizer.decode(written, skip_special_tokens=True).strip().splitlines()
+            sentences[text] = lines[0].strip() if lines and lines[0].strip() else text
+            file.write(json.dumps([text, sentences[text]]) + "\n")
+            file.flush()
+    told = lambda track: [{"time": time, "text": sentences[text]} for time, text in track.narrations]
+    content: dict = {}
+    for track in tracks:
+        if name == "ek100":
+            content[track.video] = told(track)
+        elif name == "ego4d":
+            content.setdefault(track.video, {})[track.annotator] = told(track)
+        else:
+            rows = [{"timestamp": row["time"], "text": row["text"], "ego_visible": True} for row in told(track)]
+            content.setdefault(track.video, []).append({"descriptions": rows})
+    with replacing(target) as part:
+        Path(part).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"{target}: {len(notes_texts)} sentences, {len(tracks)} annotators")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="data.py", description="Toy videos; statistics (paper App. B.4).")
+    parser = argparse.ArgumentParser(prog="data.py", description="Data sets: statistics, features, the toy.")
     commands = parser.add_subparsers(dest="command", required=True)
     toy = commands.add_parser("toy", help="write toy videos with their ground truth")
     toy.add_argument("--seed", type=int, default=7, help="which video (default: %(default)s)")
@@ -544,16 +417,33 @@ def main(arguments: list[str] | None = None) -> None:
     toy.add_argument("--output", required=True, help="FILE.mp4 (FILE.json comes beside it); a folder with --count")
     toy.add_argument("--count", type=int, default=1, help="videos of SEED, SEED + 1, ...; finished ones are kept")
     toy.set_defaults(command=toy_command)
-    stats = commands.add_parser("stats", help="size, length and narrations of a data set")
-    stats.add_argument("--data", required=True, help=" | ".join(DATASETS))
-    stats.add_argument("--root", help="folder of the data set (toy: rendered on the fly without one)")
-    stats.add_argument("--split", default="val", choices=list(TOY_SEEDS), help="default: %(default)s")
-    stats.add_argument("--limit", type=int, help="at most so many videos")
-    stats.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    stats = commands.add_parser("stats", help="size, length and narrations of a data set (App. B.4)")
     stats.set_defaults(command=stats_command)
+    stats.add_argument("--llm", help="count the tokens of this model's tokenizer, not words")
+    stats.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    encoding = commands.add_parser("encode", help="frame features of videos; finished ones are kept")
+    encoding.add_argument("videos", nargs="+", metavar="VIDEO")
+    encoding.add_argument("--output", required=True, help="folder; ROOT/features of a data set")
+    encoding.add_argument("--vision", default="google/siglip-large-patch16-384", help="hub id or folder (default: %(default)s)")
+    encoding.add_argument("--fps", type=float, default=2.0, help="default: %(default)s")
+    encoding.add_argument("--grid", type=int, default=3, help="pooled tokens per side (default: %(default)s)")
+    encoding.add_argument("--batch", type=int, default=32, help="frames at once (default: %(default)s)")
+    encoding.add_argument("--shard", metavar="I/N", help="only the I-th of N parts (under torchrun: by process)")
+    encoding.set_defaults(command=encode_command)
+    rewriting = commands.add_parser("rewrite", help="raw narrations as sentences, by a language model")
+    rewriting.add_argument("--llm", required=True, help="hub id or folder of an instruction-tuned model")
+    rewriting.set_defaults(command=rewrite_command)
+    for one in (encoding, rewriting):
+        one.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
+    for one in (stats, rewriting):
+        one.add_argument("--data", required=True, choices=None if one is stats else DATASETS[1:], help=" | ".join(DATASETS))
+        one.add_argument("--root", help="folder of the data set (default: data/NAME; the toy is rendered)")
+        one.add_argument("--split", default="val", help="default: %(default)s")
+        one.add_argument("--limit", type=int, help="at most so many samples")
     options = parser.parse_args(arguments)
     options.command(options)
 
 
 if __name__ == "__main__":
-    run(main)
+    from narrator import BadCheckpoint
+    run(main, (BadCheckpoint,))

@@ -92,7 +92,6 @@ def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window:
             used, spent = {stage: now[stage] - spent[stage] for stage in now}, now
             (narrating if step.narration else plain).append((sum(used.values()), used.get("generation", 0.0)))
             if (step.frame + 1) % window == 0 or step.frame + 1 == frames:
-                recent = [total for total, _ in (plain + narrating)[-window:]] if not rows else None
                 done = sum(now.values())
                 since = done - (rows[-1]["seconds"] if rows else 0.0)
                 count = step.frame + 1 - (rows[-1]["frames"] if rows else 0)

@@ -14,10 +14,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from tqdm import tqdm
 
 import data
 import efficiency
+import features
 import metrics
 import narrator as nar
 import stream
@@ -155,30 +155,26 @@ def table(rows: list[tuple[str, dict]]):
 
 # ---------------------------------------------------------------------- python evaluate.py stream (§4.1, self-conditioned)
 
-def prepare(args: argparse.Namespace, model: str | None = None) -> tuple[nar.Narrator, nar.VisionEncoder]:
-    """The narrator and its vision encoder, with the settings of the command line."""
+def prepare(args: argparse.Namespace, model: str | None = None) -> tuple[nar.Narrator, nar.VisionEncoder | None]:
+    """The narrator with the settings of the command line, and its vision encoder where there are pictures to encode."""
     device, dtype = nar.choose(f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ and args.device == "auto"
                                and torch.cuda.is_available() else args.device, args.dtype)
     changes = {name: getattr(args, name) for name in ("theta", "theta_low", "refractory", "last_k")
                if getattr(args, name, None) is not None}
     narrator = nar.load(model or args.model, args.llm, device, dtype, **changes)
-    return narrator, nar.VisionEncoder(args.vision or narrator.config.vision, narrator.config.grid, device, dtype)
+    pictures = getattr(args, "data", "toy") == "toy"
+    return narrator, nar.VisionEncoder(args.vision or narrator.config.vision, narrator.config.grid, device, dtype) if pictures else None
 
 
-def frame_tokens(sample: data.Sample, vision: nar.VisionEncoder) -> Iterator[Tensor]:
-    """x [J, D], frame after frame."""
-    return (vision(torch.from_numpy(frame)[None])[0] for frame in sample.frames())
+def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
+    return data.load_dataset(args.data, args.root, args.split, args.limit, streaming, shape=(narrator.config.J, narrator.config.width))
 
 
 def truth_of(sample: data.Sample) -> Truth:
+    if sample.tracks is not None:
+        return Truth([[Told(time, text) for time, text in track] for track in sample.tracks], sample.origin)
     return Truth([[Told(data.time_of(frame, sample.fps), text, tuple(memory))
                    for (frame, text), memory in zip(sample.narrations, sample.memory)]])
-
-
-def shard(samples: Iterable) -> tuple[Iterator, int, int]:
-    """This process's part of the samples under torchrun (all of them without), its rank, and how many there are."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    return islice(samples, rank, None, world), rank, world
 
 
 def keep_settings(folder: Path, settings: dict):
@@ -192,12 +188,13 @@ def keep_settings(folder: Path, settings: dict):
 
 def run_stream(args: argparse.Namespace):
     """Every narration depends on the model's own narrations before it. One video in memory at a time."""
-    found, rank, world = shard(data.load_dataset(args.data, args.root, args.split, args.limit))
+    rank, world = features.rank()
     if world > 1:
         if not args.output:
             raise data.BadData("several processes need --output, a folder where they put their predictions")
         torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
     narrator, vision = prepare(args)
+    every = list(samples(args, narrator, streaming=True))
     folder = Path(args.output) if args.output else None
     if folder and rank == 0:
         keep_settings(folder, {name: getattr(args, name) for name in
@@ -206,13 +203,16 @@ def run_stream(args: argparse.Namespace):
         torch.distributed.barrier()
     (folder / "predictions").mkdir(exist_ok=True) if folder else None
     truths, predictions, minutes = {}, {}, {}
-    for sample in tqdm(found, unit="video", desc="streaming"):
-        file = folder / "predictions" / f"{sample.name}.jsonl" if folder else None
+    for sample in every:
         truths[sample.name], minutes[sample.name] = truth_of(sample), sample.num_frames / sample.fps / 60
+    for sample in tqdm(every[rank::world], unit="video", desc="streaming"):
+        file = folder / "predictions" / f"{sample.name}.jsonl" if folder else None
         if file and file.exists():
             continue
-        steps = stream.narrate(narrator, frame_tokens(sample, vision), args.static)
+        steps = stream.narrate(narrator, sample.tokens(vision), args.static)
         lines = [vars(step.narration) for step in steps if step.narration]
+        for line in lines:                                                            # seconds of the video
+            line["start"], line["end"] = line["start"] + sample.offset, line["end"] + sample.offset
         if file:
             nar.write(file, lambda temporary: temporary.write_text("".join(json.dumps(line) + "\n" for line in lines)))
         predictions[sample.name] = told(lines, sample.name)
@@ -221,10 +221,6 @@ def run_stream(args: argparse.Namespace):
         torch.distributed.destroy_process_group()
         if rank:
             return
-        for sample in data.load_dataset(args.data, args.root, args.split, args.limit):
-            truths[sample.name], minutes[sample.name] = truth_of(sample), sample.num_frames / sample.fps / 60
-    if not truths:
-        raise data.BadData(f"no videos in the {args.split} split of {args.data}")
     for name in truths:
         if name not in predictions:
             file = folder / "predictions" / f"{name}.jsonl"
@@ -309,8 +305,8 @@ def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
     narrator, vision = prepare(args)
     each, minutes = {}, {}
-    for sample in tqdm(data.load_dataset(args.data, args.root, args.split, args.limit), unit="video", desc="teacher"):
-        x = torch.stack(list(frame_tokens(sample, vision)))
+    for sample in tqdm(samples(args, narrator), unit="video", desc="teacher"):
+        x = torch.stack(list(sample.tokens(vision)))
         narrations = [(frame, narrator.layout.encode(" " + text)) for frame, text in sample.narrations]
         each[sample.name] = summary(turns(narrator, x, narrations, args.reply_theta), sample.fps)
         minutes[sample.name] = sample.num_frames / sample.fps / 60
@@ -403,8 +399,8 @@ def run_attention(args: argparse.Namespace):
     for model in args.model:
         narrator, vision = prepare(args, model)
         means = []
-        for sample in tqdm(data.load_dataset(args.data, args.root, args.split, args.limit), unit="video", desc=model, leave=False):
-            x = torch.stack(list(frame_tokens(sample, vision)))
+        for sample in tqdm(samples(args, narrator), unit="video", desc=model, leave=False):
+            x = torch.stack(list(sample.tokens(vision)))
             said = [step.narration for step in stream.narrate(narrator, x, args.static) if step.narration]
             if len(said) > 1:
                 means.append(attention(narrator, x, [(y.frame, y.tokens) for y in said]))

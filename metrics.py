@@ -15,6 +15,7 @@ pycocoevalcap's; METEOR 1.5 (Denkowski and Lavie, 2014) is pycocoevalcap's own J
 """
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import exp, log
 from shutil import which
 
@@ -141,9 +142,7 @@ def java_problem() -> str | None:
     """Why pycocoevalcap's Java programs cannot run here; None if they can."""
     if which("java") is None:
         return "needs Java (apt install default-jre-headless)"
-    try:
-        import pycocoevalcap  # noqa: F401
-    except ImportError:
+    if find_spec("pycocoevalcap") is None:
         return "needs pycocoevalcap (pip install pycocoevalcap)"
     return None
 

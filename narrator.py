@@ -463,15 +463,24 @@ def fill(narrator: Narrator, weights: dict[str, Tensor], file: Path):
 
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder or hub id, attention by PyTorch's sdpa (the mask is boolean)."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    quiet()
+    from transformers import AutoModelForCausalLM
+    tokenizer = load_tokenizer(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
         llm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa")
     except (OSError, ValueError, SafetensorError) as error:
         raise BadCheckpoint(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                             f"{first_line(error)}") from error
     return llm, tokenizer
+
+
+def load_tokenizer(source: str):
+    from transformers import AutoTokenizer
+    quiet()
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
+                            f"{first_line(error)}") from error
 
 
 def save(narrator: Narrator, folder: str | Path, llm: str | None = None, vision: str | None = None,

@@ -31,6 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import data
+from features import is_features, load_features
 from narrator import VISUAL, BadCheckpoint, Narrator, Tokens, VisionEncoder, choose, load
 
 TOY = Path(__file__).parent / "toy" / "checkpoint"
@@ -297,8 +298,8 @@ class Writers:
 def features(source: str, narrator: Narrator, vision: str | None, fps: float, device: str, dtype: torch.dtype):
     """(iterator of frame tokens [J, D], number of frames or None, the video or None) for a video or features file."""
     config = narrator.config
-    if data.is_features(source):
-        x = data.load_features(source, tokens=config.J, width=config.width)
+    if is_features(source):
+        x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
     video = data.Video(source, fps)
     encoder = VisionEncoder(vision or config.vision, config.grid, device, dtype)

@@ -3,24 +3,31 @@
 The paper's recipe is the default: AdamW, 2e-4, cosine with 5 % warm-up, gradients clipped at 1, LoRA of rank 128 and
 alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Language model and vision encoder are frozen.
 
+    python train.py --data ego4d --output out/ego4d    on frame features (data.py encode), from data/ego4d
+    torchrun --nproc-per-node 4 train.py ...           the same training, its batches shared between processes
     python train.py --data toy --output out/toy        the bundled narrator again, from nothing: first the stages of
                                                        toy/stages.py, which make its models, then the paper's training
 
 Everything is resumable (`--resume`) and goes on exactly as if it had not been interrupted: parameters, optimizer and
 random state are in one file, and which videos a step sees depends on seed and step alone.
+
+Does not include: training the encoder or the language model of a full-size narrator, sharded weights (a rank-128 LoRA of
+an 8B model fits one 80 GB GPU).
 """
 import argparse
 import json
+import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from math import cos, pi
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from einops import rearrange
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -28,6 +35,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import data
+import features
 import narrator as nar
 from toy import stages
 
@@ -39,11 +47,11 @@ def option(default, text: str):
 @dataclass
 class Options:
     data: str = option("ego4d", "toy | ego4d | egoexo4d | ek100")
-    root: str | None = option(None, "folder of the data set")
+    root: str | None = option(None, "folder of the data set; default data/NAME")
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     llm: str | None = option(None, "frozen language model: hub id or folder (toy: trained, if not given)")
     vision: str | None = option(None, "frozen vision encoder: hub id or folder (toy: trained, if not given)")
-    init: str | None = option(None, "start from this checkpoint's weights")
+    init: str | None = option(None, "start from this checkpoint's weights and memory (the paper: EgoExo4D and EK100 from Ego4D)")
     resume: bool = option(False, "go on where an interrupted run in --output stopped")
     memory: str = option("clam", "clam | recent | none")
     memory_tokens: int = option(20, "M")
@@ -62,6 +70,9 @@ class Options:
     long: float = option(0.0, "share of the videos that are trained on as if they came late in a long stream")
     max_frames: int = option(1200, "a longer video is cut")
     checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, more time")
+    val_limit: int = option(256, "videos of the validation loss after each epoch; 0: none")
+    device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
+    dtype: str = option("auto", "of the frozen language model: float32 | bfloat16 | auto (bfloat16 on CUDA)")
     limit: int | None = option(None, "use only so many training videos")
     seed: int = option(0, "of the initialisation and of the order of the videos")
     save_every: int = option(50, "steps between two states that --resume can go on from")
@@ -84,34 +95,57 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tuple[float, int]], steps: int, lr: float,
-        options: Options):
-    """Minimise: backward(step) runs forward and backward of a batch and returns its loss and number of tokens."""
+        options: Options, validate: Callable[[int], dict] = lambda step: {}):
+    """Minimise: backward(step) runs forward and backward of a batch and returns its loss and number of tokens.
+
+    Under torchrun each process runs its part of the batch; gradients, losses and tokens are summed over processes.
+    `validate(step)` gives further entries of the log.
+    """
+    rank, world = features.rank()
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     state, log = folder / f"{stage}-state.safetensors", folder / f"{stage}-log.jsonl"
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
     start = restore(state, parameters, optimizer) if options.resume and state.exists() else 0
     kept = log.read_text().splitlines()[:start] if start else []
-    progress = tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1)
-    with log.open("w") as file:
-        file.writelines(line + "\n" for line in kept)
-        for step in progress:
-            began = time.perf_counter()
-            for group in optimizer.param_groups:
-                group["lr"] = lr * schedule(step, steps, options.warmup)
-            optimizer.zero_grad()
-            loss, tokens = backward(step)
-            norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
-            if not norm.isfinite():
-                raise FloatingPointError(f"{stage}: the gradient is not finite at step {step}; lower --lr")
-            optimizer.step()
-            speed = tokens / (time.perf_counter() - began)
-            file.write(json.dumps({"step": step, "loss": loss, "tokens_per_s": round(speed)}) + "\n")
-            file.flush()
-            progress.set_postfix(loss=f"{loss:.3f}", tok_s=f"{speed:.0f}")
+    if rank == 0:
+        nar.write(log, lambda file: file.write_text("".join(line + "\n" for line in kept)))
+    for step in (progress := tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1, disable=rank > 0)):
+        began = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = lr * schedule(step, steps, options.warmup)
+        optimizer.zero_grad()
+        loss, tokens = backward(step)
+        if world > 1:
+            loss, tokens = share(parameters, loss, tokens)
+        norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
+        if not norm.isfinite():
+            raise FloatingPointError(f"{stage}: the gradient is not finite at step {step}; lower --lr")
+        optimizer.step()
+        entry = {"step": step, "loss": loss, "tokens_per_s": round(tokens / (time.perf_counter() - began))} | validate(step)
+        progress.set_postfix(loss=f"{loss:.3f}", tok_s=entry["tokens_per_s"])
+        if rank == 0:
+            with log.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
             if (step + 1) % options.save_every == 0 or step + 1 == steps:
                 snapshot(state, step + 1, parameters, optimizer)
-    curve(log, folder / f"{stage}-loss.png")
+    if rank == 0:
+        curve(log, folder / f"{stage}-loss.png")
+
+
+def share(parameters: dict[str, Tensor], loss: float, tokens: int) -> tuple[float, int]:
+    """Sum gradients, loss and tokens over all processes (data parallelism; once a step, after the accumulation).
+
+    A parameter that no video of this process has reached counts as zero: all processes talk about the same tensors.
+    """
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters.values()]
+    device = gradients[0].device
+    flat = torch.cat([g.flatten().float() for g in gradients] + [torch.tensor([loss, float(tokens)], device=device)])
+    dist.all_reduce(flat)
+    *pieces, totals = flat.split([g.numel() for g in gradients] + [2])
+    for p, piece in zip(parameters.values(), pieces):
+        p.grad = piece.view_as(p).to(p.dtype)
+    return totals[0].item(), int(totals[1].item())
 
 
 def snapshot(path: Path, step: int, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer):
@@ -176,45 +210,102 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
     return chosen
 
 
-def train_narrator(narrator: nar.Narrator, examples: list[Example], options: Options):
-    """LoRA, connector and memory on the examples."""
+def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options, held_out: Sequence[Example] = ()):
+    """LoRA, connector and memory on the examples; the loss on held-out ones after each epoch."""
+    rank, world = features.rank()
     narrator.train()
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
+    epoch = max(1, round(len(examples) / options.batch))
 
     def backward(step: int) -> tuple[float, int]:
         total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
-        for index in order(len(examples), options.batch, step, options.seed):
-            example = examples[index]
-            state, before = past(narrator, examples, chance) if chance.random() < options.long else (None, 0)
+        if world > 1:
+            torch.manual_seed((options.seed * 1_000_003 + step) * world + rank)      # dropout: its own on each process
+        for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
+            earlier, before = gone_by(len(examples), chance) if chance.random() < options.long else ([], 0)
+            if i % world != rank:
+                continue
+            example, state = examples[index], past(narrator, [examples[j] for j in earlier]) if earlier else None
             loss, learned = narrator.loss(example.x, example.narrations, state, before)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
         return total, tokens
 
-    fit("narrator", narrator.trainable(), backward, steps, options.lr, options)
+    @torch.no_grad()
+    def validate(step: int) -> dict:
+        if not len(held_out) or (step + 1) % epoch and step + 1 != steps or rank:
+            return {}
+        narrator.eval()
+        sums = [narrator.loss(example.x, example.narrations) for example in held_out]
+        narrator.train()
+        return {"val_loss": sum(loss.item() for loss, _ in sums) / sum(learned for _, learned in sums)}
+
+    fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
     narrator.eval()
 
 
+def gone_by(count: int, chance: random.Random) -> tuple[list[int], int]:
+    """What a long stream has behind it: one to three of `count` videos, and from 1 to 100,000 tokens fed and pruned."""
+    return [chance.randrange(count) for _ in range(chance.randint(1, 3))], round(10 ** chance.uniform(0, 5))
+
+
 @torch.no_grad()
-def past(narrator: nar.Narrator, examples: list[Example], chance: random.Random) -> tuple[Tensor, int]:
-    """What a long stream has left behind: the memory's state after one to three other videos, and a number of tokens,
-    from 1 to 100,000, that were fed and pruned."""
-    x = torch.cat([chance.choice(examples).x for _ in range(chance.randint(1, 3))]).to(narrator.device)
-    _, state = narrator.memory(rearrange(x, "t j d -> 1 (t j) d"), torch.zeros(1, 0, dtype=torch.long))
-    return state, round(10 ** chance.uniform(0, 5))
+def past(narrator: nar.Narrator, videos: list[Example]) -> Tensor:
+    """The memory's state after these videos, one after the other."""
+    x = rearrange(torch.cat([video.x for video in videos]), "t j d -> 1 (t j) d").to(narrator.device)
+    return narrator.memory(x, torch.zeros(1, 0, dtype=torch.long, device=narrator.device))[1]
 
 
-def build(options: Options, llm: str, vision: str, width: int) -> nar.Narrator:
-    """A narrator at its start: from --init, or anew."""
-    changes = {"memory": options.memory, "memory_tokens": options.memory_tokens, "memory_heads": options.memory_heads,
-               "memory_dropout": options.memory_dropout, "last_k": options.last_k, "prune": not options.no_prune}
+def build(options: Options, llm: str, vision: str, width: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> nar.Narrator:
+    """A narrator at its start: from --init, or anew. What is trained is fp32, whatever the language model's dtype."""
+    changes = {"last_k": options.last_k, "memory_dropout": options.memory_dropout, "lora_dropout": options.lora_dropout}
     if options.init:
-        return nar.load(options.init, llm=llm, **changes)
+        return nar.load(options.init, options.llm, device, dtype, **changes)
     config = nar.Config(llm=llm, vision=vision, width=width, lora_rank=options.lora_rank, lora_alpha=options.lora_alpha,
-                        lora_dropout=options.lora_dropout, **changes)
-    return nar.Narrator(*nar.load_llm(llm), config)
+                        memory=options.memory, memory_tokens=options.memory_tokens, memory_heads=options.memory_heads,
+                        prune=not options.no_prune, **changes)
+    return nar.Narrator(*nar.load_llm(llm, dtype), config).to(device)
+
+
+# ---------------------------------------------------------------------- Ego4D, EgoExo4D, EPIC-Kitchens-100
+
+class Annotated(Sequence):
+    """Samples of a data set as examples; the features of one are read when it is asked for, and only its range."""
+
+    def __init__(self, samples: list[data.Sample], layout: nar.Layout):
+        self.samples, self.layout = samples, layout
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Example:
+        sample = self.samples[index]
+        narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
+        return Example(sample.read(0, sample.num_frames), narrations)
+
+
+def train_annotated(options: Options):
+    """The paper's training, on one process or several."""
+    rank, world = features.rank()
+    load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
+    samples = list(load("train", options.limit))
+    held_out = list(load("val", options.val_limit)) if options.val_limit and rank == 0 else []
+    device, dtype = nar.choose(options.device, options.dtype)
+    if world > 1:
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if device.startswith("cuda") else device
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    default = nar.Config()
+    width = samples[0].read(0, 1).shape[-1]
+    narrator = build(options, options.llm or default.llm, options.vision or default.vision, width, device, dtype)
+    if width != narrator.config.width:
+        raise data.BadData(f"the features are {width} wide, {options.init} needs {narrator.config.width}; use its vision model")
+    train_narrator(narrator, Annotated(samples, narrator.layout), options, Annotated(held_out, narrator.layout))
+    if rank == 0:
+        nar.save(narrator, options.output)
+    if world > 1:
+        dist.destroy_process_group()
 
 
 # ---------------------------------------------------------------------- the miniature world, from nothing
@@ -258,9 +349,11 @@ def train(options: Options):
     torch.manual_seed(options.seed)
     began = time.perf_counter()
     if options.data == "toy":
+        if features.rank()[1] > 1:
+            raise data.BadData("the toy trains in one process; without torchrun, please")
         train_toy(options)
     else:
-        data.load_dataset(options.data, options.root, "train", options.limit)
+        train_annotated(options)
     print(f"done in {(time.perf_counter() - began) / 60:.1f} minutes: {options.output}", file=sys.stderr)
 
 

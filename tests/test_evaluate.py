@@ -182,7 +182,7 @@ def test_reply_threshold():
 
 def published(model, x, case):
     """The published parallel forward: its token ids (`.` and newline merged) and its looser training mask (SPEC §5)."""
-    J, M, config = model.config.J, model.layout.M, model.config
+    M, config = model.layout.M, model.config
     m_id = 128256 if M else None
     v_id = 128257 if M else 128256
     tokens = nar.Tokens()

@@ -1,5 +1,6 @@
 """Training (§3.5, App. B.6): the loop, exact resumption, the recipe, the command line."""
 import json
+import os
 import random
 import subprocess
 import sys
@@ -7,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import data
+import narrator as nar
 import train
-from helpers import ROOT, tiny, video
+from helpers import ROOT, TOY, tiny, video
 
 
 def test_defaults_are_the_paper():
@@ -114,12 +117,80 @@ def test_late_in_a_long_stream():
     """`long` gives a video the memory of others and a far position; from the seed and the step alone."""
     model = tiny()
     videos = examples(model, 3)
-    state, before = train.past(model, videos, random.Random(3))
-    again = train.past(model, videos, random.Random(3))
-    assert torch.equal(state, again[0]) and before == again[1] and 1 <= before <= 100_000
+    earlier, before = train.gone_by(3, random.Random(3))
+    assert (earlier, before) == train.gone_by(3, random.Random(3)) and 1 <= before <= 100_000
+    state = train.past(model, [videos[i] for i in earlier])
     assert state.shape == model.memory.initial_state().shape and state.abs().sum() > 0 and not state.requires_grad
 
 
-def test_command_without_data_says_what_to_do():
-    run = subprocess.run([sys.executable, "train.py", "--data", "ego4d"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1 and "Traceback" not in run.stderr and "toy" in run.stderr
+# ------------------------------------------------------------------ training on annotated data sets
+
+def epic(root, videos=6, width=16):
+    """EPIC-Kitchens in its published layout, in miniature."""
+    (root / "annotations").mkdir(parents=True)
+    for split in ("train", "val"):
+        told = {f"{split}_{n}": [{"time": 0.4 + 2.3 * i, "text": f"You wash the {thing}."} for i, thing in
+                                 enumerate(["red cup", "blue pan", "green bowl", "knife"][:2 + n % 3])] for n in range(videos)}
+        (root / "annotations" / f"refined_{split}_narrations.json").write_text(json.dumps(told))
+    names = [f"{split}_{n}" for split in ("train", "val") for n in range(videos)]
+    (root / "features_metadata.json").write_text(json.dumps({name: {"duration": 10.0, "path": f"{name}.pt"} for name in names}))
+    generator = torch.Generator().manual_seed(0)
+    save_file({name: torch.randn(21, 10, width, generator=generator) for name in names}, root / "features.safetensors")
+
+
+def command(root, output, *more, processes=1):
+    launcher = [sys.executable] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                                                        "--nproc-per-node", str(processes)]
+    line = [*launcher, str(ROOT / "train.py"), "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm", "--vision",
+            TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--lora-rank", 4, "--lora-dropout", 0, "--memory-dropout", 0,
+            "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2, "--device", "cpu", *more]
+    run = subprocess.run(list(map(str, line)), cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return run
+
+
+def test_two_processes_are_one(tmp_path):
+    """The same losses and weights from two gloo processes as from one with twice the accumulation; a checkpoint that loads."""
+    epic(tmp_path / "root")
+    weights, curves = [], []
+    for processes in (1, 2):
+        run = command(tmp_path / "root", tmp_path / str(processes), processes=processes)
+        assert run.returncode == 0, run.stderr[-2000:]
+        log = [json.loads(line) for line in (tmp_path / str(processes) / "narrator-log.jsonl").read_text().splitlines()]
+        curves.append([entry["loss"] for entry in log])
+        assert len(log) == 3 and log[-1]["val_loss"] > 0
+        weights.append(nar.load(str(tmp_path / str(processes))).trainable())
+    assert curves[0] == pytest.approx(curves[1], abs=1e-4)
+    assert all(torch.allclose(w, weights[1][name], atol=1e-4) for name, w in weights[0].items())
+
+
+def test_annotated_training_reads_only_its_range(tmp_path):
+    epic(tmp_path)
+    samples = list(data.load_dataset("ek100", tmp_path, "train", max_frames=6))
+    asked = []
+    for sample in samples:
+        real = sample.read
+        sample.read = lambda start, stop, real=real: asked.append(stop - start) or real(start, stop)
+    found = train.Annotated(samples, tiny().layout)
+    assert [len(found[i].x) for i in range(len(found))] == asked == [sample.num_frames for sample in samples]
+    assert max(asked) <= 6
+
+
+@pytest.mark.parametrize("break_it, says", [
+    (lambda root: (root / "features_metadata.json").unlink(), "features_metadata.json"),
+    (lambda root: (root / "features.safetensors").unlink(), "train_0"),
+    (lambda root: (root / "annotations/refined_train_narrations.json").write_text("{"), "not JSON")])
+def test_broken_data_is_one_line(tmp_path, break_it, says):
+    epic(tmp_path)
+    break_it(tmp_path)
+    with pytest.raises(data.BadData, match=says):
+        train.train_annotated(train.Options(data="ek100", root=str(tmp_path), output=str(tmp_path / "out"), llm=str(TOY / "llm"),
+                                            device="cpu"))
+
+
+def test_command_without_data_says_what_to_do(tmp_path):
+    """What to fetch, where to put it, and how to try the toy instead; nothing is written."""
+    run = subprocess.run([sys.executable, str(ROOT / "train.py"), "--data", "ego4d"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 1 and "Traceback" not in run.stderr and 3 <= len(run.stderr.splitlines()) <= 8
+    for needed in ("refined_narration_stream_train.json", "FlowNar-Data", "data/ego4d/features", "data.py encode", "--data toy"):
+        assert needed in run.stderr, needed
+    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 import data
 import narrator as nar
+from features import chunked
 from toy import world
 
 
@@ -185,23 +186,12 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Pat
         name = str(seed)
         if name not in stored:
             frames = map(torch.from_numpy, sample.frames())
-            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
+            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunked(frames, 64)]).half()
         labels = torch.from_numpy(world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2]).long()
         narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
         found.append(Scene(stored[name].float(), narrations, labels))
     nar.write(cache, lambda file: save_file(stored, file))
     return found
-
-
-def chunks(items: Iterator, size: int) -> Iterator[list]:
-    chunk = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def last_seen(labels: Tensor) -> Tensor:

@@ -1,0 +1,389 @@
+"""Ego4D, EgoExo4D and EPIC-Kitchens-100: from annotation files to narrations in time (paper §4.1, App. B.4).
+
+Each data set comes in two forms, and either will do. *Published*: the sentences that the paper was trained with, rewritten
+by a language model (FlowNar-Data). *Raw*: the files of the data set's owners; tags are cleaned, and EPIC's "open fridge"
+becomes "You open the fridge." (`sentence`; `python data.py rewrite` lets a language model do it better).
+
+Glossary:
+    track       what one annotator told about one video: [(seconds, sentence)], sorted
+    interval    the part of a video that is streamed in evaluation, with all tracks in it
+    notes       what was put right while reading, as counts; nothing is dropped in silence
+"""
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil, isfinite
+from pathlib import Path
+
+PUBLISHED = {"ego4d": "refined_narration_stream_{split}.json",
+             "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
+             "ek100": "refined_{split}_narrations.json"}
+RAW = {"ego4d": ("all_narrations_redacted.json", "narration.json"), "egoexo4d": ("atomic_descriptions_{split}.json",),
+       "ek100": ("EPIC_100_{split}.csv",)}
+# Ego4D has no split for narrations: a video is for validation if it is in any benchmark's (key: where its file lists it)
+BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos", "av": "videos",
+              "fho_oscc-pnr": "clips", "fho_sta": "annotations", "vq": "videos"}
+
+
+class BadData(ValueError):
+    """Something that the user can put right; the message is one line that says what to do."""
+
+
+class NotDownloaded(BadData):
+    """The data set is not there; the message says in a few lines what to fetch and where to put it."""
+
+
+@dataclass
+class Track:
+    video: str
+    annotator: str
+    narrations: list[tuple[float, str]]
+
+
+@dataclass
+class Interval:
+    video: str
+    start: float                               # seconds
+    end: float
+    tracks: list[Track]
+    origin: float = 0.0                        # seconds at which the first segment begins (App. B.5)
+
+
+@dataclass
+class Notes:
+    """Counts of what was put right."""
+    counts: Counter = field(default_factory=Counter)
+
+    def add(self, what: str, n: int = 1) -> None:
+        self.counts[what] += n
+
+    def __str__(self) -> str:
+        return "; ".join(f"{n} {what}" for what, n in self.counts.most_common() if n)
+
+
+# ----------------------------------------------------------------------------------------------- files
+
+def places(root: Path, name: str) -> list[Path]:
+    return [root / "annotations" / name, root / name, root / "v2" / "annotations" / name]
+
+
+def find(root: Path, *names: str) -> Path | None:
+    """The first of the named files that there is, in root/annotations, root or root/v2/annotations."""
+    return next((path for name in names for path in places(root, name) if path.is_file()), None)
+
+
+def read_json(path: Path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadData(f"{path}: is not JSON ({error})") from None
+
+
+def expect(right: bool, path: Path, entry: str, what: str) -> None:
+    if not right:
+        raise BadData(f"{path}, {entry}: {what}")
+
+
+def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
+    """Said when no annotations of a data set are found."""
+    published = PUBLISHED[name].format(split=split)
+    raw = " or ".join(file.format(split=epic_split(split) if name == "ek100" else split) for file in RAW[name])
+    more = {"ego4d": ", with the benchmarks' files of the same release (they say which video is for validation)",
+            "egoexo4d": ", with takes.json", "ek100": ""}[name]
+    owner = {"ego4d": "ego4d-data.org", "egoexo4d": "ego-exo4d-data.org", "ek100": "epic-kitchens.github.io"}[name]
+    return NotDownloaded(
+        f"{name} is not in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
+        f"  annotations  {root}/annotations/{published}  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data,\n"
+        f"               or {raw} from {owner}{more}\n"
+        f"  features     {root}/features_metadata.json and the files it names under {root}/features, from FlowNar-Data,\n"
+        f"               or made of the videos: python data.py encode VIDEO... --output {root}/features\n"
+        f"To try training at once, without any data: --data toy")
+
+
+# -------------------------------------------------------------------------------------------- sentences
+
+def clean(text: str) -> str:
+    """An Ego4D narration without its tags: "#C C opens the fridge" -> "C opens the fridge."; "" if nothing is left."""
+    text = re.sub(r"#[Uu]nsure|#[CcOo]|@c|#", "", text).strip("., \n\t")
+    words = text.split()
+    return " ".join([words[0].capitalize(), *words[1:]]) + "." if words else ""
+
+
+ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both", "all", "one", "two",
+            "three", "four", "it", "them", "this", "that", "these", "those"}
+PREPOSITIONS = {"in", "into", "on", "onto", "from", "with", "to", "of", "off", "out", "over", "under", "around", "at",
+                "inside", "through", "for", "behind", "between", "near", "against", "towards", "by", "and"}
+PARTICLES = {"down", "up", "off", "on", "out", "in", "away", "back", "over", "around", "together", "apart"}
+
+
+def sentence(narration: str, verb: str = "") -> str:
+    """An EPIC narration as a sentence, by rule: "open fridge" -> "You open the fridge.", "put down knife on board" ->
+    "You put down the knife on the board.". verb: EPIC's own column ("put-down"), which says where the object begins."""
+    words = narration.lower().split()
+    if not words:
+        return ""
+    known = verb.lower().split("-")
+    length = len(known) if words[:len(known)] == known else 1 + (len(words) > 2 and words[1] in PARTICLES)
+    told, rest = ["You", *words[:length]], words[length:]
+    for before, word in zip([""] + rest, rest):
+        if (before in PREPOSITIONS or not before) and word not in ARTICLES | PREPOSITIONS | PARTICLES:
+            told.append("the")
+        told.append(word)
+    return " ".join(told) + "."
+
+
+# ------------------------------------------------------------------------------------------------ tracks
+
+def seconds(value, path: Path, entry: str) -> float:
+    expect(isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value), path, entry,
+           f"the time must be a number of seconds, not {value!r}")
+    return float(value)
+
+
+def track(video: str, annotator: str, told: Iterable[tuple[float, str]], notes: Notes) -> Track:
+    """Sorted by time; narrations without words are left out."""
+    told = list(told)
+    kept = [(time, text) for time, text in told if text.strip(" .\n")]
+    notes.add("narrations without words left out", len(told) - len(kept))
+    ordered = sorted(kept, key=lambda pair: pair[0])
+    notes.add("narrations that were not in the order of time", sum(a is not b for a, b in zip(kept, ordered)))
+    return Track(video, annotator, ordered)
+
+
+def published_rows(rows, path: Path, entry: str) -> list[tuple[float, str]]:
+    """[{"time": seconds, "text": str}, ...]"""
+    expect(isinstance(rows, list), path, entry, "expected a list of narrations")
+    for i, row in enumerate(rows):
+        expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, narration {i}",
+               'expected {"time": seconds, "text": "..."}')
+    return [(seconds(row.get("time"), path, f"{entry}, narration {i}"), row["text"]) for i, row in enumerate(rows)]
+
+
+def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
+    """All tracks of a split: published sentences if they are there, else raw annotations.
+
+    Raises NotDownloaded if neither is, BadData naming file and entry if one is damaged.
+    """
+    splits = ("train", "val", "test") if name == "ego4d" else ("train", "val")
+    if split not in splits:
+        raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(splits)}")
+    if path := find(root, PUBLISHED[name].format(split=split)):
+        content = read_json(path)
+        expect(isinstance(content, dict), path, "top level", "expected an object with one entry per video")
+        found = READERS[name](content, path, notes)
+    else:
+        found = RAW_READERS[name](root, split, notes)
+    notes.add("annotators without narrations", sum(not t.narrations for t in found))
+    return [t for t in found if t.narrations]
+
+
+def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
+    """{video: {annotator: [{"time", "text"}]}}"""
+    for video, passes in content.items():
+        expect(isinstance(passes, dict), path, f"video {video}", "expected {annotator: [narrations]}")
+    return [track(video, annotator, published_rows(rows, path, f"video {video}, annotator {annotator}"), notes)
+            for video, passes in content.items() for annotator, rows in passes.items()]
+
+
+def ego4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
+    path = find(root, *RAW["ego4d"])
+    if path is None:
+        raise what_to_download("ego4d", root, split)
+    content = read_json(path)
+    expect(isinstance(content, dict), path, "top level", "expected an object")
+    videos = content["videos"] if isinstance(content.get("videos"), dict) else content
+    chosen, found = ego4d_split(root, split, videos), []
+    for video in chosen:
+        passes, entry = defaultdict(list), f"video {video}"
+        expect(isinstance(videos[video], dict), path, entry, "expected an object")
+        if "narrations" in videos[video]:                          # all_narrations_redacted.json
+            for i, row in enumerate(videos[video]["narrations"]):
+                expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, narration {i}", "has no text")
+                passes[str(row.get("_annotation_uid"))].append((seconds(row.get("time"), path, f"{entry}, narration {i}"), row["text"]))
+        for name, one in videos[video].items():                    # narration.json
+            if name.startswith("narration_pass") and isinstance(one, dict):
+                for i, row in enumerate(one.get("narrations", [])):
+                    where = f"{entry}, {name}, narration {i}"
+                    expect(isinstance(row, dict) and isinstance(row.get("narration_text"), str), path, where, "has no narration_text")
+                    passes[name].append((seconds(row.get("timestamp_sec"), path, where), row["narration_text"]))
+        for annotator, rows in passes.items():
+            cleaned = [(time, clean(text)) for time, text in rows]
+            notes.add("narrations of fewer than two words left out", sum(bool(t) and len(t.split()) < 2 for _, t in cleaned))
+            found.append(track(video, annotator, [(time, t) for time, t in cleaned if not t or len(t.split()) >= 2], notes))
+    return found
+
+
+def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
+    """val: in a benchmark's validation set; test: in one's test set and in none's validation set; train: all others."""
+    if path := find(root, f"narration_stream_video_uids_{split}.json"):
+        chosen = set(read_json(path))
+        return [video for video in videos if video in chosen]
+    held, missing = {"val": set(), "test": set()}, []
+    for part, suffix in (("val", "val"), ("test", "test_unannotated")):
+        for benchmark, key in BENCHMARKS.items():
+            path = find(root, f"{benchmark}_{suffix}.json")
+            if path is None:
+                missing.append(f"{benchmark}_{suffix}.json")
+                continue
+            content = read_json(path)
+            expect(isinstance(content, dict) and isinstance(content.get(key), list), path, "top level", f'expected a list "{key}"')
+            held[part] |= {row["video_uid"] for row in content[key] if isinstance(row, dict) and "video_uid" in row}
+    if missing:
+        raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' files, and {len(missing)} are missing: "
+                      f"{', '.join(missing[:3])}{' ...' if missing[3:] else ''}; put them into {root}/annotations")
+    held["test"] -= held["val"]
+    return [video for video in videos
+            if (video in held[split] if split in held else video not in held["val"] | held["test"])]
+
+
+def egoexo4d(content: dict, path: Path, notes: Notes) -> list[Track]:
+    """{take: [{"descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}; what the wearer cannot see is left out."""
+    found = []
+    for take, annotators in content.items():
+        expect(isinstance(annotators, list), path, f"take {take}", "expected a list of annotators")
+        for number, annotator in enumerate(annotators):
+            entry = f"take {take}, annotator {number}"
+            rows = annotator.get("descriptions") if isinstance(annotator, dict) else None
+            if isinstance(annotator, dict) and annotator.get("rejected"):
+                notes.add("rejected annotators left out")
+                continue
+            expect(isinstance(rows, list), path, entry, 'expected {"descriptions": [...]}')
+            told = []
+            for i, row in enumerate(rows):
+                expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, description {i}", "has no text")
+                if row.get("ego_visible") is False:
+                    notes.add("descriptions of what the wearer cannot see left out")
+                    continue
+                told.append((seconds(row.get("timestamp"), path, f"{entry}, description {i}"), row["text"].strip()))
+            found.append(track(take, str(number), told, notes))
+    return found
+
+
+def egoexo4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
+    path = find(root, RAW["egoexo4d"][0].format(split=split))
+    if path is None:
+        raise what_to_download("egoexo4d", root, split)
+    content = read_json(path)
+    expect(isinstance(content, dict) and isinstance(content.get("annotations"), dict), path, "top level",
+           'expected {"annotations": {take: [...]}}')
+    return egoexo4d(content["annotations"], path, notes)
+
+
+def take_names(root: Path) -> dict[str, str]:
+    """EgoExo4D: take_uid -> take_name, from takes.json; {} without it."""
+    path = find(root, "takes.json")
+    if path is None:
+        return {}
+    content = read_json(path)
+    expect(isinstance(content, list), path, "top level", "expected a list of takes")
+    return {take["take_uid"]: take["take_name"] for take in content if isinstance(take, dict) and {"take_uid", "take_name"} <= take.keys()}
+
+
+def ek100(content: dict, path: Path, notes: Notes) -> list[Track]:
+    """{video: [{"time", "text"}]}"""
+    return [track(video, "0", published_rows(rows, path, f"video {video}"), notes) for video, rows in content.items()]
+
+
+def epic_split(split: str) -> str:
+    return "validation" if split == "val" else split
+
+
+def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
+    """EPIC's rows are not in the order of time; where one has no narration_timestamp, its action's start stands in."""
+    path = find(root, RAW["ek100"][0].format(split=epic_split(split)))
+    if path is None:
+        raise what_to_download("ek100", root, split)
+    told = defaultdict(list)
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        wanted = {"video_id", "narration", "start_timestamp"}
+        expect(wanted <= set(reader.fieldnames or ()), path, "first line", f"expected the columns {', '.join(sorted(wanted))}")
+        for row in reader:
+            entry = f"line {reader.line_num}"
+            expect(None not in row and row["narration"] is not None and row["start_timestamp"] is not None, path, entry,
+                   "has not as many columns as the first line")
+            stamp = (row.get("narration_timestamp") or "").strip()
+            if stamp in ("", "nan", "NaN"):
+                notes.add("narrations without a timestamp, put at the start of their action")
+                stamp = row["start_timestamp"].strip()
+            told[row["video_id"]].append((clock(stamp, path, entry), sentence(row["narration"], row.get("verb") or "")))
+    return [track(video, "0", rows, notes) for video, rows in told.items()]
+
+
+def clock(text: str, path: Path, entry: str) -> float:
+    """'00:01:02.5' -> 62.5"""
+    parts = text.split(":")
+    expect(len(parts) == 3 and all(re.fullmatch(r"\d+(\.\d*)?", part) for part in parts), path, entry,
+           f"the time must be HH:MM:SS.sss, not {text!r}")
+    hours, minutes, rest = map(float, parts)
+    return hours * 3600 + minutes * 60 + rest
+
+
+READERS = {"ego4d": ego4d, "egoexo4d": egoexo4d, "ek100": ek100}
+RAW_READERS = {"ego4d": ego4d_raw, "egoexo4d": egoexo4d_raw, "ek100": ek100_raw}
+
+
+# ----------------------------------------------------------------------------- in time: training, streaming
+
+def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]:
+    """What evaluation streams: Ego4D's summarised intervals, else each video from its first to its last narration.
+
+    The first segment begins with the interval in Ego4D, at 0 in the others (as published).
+    """
+    summaries = find(root, "segment_summaries.json") if name == "ego4d" and split == "val" else None
+    if summaries is None:
+        videos = defaultdict(list)
+        for one in tracks(name, root, split, notes):
+            videos[one.video].append(one)
+        span = lambda found: [time for one in found for time, _ in one.narrations]
+        return [Interval(video, min(span(found)), max(span(found)), found, min(span(found)) if name == "ego4d" else 0.0)
+                for video, found in videos.items()]
+    found, content = [], read_json(summaries)
+    expect(isinstance(content, dict), summaries, "top level", "expected an object with one entry per video")
+    for video, parts in content.items():
+        expect(isinstance(parts, dict), summaries, f"video {video}", 'expected {"start, end": {annotator: {...}}}')
+        for key, annotators in parts.items():
+            entry = f"video {video}, interval {key!r}"
+            match = re.fullmatch(r"\s*([\d.]+)\s*,\s*([\d.]+)\s*", key)
+            expect(match is not None and isinstance(annotators, dict), summaries, entry, 'expected "start, end": {annotator: {...}}')
+            told = [track(video, annotator, published_rows(one.get("narration") if isinstance(one, dict) else None, summaries,
+                                                           f"{entry}, annotator {annotator}"), notes)
+                    for annotator, one in annotators.items()]
+            start, end = map(float, match.groups())
+            found.append(Interval(video, start, end, [t for t in told if t.narrations], start))
+    return found
+
+
+def place(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes) -> list[tuple[int, str]]:
+    """Narrations in seconds, sorted -> (frame of the feature file, sentence), frames strictly increasing.
+
+    A narration is told at the first frame not before it. A sentence that repeats the one before it is left out. Two in
+    one frame's time are told one frame apart (the published loader loses one of them). Beyond the end of the video,
+    the first is told at the last frame and the others are left out.
+    """
+    last = int(duration * fps)
+    kept, beyond = [], False
+    for time, text in narrations:
+        if kept and text == kept[-1][1]:
+            notes.add("repeated sentences left out")
+            continue
+        if time > duration:
+            notes.add("narrations beyond the end of their video " + ("left out" if beyond else "told at its last frame"))
+            if beyond:
+                continue
+            beyond = True
+        kept.append((min(max(ceil(time * fps), 0), last), text))
+    notes.add("narrations left out of videos with more narrations than frames", max(0, len(kept) - last - 1))
+    kept = kept[:last + 1]
+    frames = []
+    for frame, _ in kept:
+        frames.append(max(frame, frames[-1] + 1) if frames else frame)
+    for i in range(len(frames) - 1, -1, -1):                       # no further than the last frame
+        frames[i] = min(frames[i], last - (len(frames) - 1 - i))
+    notes.add("narrations told a frame later or earlier, because another is told at theirs", sum(f != k for f, (k, _) in zip(frames, kept)))
+    return [(frame, text) for frame, (_, text) in zip(frames, kept)]

@@ -1,0 +1,213 @@
+"""Videos, picture by picture (paper §3.1): decoding by presentation time, and writing.
+
+    for picture in Video("kitchen.mp4", fps=2): ...       uint8 [H, W, 3], whatever the rate of the file
+
+damaged     packets of a video file that could not be decoded faithfully
+
+Memory does not grow with the length of a video, and only pictures that are kept are converted.
+"""
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from math import ceil, isfinite
+from pathlib import Path
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from tqdm import tqdm
+
+from annotations import BadData
+
+TOLERANCE = 0.0012                             # seconds; Matroska rounds this time and the first to milliseconds
+MAX_FAILURES = 100                             # packets in a row that cannot even be read: give the rest up
+BACKWARDS = 3.0                                # seconds; a larger step back in time starts a new clock
+
+
+class Video:
+    """The RGB pictures of a video file at a fixed rate. Each iteration opens the file anew and closes it.
+
+    path, fps   file; frames a second to give
+    size        height and width of the pictures as shown (rotated as the file asks)
+    duration    seconds that the file's header promises, or None; `frames` is the number of frames expected from it
+    damaged     after (or during) an iteration: packets not decoded faithfully, and one more if the end is missing
+
+    A picture is chosen by its presentation time, counted from the start of the video stream. If that start cannot be
+    decoded, the first picture that can be stands in for it, so that no later picture moves. Repeated frames are the
+    same array. Mirroring is ignored, and so is the aspect ratio of non-square pixels. Memory does not grow with length.
+    Raises BadData when the file is missing, is no video, or when not one picture can be decoded.
+    """
+
+    def __init__(self, path: str | Path, fps: float = 2.0):
+        if not (isfinite(fps) and fps > 0):
+            raise BadData(f"frames a second must be more than 0, not {fps}")
+        self.path, self.fps, self.damaged = Path(path), float(fps), 0
+        with self._open() as (container, stream):
+            self.duration = promised(container, stream)
+            first = next(self._decode(container, stream), None)
+            if first is None:
+                raise BadData(f"{path}: not one picture can be decoded; damaged; get the file again")
+            quarter_turns = round(first.rotation / 90)
+            self.size = (first.width, first.height) if quarter_turns % 2 else (first.height, first.width)
+        self.frames = None if self.duration is None else max(1, ceil((self.duration - TOLERANCE) * self.fps))
+        self.damaged = 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """uint8 [H, W, 3], frame by frame; frame i comes as soon as the picture after it has been decoded."""
+        self.damaged = 0
+        reformatter, index = VideoReformatter(), 0
+        with self._open() as (container, stream):
+            for frame, until in self._shown(container, stream):
+                picture = None                                     # converted only if kept, and only once
+                while index / self.fps < until - TOLERANCE:
+                    picture = to_rgb(frame, reformatter) if picture is None else picture
+                    yield picture
+                    index += 1
+            if self.duration is not None and self.duration - until > 1:
+                self.damaged += 1                                  # a file cut between two packets has no other sign
+
+    def report(self) -> None:
+        """Says on stderr, in one line, what was damaged (if anything). For whoever iterates."""
+        if self.damaged:
+            tqdm.write(f"{self.path}: {self.damaged} damaged or missing parts were skipped", file=sys.stderr)
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple]:
+        """The open container and its video stream; closed at the end, or when the iteration is abandoned."""
+        path = self.path
+        if not path.exists():
+            raise BadData(f"{path}: no such file")
+        if not path.is_file():
+            raise BadData(f"{path}: is {'a directory' if path.is_dir() else 'not a regular file'}; give a video file")
+        if path.stat().st_size == 0:
+            raise BadData(f"{path}: is empty (0 bytes); get the file again")
+        try:                                                       # file: keeps a ':' in a name from being a protocol
+            container = av.open(f"file:{path}", metadata_errors="replace")
+        except av.FFmpegError as error:
+            raise BadData(f"{path}: cannot be opened as a video ({error.strerror}); truncated? not a video?") from error
+        with container:
+            if container.format.name == "tty":                     # FFmpeg would render a .txt file
+                raise BadData(f"{path}: is a text file; give a video file")
+            stream = container.streams.best("video")
+            if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
+                raise BadData(f"{path}: has no video stream (audio or subtitles only); give a video file")
+            stream.thread_type = "AUTO"
+            yield container, stream
+
+    def _decode(self, container, stream) -> Iterator[av.VideoFrame]:
+        """Pictures in the order of presentation. Damage is counted, and decoding goes on behind it."""
+        packets, failures = container.demux(stream), 0
+        while failures < MAX_FAILURES:
+            try:
+                packet = next(packets, None)
+            except (av.FFmpegError, IndexError) as error:          # IndexError: PyAV meets a stream that began late
+                self.damaged += not isinstance(error, IndexError)
+                failures += 1
+                packets = container.demux(stream)                  # a generator that has raised is finished
+                continue
+            if packet is None:
+                return
+            failures, frames = 0, []
+            damaged = packet.is_corrupt                            # cut short: decoded in threads, it would take the
+            if not damaged:                                        # pictures before it along
+                try:
+                    frames = packet.decode()
+                except av.FFmpegError:
+                    damaged = True
+            self.damaged += bool(damaged or any(frame.is_corrupt for frame in frames))
+            yield from frames
+
+    def _shown(self, container, stream) -> Iterator[tuple[av.VideoFrame, float]]:
+        """Each picture with the time at which it leaves the screen, in seconds from the start of the stream."""
+        shown, now = None, 0.0
+        for frame, now, step in self._timed(container, stream):
+            if shown is not None:
+                yield shown, now
+            shown = frame
+        if shown is None:
+            raise BadData(f"{self.path}: not one picture can be decoded any more; was the file changed?")
+        yield shown, now + max(step, 2 * TOLERANCE)
+
+    def _timed(self, container, stream) -> Iterator[tuple[av.VideoFrame, float, float]]:
+        """Each picture with its time from the start of the stream and its own duration, in seconds. Never runs back."""
+        usual = 1 / float(stream.average_rate or stream.guessed_rate or self.fps)
+        longest = 3600 if self.duration is None else max(60, self.duration)
+        origin = None if stream.start_time is None else float(stream.start_time * stream.time_base)
+        now, step = 0.0, 0.0
+        for count, frame in enumerate(self._decode(container, stream)):
+            expected = now + step
+            if frame.pts is None:                                  # raw streams carry no times at all
+                now = expected
+            else:
+                pts = float(frame.pts * frame.time_base)
+                back = 0 if count == 0 else BACKWARDS
+                if origin is None or not now - back <= pts - origin <= now + longest:
+                    origin = pts - expected                        # a new clock: concatenated, or a damaged time
+                now = max(now, pts - origin)
+            step = float((frame.duration or 0) * frame.time_base)
+            step = step if 0 < step <= longest else usual
+            yield frame, now, step
+
+
+def promised(container, stream) -> float | None:
+    """The duration in seconds that a file's header states for its video stream, or None."""
+    if stream.duration is not None:
+        return float(stream.duration * stream.time_base)
+    tag = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))
+    if tag:                                                        # Matroska
+        end = 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
+    elif container.duration is not None:
+        end = container.duration / av.time_base
+    else:
+        return None
+    matroska = "matroska" in container.format.name                 # it states the end, not the length
+    return max(0.0, end - float((stream.start_time or 0) * stream.time_base)) if matroska else end
+
+
+def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
+    """uint8 [H, W, 3], upright. By far the most expensive step after decoding: only for frames that are kept."""
+    rgb = reformatter.reformat(frame, format="rgb24").to_ndarray()                                     # [H, W, 3]
+    return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))      # both turn counter-clockwise
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which becomes `path` at the end, or vanishes if anything is raised on the way."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if path.is_dir():
+        raise BadData(f"{path}: is a directory; give the name of a file")
+    try:
+        part.touch()
+    except OSError as error:
+        raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18) -> None:
+    """H.264 in mp4 from uint8 [H, W, 3] frames of even height and width; crf 0 (lossless) to 51.
+
+    The file appears when it is complete. Raises BadData if there are no frames or if it cannot be written.
+    """
+    with replacing(path) as part:
+        with av.open(f"file:{part}", "w", format="mp4", options={"movflags": "+faststart"}) as container:
+            stream = None
+            for frame in frames:
+                if stream is None:
+                    stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+                    stream.height, stream.width = frame.shape[:2]
+                    stream.pix_fmt, stream.options = "yuv420p", {"crf": str(crf)}
+                    stream.codec_context.gop_size = max(1, round(10 * fps))     # a player can seek every 10 s
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            if stream is None:
+                raise BadData(f"{path}: there are no frames to write")
+            container.mux(stream.encode())
