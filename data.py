@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -347,13 +348,12 @@ def stats_command(options: argparse.Namespace) -> None:
 
 
 def encode_command(options: argparse.Namespace) -> None:
-    try:
-        shard = rank() if options.shard is None else tuple(map(int, options.shard.split("/")))
-        shard = shard if options.shard is None else (shard[0] - 1, shard[1])
-        if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
-            raise ValueError
-    except ValueError:
-        raise BadData(f"--shard is i/n with i from 1 to n, such as 1/4, not {options.shard}") from None
+    shard = rank()
+    if options.shard is not None:
+        match = re.fullmatch(r"(\d+)/(\d+)", options.shard)
+        shard = (int(match[1]) - 1, int(match[2])) if match else (-1, 0)
+        if not 0 <= shard[0] < shard[1]:
+            raise BadData(f"--shard is i/n with i from 1 to n, such as 1/4, not {options.shard}")
     device = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ and torch.cuda.is_available() else options.device
     encode(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch, device, shard)
 
