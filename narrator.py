@@ -461,13 +461,20 @@ def fill(narrator: Narrator, weights: dict[str, Tensor], file: Path):
         parameter.copy_(weights[name])
 
 
+def gguf(source: str) -> tuple[str, dict]:
+    """What transformers wants instead of FILE.gguf; anything else stays as it is."""
+    path = Path(source)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (source, {})
+
+
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
-    """(causal LM, tokenizer) from a folder or hub id, attention by PyTorch's sdpa (the mask is boolean)."""
+    """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
     try:
-        llm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa")
-    except (OSError, ValueError, SafetensorError) as error:
+        where, how = gguf(source)
+        llm = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="sdpa", **how)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise BadCheckpoint(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                             f"{first_line(error)}") from error
     return llm, tokenizer
@@ -477,8 +484,9 @@ def load_tokenizer(source: str):
     from transformers import AutoTokenizer
     quiet()
     try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        where, how = gguf(source)
+        return AutoTokenizer.from_pretrained(where, **how)
+    except (OSError, ValueError, ImportError) as error:
         raise BadCheckpoint(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                             f"{first_line(error)}") from error
 

@@ -1,4 +1,4 @@
-"""What several tests use: small narrators on the toy's language model, random videos, where things lie."""
+"""What several tests use: small narrators on the toy's language model, random videos, the published parallel form."""
 import random
 from pathlib import Path
 
@@ -30,3 +30,44 @@ def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9,
     x = torch.randn(frames, model.config.J, model.config.width, generator=generator)
     vocabulary = len(model.layout.tokenizer)
     return x, [(frame, [numbers.randrange(2, vocabulary) for _ in range(numbers.randint(1, 8))]) for frame in at]
+
+
+def published(model: nar.Narrator, x: torch.Tensor, case: dict):
+    """The published parallel forward, for comparison only: its token ids (the instruction's full stop and the newline are
+    one token) and its looser training mask. `case` is one of golden/*/teacher_forced.json. Returns as Narrator.forward.
+    """
+    tokens, mask = published_mask(model, case["input_ids"])
+    memory = None
+    if model.layout.M:
+        read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
+        memory, _ = model.memory(x.reshape(1, -1, model.config.width), read_at)
+    hidden = model.run(model.embed(tokens, x, memory), torch.arange(len(tokens)), mask)
+    return hidden, torch.tensor(case["labels"]), tokens
+
+
+def published_mask(model: nar.Narrator, ids: list[int]):
+    """Rows from a block's `[` on do not see the frame block before it nor the memory block before its own; rows from
+    narration n's `Assistant` on do not see narration n - k - 1. What opens a segment still sees the block before."""
+    layout, M = model.layout, model.layout.M
+    v, m = (128257, 128256) if M else (128256, None)
+    tokens, segment = nar.Tokens(), 0
+    for i in ids:
+        tokens.add([nar.FRAME if i == v else nar.MEMORY if i == m else i], nar.NARRATION, segment)
+        segment += i == layout.eot
+    ids, L = tokens.ids, len(ids)
+    mask = torch.ones(L, L, dtype=torch.bool).tril()
+    if not model.config.prune:
+        return tokens, mask
+    blocks = [(a, ids.index(layout.close[0], a)) for a, i in enumerate(ids) if i == layout.open[0]]
+    frames, memory = ([(a, b) for a, b in blocks if kind in ids[a:b]] for kind in (nar.FRAME, nar.MEMORY))
+    for n in range(1, len(frames)):
+        begin = frames[n][0]
+        mask[begin:, frames[n - 1][0]:frames[n - 1][1] + 1] = False
+        if n >= 2:
+            mask[begin:, memory[n - 2][0]:memory[n - 2][1] + 1] = False
+    starts, ends = ([i for i, token in enumerate(ids) if token == what] for what in (layout.assistant[0], layout.eot))
+    if model.config.last_k:
+        for n in range(model.config.last_k + 1, len(starts)):
+            gone = n - model.config.last_k - 1
+            mask[starts[n]:, starts[gone]:ends[gone] + 1] = False
+    return tokens, mask

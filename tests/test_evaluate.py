@@ -17,7 +17,7 @@ import evaluate
 import metrics
 import narrator as nar
 import stream
-from helpers import GOLDEN, ROOT, TOY, tiny, video
+from helpers import GOLDEN, ROOT, TOY, published, tiny, video
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -178,43 +178,6 @@ def test_reply_threshold():
     model = Scripted(replies=set(), words=[])
     found = evaluate.turns(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], theta=0.999999)
     assert found[1].difference == 2                                                   # p([SKIP]) is below from the start
-
-
-def published(model, x, case):
-    """The published parallel forward: its token ids (`.` and newline merged) and its looser training mask (SPEC §5)."""
-    M, config = model.layout.M, model.config
-    m_id = 128256 if M else None
-    v_id = 128257 if M else 128256
-    tokens = nar.Tokens()
-    segment, number = 0, -1
-    for i in case["input_ids"]:
-        if number < 0 and i == model.layout.assistant[0]:
-            number = 0
-        tokens.add([nar.FRAME if i == v_id else nar.MEMORY if i == m_id else i], nar.NARRATION, segment, -1)
-        if i == model.layout.eot:
-            segment += 1
-    ids, L = tokens.ids, len(tokens)
-    mask = torch.ones(L, L, dtype=torch.bool).tril()
-    if config.prune:
-        opens, close = [i for i, t in enumerate(ids) if t == model.layout.open[0]], model.layout.close[0]
-        blocks = [(a, next(i for i in range(a, L) if ids[i] == close)) for a in opens]
-        frames = [(a, b) for a, b in blocks if nar.FRAME in ids[a:b]]
-        memory = [(a, b) for a, b in blocks if nar.MEMORY in ids[a:b]]
-        for k in range(1, len(frames)):
-            mask[frames[k][0]:, frames[k - 1][0]:frames[k - 1][1] + 1] = False
-            if k >= 2:
-                mask[frames[k][0]:, memory[k - 2][0]:memory[k - 2][1] + 1] = False
-        if config.last_k:
-            starts = [i for i, t in enumerate(ids) if t == model.layout.assistant[0]]
-            ends = [i for i, t in enumerate(ids) if t == model.layout.eot]
-            for n in range(config.last_k + 1, len(starts)):
-                mask[starts[n]:, starts[n - config.last_k - 1]:ends[n - config.last_k - 1] + 1] = False
-    memories = None
-    if M:
-        read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
-        memories, _ = model.memory(x.reshape(1, -1, config.width), read_at)
-    hidden = model.run(model.embed(tokens, x, memories), torch.arange(L), mask)
-    return hidden, torch.tensor(case["labels"]), tokens
 
 
 @golden
