@@ -18,6 +18,7 @@ import metrics
 import narrator as nar
 import stream
 from helpers import GOLDEN, ROOT, TOY, published, tiny, video
+from test_train import epic
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -30,7 +31,7 @@ def command(*args, ok=True):
             evaluate.main()
     assert (end.value.code == 0) == ok, err.getvalue()
     if not ok:
-        errors = [line for line in err.getvalue().splitlines() if "video/s]" not in line]
+        errors = [line for line in err.getvalue().splitlines() if line.startswith("error") or "Traceback" in line]
         assert end.value.code == 1 and len(errors) == 1 and errors[0].startswith("error: "), err.getvalue()
         return errors[0]
     return json.loads(out.getvalue().splitlines()[-1]) if "--json" in args else out.getvalue()
@@ -119,6 +120,21 @@ def test_stream_in_two_processes(tmp_path):
     assert len(list((tmp_path / "predictions").iterdir())) == 3
     (tmp_path / "again").mkdir()
     assert json.loads(run.stdout.splitlines()[-1])["videos"] == 3
+
+
+def test_annotated_data_sets(tmp_path):
+    """Features instead of pictures; times count from the start of the video, several annotators are scored together."""
+    root, model = tmp_path / "root", tiny(width=16, max_new_tokens=5)
+    epic(root)
+    nar.save(model, tmp_path / "model")
+    result = command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--output", tmp_path / "out", "--json")
+    assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
+    first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
+    assert (first["start"], first["end"]) == (0.4, 0.9)
+    teacher = command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--json")
+    assert teacher["videos"] == 6 and teacher["ppl"] > 1
+    nar.save(tiny(width=32), tmp_path / "wide")
+    assert "32" in command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "wide", ok=False)
 
 
 # ---------------------------------------------------------------------- teacher

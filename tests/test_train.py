@@ -4,11 +4,12 @@ import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import data
 import narrator as nar
@@ -138,14 +139,17 @@ def epic(root, videos=6, width=16):
     save_file({name: torch.randn(21, 10, width, generator=generator) for name in names}, root / "features.safetensors")
 
 
-def command(root, output, *more, processes=1):
+def arguments(root, output, *more, processes=1):
     launcher = [sys.executable] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone",
                                                         "--nproc-per-node", str(processes)]
-    line = [*launcher, str(ROOT / "train.py"), "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm", "--vision",
-            TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--lora-rank", 4, "--lora-dropout", 0, "--memory-dropout", 0,
+    line = [*launcher, ROOT / "train.py", "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm", "--vision",
+            TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--lora-rank", 4, "--lora-dropout", 0.1, "--memory-dropout", 0,
             "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2, "--device", "cpu", *more]
-    run = subprocess.run(list(map(str, line)), cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    return run
+    return list(map(str, line))
+
+
+def command(*args, **more):
+    return subprocess.run(arguments(*args, **more), cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def test_two_processes_are_one(tmp_path):
@@ -153,7 +157,7 @@ def test_two_processes_are_one(tmp_path):
     epic(tmp_path / "root")
     weights, curves = [], []
     for processes in (1, 2):
-        run = command(tmp_path / "root", tmp_path / str(processes), processes=processes)
+        run = command(tmp_path / "root", tmp_path / str(processes), "--lora-dropout", 0, processes=processes)
         assert run.returncode == 0, run.stderr[-2000:]
         log = [json.loads(line) for line in (tmp_path / str(processes) / "narrator-log.jsonl").read_text().splitlines()]
         curves.append([entry["loss"] for entry in log])
@@ -161,6 +165,40 @@ def test_two_processes_are_one(tmp_path):
         weights.append(nar.load(str(tmp_path / str(processes))).trainable())
     assert curves[0] == pytest.approx(curves[1], abs=1e-4)
     assert all(torch.allclose(w, weights[1][name], atol=1e-4) for name, w in weights[0].items())
+
+
+def test_killed_training_goes_on(tmp_path):
+    """kill -9 in the middle, --resume: the losses and weights of the run that was never killed."""
+    epic(tmp_path / "root", videos=12)
+    assert command(tmp_path / "root", tmp_path / "whole", "--save-every", 1).returncode == 0
+    process = subprocess.Popen(arguments(tmp_path / "root", tmp_path / "killed", "--save-every", 1), cwd=ROOT, stderr=subprocess.DEVNULL,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+    while process.poll() is None and not (tmp_path / "killed" / "narrator-state.safetensors").exists():
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed" / "adapter_model.safetensors").exists()
+    assert command(tmp_path / "root", tmp_path / "killed", "--save-every", 1, "--resume").returncode == 0
+    whole, killed = (losses(tmp_path / name) for name in ("whole", "killed"))
+    assert whole == killed and len(whole) == 6
+    one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(w, two[name]) for name, w in one.items())
+
+
+def test_init_goes_on_from_a_checkpoint(tmp_path):
+    """--init: the weights, memory and read-out of the checkpoint, whatever its kind; another width is refused."""
+    epic(tmp_path / "root")
+    first = tiny(width=16, readout="cls", memory_tokens=3)
+    nar.save(first, tmp_path / "first")
+    options = train.Options(data="ek100", root=str(tmp_path / "root"), output=str(tmp_path / "second"), init=str(tmp_path / "first"),
+                            batch=4, epochs=0.5, lr=1e-9, val_limit=0, device="cpu")
+    train.train_annotated(options)
+    second = nar.load(str(tmp_path / "second"))
+    assert (second.config.readout, second.config.memory_tokens) == ("cls", 3)
+    assert all(torch.allclose(p, second.trainable()[name], atol=1e-6) for name, p in first.trainable().items())
+    nar.save(tiny(width=32), tmp_path / "wide")
+    with pytest.raises(data.BadData, match="16 wide"):
+        train.train_annotated(replace(options, init=str(tmp_path / "wide")))
 
 
 def test_annotated_training_reads_only_its_range(tmp_path):
