@@ -1,4 +1,4 @@
-"""What a stream costs (paper §4.1, Fig. 1, App. C.2): multiply-accumulates, cache, memory and speed against frames.
+"""What a stream costs (paper §4.1, Fig. 1, App. C.3): multiply-accumulates, cache, memory and speed against frames.
 
 FlowNar, FlowNar-C and the baseline VideoLLM-online run side by side around one language model, with the same frames and
 the same narrations, given at a data set's rate, so that they do the same work: only the context differs. Weights do
@@ -167,7 +167,7 @@ def decoding(args: argparse.Namespace) -> dict[str, float]:
 
 
 def plot(results: dict, png: str):
-    """Fig. 1, middle and right, and the speed over frames of App. C.2."""
+    """Fig. 1, middle and right, and the speed over frames of App. C.3."""
     plt = nar.pyplot()
     figure, (memory, bars, speed) = plt.subplots(1, 3, figsize=(13, 3.6))
     for name, r in results.items():

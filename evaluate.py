@@ -4,11 +4,11 @@
     stream      self-conditioned: the model narrates a split of a data set by itself, then `score`
     teacher     teacher-forced: the true narrations and segment ends are given, the model predicts token by token
     efficiency  multiply-accumulates, cache, memory, speed against frames: FlowNar, FlowNar-C, VideoLLM-online (Fig. 1)
-    attention   where a narration looks: past narrations, current frames, past frames, memory (App. C)
+    attention   where a narration looks: past narrations, current frames, past frames, memory (App. C.2)
     timeline    one video as a picture: segments, p([SKIP]) with its thresholds, the size of the cache
 
-`--json` prints one JSON object as the last line. Definitions: metrics.py for `score` and `stream`, `Turn` for `teacher`, efficiency.py.
-Does not include: training (train.py), the paper's other baselines.
+`--json` prints one JSON object as the last line. What is measured is defined in metrics.py (`score`, `stream`), in `Turn`
+(`teacher`) and in efficiency.py. Does not include: the paper's other baselines.
 """
 import argparse
 import json
@@ -30,19 +30,13 @@ import features
 import metrics
 import narrator as nar
 import stream
+from annotations import read_json
 from metrics import Told, Truth
 
 DURATIONS = (2, 4, 8)         # minutes: the groups of the paper's duration tables
 
 
 # ---------------------------------------------------------------------- python evaluate.py score
-
-def read_json(path: Path):
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise data.BadData(f"{path}: is not JSON ({error})") from None
-
 
 def read_lines(path: Path) -> list[dict]:
     """The objects of a JSONL file."""
@@ -129,11 +123,9 @@ def report(truths: dict[str, Truth], predictions: dict[str, list[Told]], minutes
     rows, result, each = [], *metrics.evaluate(truths, predictions, args.ptb)
     rows.append(("all", result))
     if getattr(args, "by_duration", False):
-        for low, high in zip((0, *DURATIONS), (*DURATIONS, float("inf"))):
-            names = [name for name in truths if low < minutes[name] <= high]
-            label = f"<= {high} min" if not low else f"{low} - {high} min" if high != float("inf") else f"> {low} min"
-            if names:
-                rows.append((label, metrics.evaluate({n: truths[n] for n in names}, {n: predictions[n] for n in names}, args.ptb)[0]))
+        for label, names in by_duration(minutes):
+            part = metrics.evaluate({n: truths[n] for n in names}, {n: predictions[n] for n in names}, args.ptb)[0]
+            rows.append((label, part))
         result = result | {"by_duration": dict(rows[1:])}
     table(rows)
     if result["meteor"] is None:
@@ -142,6 +134,14 @@ def report(truths: dict[str, Truth], predictions: dict[str, list[Told]], minutes
         nar.write(Path(args.per_video), lambda file: file.write_text(json.dumps(each, indent=1) + "\n"))
     if args.json:
         print(json.dumps(result))
+
+
+def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
+    """Videos grouped by length as in the paper's duration tables; groups without videos are left out."""
+    edges = [0, *DURATIONS, float("inf")]
+    labels = [f"<= {edges[1]} min", *(f"{low} - {high} min" for low, high in zip(edges[1:-2], edges[2:-1])), f"> {edges[-2]} min"]
+    groups = [[name for name, length in minutes.items() if low < length <= high] for low, high in zip(edges, edges[1:])]
+    return [(label, names) for label, names in zip(labels, groups) if names]
 
 
 def table(rows: list[tuple[str, dict]]):
@@ -316,9 +316,7 @@ def run_teacher(args: argparse.Namespace):
         key: float(np.mean([each[name][key] for name in names])) for key in next(iter(each.values()))}
     rows = [("all", mean(list(each)))]
     if args.by_duration:
-        for low, high in zip((0, *DURATIONS), (*DURATIONS, float("inf"))):
-            if names := [name for name in each if low < minutes[name] <= high]:
-                rows.append((f"{low} - {high} min", mean(names)))
+        rows += [(label, mean(names)) for label, names in by_duration(minutes)]
     table(rows)
     if args.per_video:
         nar.write(Path(args.per_video), lambda file: file.write_text(json.dumps(each, indent=1) + "\n"))
@@ -326,12 +324,12 @@ def run_teacher(args: argparse.Namespace):
         print(json.dumps(rows[0][1] | ({"by_duration": dict(rows[1:])} if args.by_duration else {})))
 
 
-# ---------------------------------------------------------------------- python evaluate.py efficiency (Fig. 1, App. C.2)
+# ---------------------------------------------------------------------- python evaluate.py efficiency (Fig. 1, App. C.3)
 
 def run_efficiency(args: argparse.Namespace):
     results = {}
     for name, narrator in efficiency.variants(args):
-        efficiency.measure(narrator, 2 * args.every, args.every, args.words, args.every)                     # not timed: the first calls
+        efficiency.measure(narrator, 2 * args.every, args.every, args.words, args.every)  # the first calls are not counted
         results[name] = efficiency.measure(narrator, args.frames, args.every, args.words, args.window)
         results[name]["macs"] = efficiency.macs(narrator, min(args.macs_frames, args.frames), args.every, args.words)
         del narrator
@@ -354,7 +352,7 @@ def run_efficiency(args: argparse.Namespace):
                           "frontend_s": frontend}))
 
 
-# ---------------------------------------------------------------------- python evaluate.py attention (App. C)
+# ---------------------------------------------------------------------- python evaluate.py attention (App. C.2)
 
 GROUPS = ("past narrations", "current frames", "past frames", "memory tokens")
 
@@ -365,16 +363,14 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
 
     Mean over all narrations but the first -> [4], as in GROUPS; what is left goes to the prompt and the narration itself.
     """
-    hidden, labels, tokens = narrator(x, narrations)
-    layer = narrator.llm.model.layers[-1]
-    seen = {}
-    hook = layer.self_attn.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.update(kwargs, hidden=args[0] if args else kwargs["hidden_states"]), with_kwargs=True)
-    narrator(x, narrations)
-    hook.remove()
-    weights = weights_of(layer.self_attn, seen["hidden"], seen["position_embeddings"], seen["attention_mask"])   # [L, L]
-    kind, segment, number, ids = (torch.tensor(y, device=weights.device) for y in
-                                  (tokens.kind, tokens.segment, tokens.number, tokens.ids))
+    seen, layer = {}, narrator.llm.model.layers[-1].self_attn
+    hook = layer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    try:
+        _, labels, tokens = narrator(x, narrations)
+    finally:
+        hook.remove()
+    weights = weights_of(layer, seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"])      # [L, L]
+    segment, number, ids = (torch.tensor(y, device=weights.device) for y in (tokens.segment, tokens.number, tokens.ids))
     rows = []
     for n in range(1, len(narrations)):
         asking = (segment == n) & (labels != -100) & (number == n)
