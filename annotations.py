@@ -191,30 +191,30 @@ def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
 
 
 def ego4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
+    """narration.json: two passes per video, a track each; all_narrations_redacted.json: a track per annotator."""
     path = find(root, *RAW["ego4d"])
     if path is None:
         raise what_to_download("ego4d", root, split)
     content = read_json(path)
     expect(isinstance(content, dict), path, "top level", "expected an object")
     videos = content["videos"] if isinstance(content.get("videos"), dict) else content
-    chosen, found = ego4d_split(root, split, videos), []
-    for video in chosen:
-        passes, entry = defaultdict(list), f"video {video}"
-        expect(isinstance(videos[video], dict), path, entry, "expected an object")
-        if "narrations" in videos[video]:                          # all_narrations_redacted.json
-            for i, row in enumerate(videos[video]["narrations"]):
-                expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, narration {i}", "has no text")
-                passes[str(row.get("_annotation_uid"))].append((seconds(row.get("time"), path, f"{entry}, narration {i}"), row["text"]))
-        for name, one in videos[video].items():                    # narration.json
+    found = []
+    for video in ego4d_split(root, split, videos):
+        entry, passes = videos[video], defaultdict(list)
+        expect(isinstance(entry, dict), path, f"video {video}", "expected an object")
+        rows = [(None, row, "time", "text") for row in entry.get("narrations", [])]
+        for name, one in entry.items():
             if name.startswith("narration_pass") and isinstance(one, dict):
-                for i, row in enumerate(one.get("narrations", [])):
-                    where = f"{entry}, {name}, narration {i}"
-                    expect(isinstance(row, dict) and isinstance(row.get("narration_text"), str), path, where, "has no narration_text")
-                    passes[name].append((seconds(row.get("timestamp_sec"), path, where), row["narration_text"]))
-        for annotator, rows in passes.items():
-            cleaned = [(time, clean(text)) for time, text in rows]
-            notes.add("narrations of fewer than two words left out", sum(bool(t) and len(t.split()) < 2 for _, t in cleaned))
-            found.append(track(video, annotator, [(time, t) for time, t in cleaned if not t or len(t.split()) >= 2], notes))
+                rows += [(name, row, "timestamp_sec", "narration_text") for row in one.get("narrations", [])]
+        for i, (annotator, row, time, text) in enumerate(rows):
+            where = f"video {video}, narration {i}"
+            expect(isinstance(row, dict) and isinstance(row.get(text), str), path, where, f"has no {text}")
+            told, words = seconds(row.get(time), path, where), clean(row[text])
+            if len(words.split()) == 1:
+                notes.add("narrations of one word left out")
+                continue
+            passes[annotator or str(row.get("_annotation_uid"))].append((told, words))
+        found += [track(video, annotator, told, notes) for annotator, told in passes.items()]
     return found
 
 
@@ -231,11 +231,12 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
                 missing.append(f"{benchmark}_{suffix}.json")
                 continue
             content = read_json(path)
-            expect(isinstance(content, dict) and isinstance(content.get(key), list), path, "top level", f'expected a list "{key}"')
+            expect(isinstance(content, dict) and isinstance(content.get(key), list), path, "top level",
+                   f'expected a list "{key}"')
             held[part] |= {row["video_uid"] for row in content[key] if isinstance(row, dict) and "video_uid" in row}
     if missing:
-        raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' files, and {len(missing)} are missing: "
-                      f"{', '.join(missing[:3])}{' ...' if missing[3:] else ''}; put them into {root}/annotations")
+        raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' files, and {len(missing)} are "
+                      f"missing: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}; put them into {root}/annotations")
     held["test"] -= held["val"]
     return [video for video in videos
             if (video in held[split] if split in held else video not in held["val"] | held["test"])]
@@ -255,7 +256,8 @@ def egoexo4d(content: dict, path: Path, notes: Notes) -> list[Track]:
             expect(isinstance(rows, list), path, entry, 'expected {"descriptions": [...]}')
             told = []
             for i, row in enumerate(rows):
-                expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, description {i}", "has no text")
+                expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, description {i}",
+                       "has no text")
                 if row.get("ego_visible") is False:
                     notes.add("descriptions of what the wearer cannot see left out")
                     continue
@@ -281,7 +283,8 @@ def take_names(root: Path) -> dict[str, str]:
         return {}
     content = read_json(path)
     expect(isinstance(content, list), path, "top level", "expected a list of takes")
-    return {take["take_uid"]: take["take_name"] for take in content if isinstance(take, dict) and {"take_uid", "take_name"} <= take.keys()}
+    return {take["take_uid"]: take["take_name"] for take in content
+            if isinstance(take, dict) and {"take_uid", "take_name"} <= take.keys()}
 
 
 def ek100(content: dict, path: Path, notes: Notes) -> list[Track]:
@@ -302,7 +305,8 @@ def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         wanted = {"video_id", "narration", "start_timestamp"}
-        expect(wanted <= set(reader.fieldnames or ()), path, "first line", f"expected the columns {', '.join(sorted(wanted))}")
+        expect(wanted <= set(reader.fieldnames or ()), path, "first line",
+               f"expected the columns {', '.join(sorted(wanted))}")
         for row in reader:
             entry = f"line {reader.line_num}"
             expect(None not in row and row["narration"] is not None and row["start_timestamp"] is not None, path, entry,
@@ -350,10 +354,12 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
         for key, annotators in parts.items():
             entry = f"video {video}, interval {key!r}"
             match = re.fullmatch(r"\s*([\d.]+)\s*,\s*([\d.]+)\s*", key)
-            expect(match is not None and isinstance(annotators, dict), summaries, entry, 'expected "start, end": {annotator: {...}}')
-            told = [track(video, annotator, published_rows(one.get("narration") if isinstance(one, dict) else None, summaries,
-                                                           f"{entry}, annotator {annotator}"), notes)
-                    for annotator, one in annotators.items()]
+            expect(match is not None and isinstance(annotators, dict), summaries, entry,
+                   'expected "start, end": {annotator: {...}}')
+            told = []
+            for annotator, one in annotators.items():
+                rows = one.get("narration") if isinstance(one, dict) else None
+                told.append(track(video, annotator, published_rows(rows, summaries, f"{entry}, annotator {annotator}"), notes))
             start, end = map(float, match.groups())
             found.append(Interval(video, start, end, [t for t in told if t.narrations], start))
     return found
@@ -385,5 +391,6 @@ def place(narrations: list[tuple[float, str]], duration: float, fps: float, note
         frames.append(max(frame, frames[-1] + 1) if frames else frame)
     for i in range(len(frames) - 1, -1, -1):                       # no further than the last frame
         frames[i] = min(frames[i], last - (len(frames) - 1 - i))
-    notes.add("narrations told a frame later or earlier, because another is told at theirs", sum(f != k for f, (k, _) in zip(frames, kept)))
+    notes.add("narrations told a frame later or earlier, because another is told at theirs",
+              sum(frame != wanted for frame, (wanted, _) in zip(frames, kept)))
     return [(frame, text) for frame, (_, text) in zip(frames, kept)]

@@ -71,15 +71,14 @@ class Sample:
         """num_frames pictures, uint8 [H, W, 3]."""
         return self.source()
 
-    def tokens(self, vision: Callable[[Tensor], Tensor] | None = None, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
-        """Frame tokens [J, D], one frame after the other; `vision` encodes where there are pictures. Never all at once."""
-        stop = self.num_frames if stop is None else stop
+    def tokens(self, vision: Callable[[Tensor], Tensor] | None = None) -> Iterator[Tensor]:
+        """Frame tokens [J, D], one frame after the other, never all at once; `vision` encodes where there are pictures."""
         if self.read is None:
-            for picture in islice(self.frames(), start, stop):
+            for picture in self.frames():
                 yield vision(torch.from_numpy(picture)[None])[0]
         else:
-            for begin in range(start, stop, 256):
-                yield from self.read(begin, min(begin + 256, stop))
+            for start in range(0, self.num_frames, 256):
+                yield from self.read(start, min(start + 256, self.num_frames))
 
 
 def make_sample(name: str, told: Iterable[tuple[int, str, tuple]], fps: float, num_frames: int,
@@ -250,16 +249,17 @@ def told(track: annotations.Track, store: Store, shape: tuple, notes: Notes, max
     first = placed[0][0]
     narrations = [(frame - first, text) for frame, text in placed if max_frames is None or frame - first < max_frames]
     notes.add("narrations cut off by the limit of frames", len(placed) - len(narrations))
-    return Sample(f"{track.video}/{track.annotator}", narrations, [()] * len(narrations), world.FPS, narrations[-1][0] + 1, None,
-                  lambda start, stop: store.read(track.video, first + start, first + stop, *shape))
+    return Sample(f"{track.video}/{track.annotator}", narrations, [()] * len(narrations), world.FPS, narrations[-1][0] + 1,
+                  None, lambda start, stop: store.read(track.video, first + start, first + stop, *shape))
 
 
-def streamed(interval: annotations.Interval, store: Store, shape: tuple, notes: Notes, max_frames: int | None = None) -> Sample:
+def streamed(interval: annotations.Interval, store: Store, shape: tuple, *_) -> Sample:
     """An interval of a video with all its tracks; its narrations' times count from the start of the video."""
     first, stop = int(interval.start * world.FPS), int(interval.end * world.FPS) + 1
     count = min(stop, store.rows(interval.video)) - first
     if count < 1:
-        raise BadData(f"{store.locate(interval.video)[0]}, video {interval.video}: ends before its narrations begin ({interval.start} s)")
+        raise BadData(f"{store.locate(interval.video)[0]}, video {interval.video}: ends before its narrations begin "
+                      f"({interval.start} s)")
     return Sample(f"{interval.video}_{first}_{stop}", [], [], world.FPS, count, None,
                   lambda start, stop: store.read(interval.video, first + start, first + stop, *shape),
                   [one.narrations for one in interval.tracks], interval.start, interval.origin)
@@ -354,8 +354,8 @@ def encode_command(options: argparse.Namespace) -> None:
         shard = (int(match[1]) - 1, int(match[2])) if match else (-1, 0)
         if not 0 <= shard[0] < shard[1]:
             raise BadData(f"--shard is i/n with i from 1 to n, such as 1/4, not {options.shard}")
-    device = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ and torch.cuda.is_available() else options.device
-    encode(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch, device, shard)
+    encode(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch, options.device,
+           shard)
 
 
 REWRITE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and the "

@@ -12,7 +12,6 @@
 """
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -99,7 +98,9 @@ def read_truth(path: Path) -> dict[str, Truth]:
                     raise data.BadData(f'{where}: expected {{"start": seconds, "annotators": [[...], ...]}}')
             elif isinstance(entry, list) and not all(isinstance(row, list) for row in entry):
                 entry = [entry]
-            truths[name] = Truth([told(rows, where) for rows in entry] if isinstance(entry, list) else told(entry, where), start)
+            if not isinstance(entry, list):
+                raise data.BadData(f"{where}: expected a list of narrations")
+            truths[name] = Truth([told(rows, where) for rows in entry], start)
     return truths
 
 
@@ -139,7 +140,7 @@ def report(truths: dict[str, Truth], predictions: dict[str, list[Told]], minutes
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
     """Videos grouped by length as in the paper's duration tables; groups without videos are left out."""
     edges = [0, *DURATIONS, float("inf")]
-    labels = [f"<= {edges[1]} min", *(f"{low} - {high} min" for low, high in zip(edges[1:-2], edges[2:-1])), f"> {edges[-2]} min"]
+    labels = [f"<= {edges[1]} min", *(f"{a} - {b} min" for a, b in zip(edges[1:-2], edges[2:-1])), f"> {edges[-2]} min"]
     groups = [[name for name, length in minutes.items() if low < length <= high] for low, high in zip(edges, edges[1:])]
     return [(label, names) for label, names in zip(labels, groups) if names]
 
@@ -157,17 +158,18 @@ def table(rows: list[tuple[str, dict]]):
 
 def prepare(args: argparse.Namespace, model: str | None = None) -> tuple[nar.Narrator, nar.VisionEncoder | None]:
     """The narrator with the settings of the command line, and its vision encoder where there are pictures to encode."""
-    device, dtype = nar.choose(f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ and args.device == "auto"
-                               and torch.cuda.is_available() else args.device, args.dtype)
+    device, dtype = nar.choose(args.device, args.dtype)
     changes = {name: getattr(args, name) for name in ("theta", "theta_low", "refractory", "last_k")
                if getattr(args, name, None) is not None}
     narrator = nar.load(model or args.model, args.llm, device, dtype, **changes)
-    pictures = getattr(args, "data", "toy") == "toy"
-    return narrator, nar.VisionEncoder(args.vision or narrator.config.vision, narrator.config.grid, device, dtype) if pictures else None
+    if getattr(args, "data", "toy") != "toy":
+        return narrator, None
+    return narrator, nar.VisionEncoder(args.vision or narrator.config.vision, narrator.config.grid, device, dtype)
 
 
 def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
-    return data.load_dataset(args.data, args.root, args.split, args.limit, streaming, shape=(narrator.config.J, narrator.config.width))
+    shape = narrator.config.J, narrator.config.width
+    return data.load_dataset(args.data, args.root, args.split, args.limit, streaming, shape=shape)
 
 
 def truth_of(sample: data.Sample) -> Truth:

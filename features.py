@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -93,7 +94,8 @@ class Store:
 
     def __init__(self, root: Path, names: dict[str, str] | None = None):
         self.root, self.names = root, names or {}
-        self.file = next((f for f in (root / "features_metadata.json", root / "features" / "features_metadata.json") if f.is_file()), None)
+        name = "features_metadata.json"
+        self.file = next((file for file in (root / name, root / "features" / name) if file.is_file()), None)
         if self.file is None:
             raise BadData(f"{root}: has no features_metadata.json; get it with the features (FlowNar-Data), or make both: "
                           f"python data.py encode VIDEO... --output {root / 'features'}")
@@ -104,8 +106,10 @@ class Store:
     def entry(self, video: str) -> dict:
         """{"duration", "path"} of a video; BadData if it has none."""
         entry = self.videos.get(video, self.videos.get(self.names.get(video, "")))
-        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or not isinstance(entry.get("duration"), int | float):
-            raise BadData(f'{self.file}: video {video} has no entry {{"duration": seconds, "path": file}}; get its features, or encode it')
+        known = entry if isinstance(entry, dict) else {}
+        if not isinstance(known.get("path"), str) or not isinstance(known.get("duration"), int | float):
+            raise BadData(f'{self.file}: video {video} has no entry {{"duration": seconds, "path": file}}; '
+                          f"get its features, or encode it")
         return entry
 
     def locate(self, video: str) -> tuple[Path, str | None]:
@@ -117,7 +121,8 @@ class Store:
                     return path, None
         if (self.root / "features.safetensors").is_file():
             return self.root / "features.safetensors", video
-        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; look into {self.root / 'features'}, or encode the video")
+        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; look into {self.root / 'features'}, "
+                      f"or encode the video")
 
     def read(self, video: str, start: int, stop: int | None, tokens: int | None = None, width: int | None = None) -> Tensor:
         """Frames start .. stop of a video [stop - start, J, D] (all from start on without a stop), fp32.
@@ -141,7 +146,8 @@ class Store:
         except (SafetensorError, OSError, RuntimeError, AttributeError) as error:
             raise BadData(f"{where}: cannot be read ({type(error).__name__}); damaged? get it again") from error
         if len(shape) != 3 or tokens not in (None, shape[1]) or width not in (None, shape[2]):
-            raise BadData(f"{where}: is {list(shape)}, the narrator needs [frames, {tokens or 'tokens'}, {width or 'width'}]; use its vision model")
+            raise BadData(f"{where}: is {list(shape)}, the narrator needs [frames, {tokens or 'tokens'}, {width or 'width'}]; "
+                          f"use its vision model")
         if stop is not None and len(x) < stop - start:
             raise BadData(f"{where}: has {shape[0]} frames, its annotations need {stop}; get the features again")
         return x.float()
@@ -170,8 +176,11 @@ def memory_mapped(path: Path) -> Tensor:
 
 # ----------------------------------------------------------------------------------------- python data.py encode
 
-def encode(videos: list[str], output: Path, vision: str, fps: float, grid: int, batch: int, device: str, shard: tuple[int, int]):
+def encode(videos: list[str], output: Path, vision: str, fps: float, grid: int, batch: int, device: str,
+           shard: tuple[int, int]):
     """Features of videos, one bf16 file per video and features_metadata.json; BadData at the end if any failed.
+
+    batch: frames at once; shard: (i, n), only every n-th video from the i-th on.
 
     Files appear when they are complete, and finished ones are not made again: kill it and start it anew.
     """
@@ -197,7 +206,7 @@ def encode(videos: list[str], output: Path, vision: str, fps: float, grid: int, 
         try:
             video, chunks = Video(source, fps), []
             for pictures in chunked(video, batch):
-                chunks.append(encoder(torch.stack([torch.from_numpy(picture) for picture in pictures])).to("cpu", torch.bfloat16))
+                chunks.append(encoder(torch.from_numpy(np.stack(pictures))).to("cpu", torch.bfloat16))
             video.report()
         except BadData as error:
             failed.append(str(error))

@@ -564,8 +564,9 @@ def save_figure(figure, png: str | Path):
 
 def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
     """The one place where device and dtype are decided: bf16 on CUDA, else fp32."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device == "auto":                                                            # under torchrun: this process's GPU
+        gpu = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+        device = gpu if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return device, getattr(torch, dtype)

@@ -16,7 +16,6 @@ an 8B model fits one 80 GB GPU).
 """
 import argparse
 import json
-import os
 import random
 import sys
 import time
@@ -51,7 +50,7 @@ class Options:
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     llm: str | None = option(None, "frozen language model: hub id or folder (toy: trained, if not given)")
     vision: str | None = option(None, "frozen vision encoder: hub id or folder (toy: trained, if not given)")
-    init: str | None = option(None, "start from this checkpoint's weights and memory (the paper: EgoExo4D and EK100 from Ego4D)")
+    init: str | None = option(None, "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)")
     resume: bool = option(False, "go on where an interrupted run in --output stopped")
     memory: str = option("clam", "clam | recent | none")
     memory_tokens: int = option(20, "M")
@@ -110,7 +109,8 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     kept = log.read_text().splitlines()[:start] if start else []
     if rank == 0:
         nar.write(log, lambda file: file.write_text("".join(line + "\n" for line in kept)))
-    for step in (progress := tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1, disable=rank > 0)):
+    progress = tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1, disable=rank > 0)
+    for step in progress:
         began = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = lr * schedule(step, steps, options.warmup)
@@ -258,7 +258,8 @@ def past(narrator: nar.Narrator, videos: list[Example]) -> Tensor:
     return narrator.memory(x, torch.zeros(1, 0, dtype=torch.long, device=narrator.device))[1]
 
 
-def build(options: Options, llm: str, vision: str, width: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> nar.Narrator:
+def build(options: Options, llm: str, vision: str, width: int, device: str = "cpu",
+          dtype: torch.dtype = torch.float32) -> nar.Narrator:
     """A narrator at its start: from --init, or anew. What is trained is fp32, whatever the language model's dtype."""
     changes = {"last_k": options.last_k, "memory_dropout": options.memory_dropout, "lora_dropout": options.lora_dropout}
     if options.init:
@@ -294,7 +295,6 @@ def train_annotated(options: Options):
     held_out = list(load("val", options.val_limit)) if options.val_limit and rank == 0 else []
     device, dtype = nar.choose(options.device, options.dtype)
     if world > 1:
-        device = f"cuda:{os.environ['LOCAL_RANK']}" if device.startswith("cuda") else device
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     default = nar.Config()
     width = samples[0].read(0, 1).shape[-1]
