@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import data
 import narrator as nar
 import stream
+from features import load_features
 from helpers import GOLDEN, ROOT, tiny, video
 
 VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10": {"last_k": 10},
@@ -108,7 +109,7 @@ def test_published_narrations(variant, last_k, setting):
     model = nar.load(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
     for name, settings in json.loads((folder / "streaming.json").read_text()).items():
         record = settings[setting]
-        x = data.load_features(f"{folder / 'features.safetensors'}:{name}")
+        x = load_features(f"{folder / 'features.safetensors'}:{name}")
         steps = list(stream.narrate(model, x, static=setting.startswith("single")))
         narrated = [s for s in steps if s.narration]
         assert [s.frame for s in narrated] == record["narration_frames"]
