@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import data
 import narrator as nar
 import stream
 from features import load_features
