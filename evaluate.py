@@ -149,9 +149,9 @@ def table(rows: list[tuple[str, dict]]):
     """One column for each row's label; shares and scores with three digits, what was not computed as -."""
     form = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
     if len(rows) > 1:
-        print(" " * 22 + "".join(f"{label:>12}" for label, _ in rows))
+        print(" " * 22 + "".join(f"{label:>17}" for label, _ in rows))
     for name in rows[0][1]:
-        print(f"{name.replace('_', ' '):22}" + "".join(f"{form(row.get(name)):>12}" for _, row in rows))
+        print(f"{name.replace('_', ' '):22}" + "".join(f"{form(row.get(name)):>17}" for _, row in rows))
 
 
 # ---------------------------------------------------------------------- python evaluate.py stream (§4.1, self-conditioned)
@@ -405,7 +405,7 @@ def run_attention(args: argparse.Namespace):
         if not means:
             raise data.BadData(f"{model} narrates nothing but the first frame of these videos")
         results[model] = dict(zip(GROUPS, np.mean(means, axis=0).tolist()))
-    table([(Path(model).name[-11:], row) for model, row in results.items()])
+    table([(Path(model).name[-16:], row) for model, row in results.items()])
     if args.png:
         plt = nar.pyplot()
         figure, axes = plt.subplots(figsize=(6, 3))

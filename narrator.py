@@ -352,7 +352,7 @@ class Narrator(nn.Module):
         T, last = len(x), narrations[-1][0]
         if x.dim() != 3 or x.shape[1:] != (self.config.J, self.config.width) or T <= last:
             raise ValueError(f"expected frame tokens [> {last}, {self.config.J}, {self.config.width}], got {list(x.shape)}")
-        x = x[:last + 1].to(self.device)
+        x = x[:last + 1].to(self.device, self.connector[0].weight.dtype)
         tokens = self.layout.sequence(narrations)
         memory = None
         if self.layout.M:

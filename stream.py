@@ -217,7 +217,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False, 
     state = State(narrator) if state is None else state                          # lines 1-3
     step = None
     for t, x in enumerate(frames):                                               # line 4
-        x = x.to(narrator.device)
+        x = x.to(narrator.device, narrator.connector[0].weight.dtype)
         fresh = t == state.narrated + 1                                          # b_new
         memory = state.recall() if fresh else None                               # M_{t_{n-1}}, lines 5 and 17
         state.remember(x)                                                        # line 5

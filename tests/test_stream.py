@@ -308,3 +308,16 @@ def test_interrupted_leaves_valid_files(tmp_path):
     for name in ("n.jsonl", "t"):
         lines = (tmp_path / name).read_text().splitlines()
         assert lines and all(json.loads(line) for line in lines)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_features_stored_in_half_precision(dtype):
+    """What `data.py encode` writes (bf16) is streamed like the same values in fp32."""
+    model = tiny()
+    x, narrations = video(model)
+    x = x.to(dtype)
+    halves, _, _ = streamed_logits(model, x[:16], narrations)
+    floats, _, _ = streamed_logits(model, x[:16].float(), narrations)
+    assert torch.equal(halves, floats)
+    with torch.no_grad():
+        assert torch.allclose(model.logits(model(x, narrations)[0])[:-1], floats, atol=1e-4)
