@@ -365,14 +365,17 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
     return found
 
 
-def place(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes) -> list[tuple[int, str]]:
+def place(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes,
+          frames_there: int | None = None) -> list[tuple[int, str]]:
     """Narrations in seconds, sorted -> (frame of the feature file, sentence), frames strictly increasing.
+
+    frames_there: how many frames the file has, if that is known; as published, it is taken to have one at the very end.
 
     A narration is told at the first frame not before it. A sentence that repeats the one before it is left out. Two in
     one frame's time are told one frame apart (the published loader loses one of them). Beyond the end of the video,
     the first is told at the last frame and the others are left out.
     """
-    last = int(duration * fps)
+    last = int(duration * fps) if frames_there is None else min(int(duration * fps), frames_there - 1)
     kept, beyond = [], False
     for time, text in narrations:
         if kept and text == kept[-1][1]:

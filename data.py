@@ -245,7 +245,8 @@ def annotated(name: str, root: Path, split: str, limit: int | None, streaming: b
 
 def told(track: annotations.Track, store: Store, shape: tuple, notes: Notes, max_frames: int | None = None) -> Sample:
     """One annotator's narrations of one video, from the first to the last."""
-    placed = annotations.place(track.narrations, store.entry(track.video)["duration"], world.FPS, notes)
+    entry = store.entry(track.video)
+    placed = annotations.place(track.narrations, entry["duration"], world.FPS, notes, entry.get("frames"))
     first = placed[0][0]
     narrations = [(frame - first, text) for frame, text in placed if max_frames is None or frame - first < max_frames]
     notes.add("narrations cut off by the limit of frames", len(placed) - len(narrations))

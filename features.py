@@ -3,7 +3,8 @@
     python data.py encode VIDEO... --output DIR       SigLIP's CLS and 3x3 pooled tokens at 2 FPS, one file per video
 
 x           frame features [T, J, D]: frames, tokens per frame, width
-store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that it names
+store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that it names; our own
+            also say how many "frames" a file has
 """
 from __future__ import annotations
 
@@ -226,7 +227,8 @@ def write_metadata(output: Path):
     entries = {}
     for path in sorted(output.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            entries[path.stem] = {"duration": float(file.metadata()["duration"]), "path": path.name}
+            frames = file.get_slice("features").get_shape()[0]
+            entries[path.stem] = {"duration": float(file.metadata()["duration"]), "path": path.name, "frames": frames}
     with replacing(output / "features_metadata.json") as part:
         Path(part).write_text(json.dumps(entries, indent=1) + "\n")
 

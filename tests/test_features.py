@@ -130,3 +130,17 @@ def test_settings_and_names_must_agree(videos, tmp_path):
     shutil.copy(videos[0], tmp_path / os.path.basename(videos[0]))
     with pytest.raises(BadData, match="two of the videos are named"):
         encode([videos[0], str(tmp_path / os.path.basename(videos[0]))], tmp_path / "x")
+
+
+def test_encoded_videos_are_a_data_set(videos, tmp_path):
+    """Our own features with raw annotations, up to the last half second: every sample can be read."""
+    encode(videos, tmp_path / "features")
+    found = features.Store(tmp_path)
+    name = os.path.basename(videos[0])[:-4]
+    end = found.entry(name)["duration"]
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "refined_train_narrations.json").write_text(json.dumps(
+        {name: [{"time": 0.1, "text": "You look."}, {"time": end - 0.1, "text": "You sit."}, {"time": end, "text": "You stand."}]}))
+    sample, = data.load_dataset("ek100", tmp_path, "train", shape=(10, 128))
+    assert [frame for frame, _ in sample.narrations][1:] == [found.rows(name) - 3, found.rows(name) - 2]
+    assert len(sample.read(0, sample.num_frames)) == sample.num_frames == found.rows(name) - 1
