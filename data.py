@@ -239,7 +239,8 @@ def annotated(name: str, root: Path, split: str, limit: int | None, streaming: b
     samples = [(streamed if streaming else told)(one, store, shape, notes, max_frames) for one in found]
     if not samples:
         raise BadData(f"{root}: the {split} split of {name} has no narrations")
-    print(f"{name} {split}: {len(samples)} samples{'; ' if str(notes) else ''}{notes}", file=sys.stderr)
+    if rank()[0] == 0:
+        print(f"{name} {split}: {len(samples)} samples{'; ' if str(notes) else ''}{notes}", file=sys.stderr)
     return iter(samples)
 
 

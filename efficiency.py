@@ -25,8 +25,10 @@ import data
 import narrator as nar
 import stream
 
-LLAMA = {"llama-3.2-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
-         "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}}
+LLAMA = {                                      # hidden, feed-forward, layers, heads; 8 key and value heads
+    "llama-3.2-1b": (2048, 8192, 16, 32),
+    "llama-3-8b": (4096, 14336, 32, 32),
+}
 VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"memory": "none", "prune": False}}
 
 
@@ -90,7 +92,10 @@ def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window:
         for step in tqdm(steps, total=frames, unit="frame", leave=False):
             now = Counter(state.seconds)
             used, spent = {stage: now[stage] - spent[stage] for stage in now}, now
-            (narrating if step.narration else plain).append((sum(used.values()), used.get("generation", 0.0)))
+            if step.narration:
+                narrating.append(used["generation"])
+            else:
+                plain.append(sum(used.values()))
             if (step.frame + 1) % window == 0 or step.frame + 1 == frames:
                 done = sum(now.values())
                 since = done - (rows[-1]["seconds"] if rows else 0.0)
@@ -103,9 +108,8 @@ def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window:
     quantile = lambda values, q: float(np.quantile(values, q)) * 1e3 if values else None
     return {"frames": rows[-1]["frames"] if rows else 0, "narrations": len(narrating), "out_of_memory": out_of_memory,
             "fps": rows[-1]["frames"] / rows[-1]["seconds"] if rows else 0.0, "stages_s": dict(state.seconds),
-            "frame_ms_p50": quantile([total for total, _ in plain], 0.5), "frame_ms_p95": quantile([total for total, _ in plain], 0.95),
-            "narration_ms_p50": quantile([g for _, g in narrating], 0.5), "narration_ms_p95": quantile([g for _, g in narrating], 0.95),
-            "windows": rows}
+            "frame_ms_p50": quantile(plain, 0.5), "frame_ms_p95": quantile(plain, 0.95),
+            "narration_ms_p50": quantile(narrating, 0.5), "narration_ms_p95": quantile(narrating, 0.95), "windows": rows}
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -133,8 +137,10 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     device, dtype = nar.choose(args.device, args.dtype)
     if args.config:
         from transformers import LlamaConfig, LlamaForCausalLM
-        sizes = LlamaConfig(vocab_size=128256, num_key_value_heads=8, max_position_embeddings=131072,
-                            tie_word_embeddings=args.config.endswith("1b"), attn_implementation="sdpa", **LLAMA[args.config],
+        hidden, inner, layers, heads = LLAMA[args.config]
+        sizes = LlamaConfig(vocab_size=128256, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+                            num_attention_heads=heads, num_key_value_heads=8, max_position_embeddings=131072,
+                            tie_word_embeddings=args.config.endswith("1b"), attn_implementation="sdpa",
                             rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
         with torch.device(device):
             llm = LlamaForCausalLM(sizes).to(dtype)

@@ -500,7 +500,8 @@ def main():
     teacher.add_argument("--reply-theta", type=float, default=0.0,
                          help="also end a segment where p([SKIP]) is below (default 0, as published: only where it is not the likeliest)")
     speed = command("efficiency", run_efficiency, "FlowNar, FlowNar-C and VideoLLM-online: MACs, cache, memory, speed")
-    speed.add_argument("--config", choices=list(efficiency.LLAMA), help="a language model of this size with random weights")
+    speed.add_argument("--config", choices=list(efficiency.LLAMA), help="a language model of this size, random weights",
+                       type=lambda name: {"1b": "llama-3.2-1b", "8b": "llama-3-8b"}.get(name, name))
     speed.add_argument("--frames", type=stream.count, default=2000, help="frames to stream (default 2000)")
     speed.add_argument("--macs-frames", type=stream.count, default=240, help="length of the video whose MACs are counted (default 240)")
     speed.add_argument("--every", type=stream.count, default=8, help="frames between two narrations (default 8)")
