@@ -358,7 +358,7 @@ def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
     parser.add_argument("input", help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt")
     parser.add_argument("--model", default=str(TOY), help="checkpoint folder or hub id (default: the bundled toy narrator)")
-    parser.add_argument("--llm", help="base language model: folder or hub id (default: what the checkpoint names)")
+    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: what the checkpoint names)")
     parser.add_argument("--vision", help="vision encoder: folder or hub id (default: what the checkpoint names)")
     parser.add_argument("--fps", type=positive, help="frames per second to look at (default: the checkpoint's, 2)")
     parser.add_argument("--theta", type=float, help="narrate when p([SKIP]) <= theta (default 0.8)")

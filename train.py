@@ -48,7 +48,7 @@ class Options:
     data: str = option("ego4d", "toy | ego4d | egoexo4d | ek100")
     root: str | None = option(None, "folder of the data set; default data/NAME")
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
-    llm: str | None = option(None, "frozen language model: hub id or folder (toy: trained, if not given)")
+    llm: str | None = option(None, "frozen language model: hub id, folder or .gguf (toy: trained, if not given)")
     vision: str | None = option(None, "frozen vision encoder: hub id or folder (toy: trained, if not given)")
     init: str | None = option(None, "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)")
     resume: bool = option(False, "go on where an interrupted run in --output stopped")
@@ -258,12 +258,15 @@ def past(narrator: nar.Narrator, videos: list[Example]) -> Tensor:
     return narrator.memory(x, torch.zeros(1, 0, dtype=torch.long, device=narrator.device))[1]
 
 
-def build(options: Options, llm: str, vision: str, width: int, device: str = "cpu",
+def build(options: Options, llm: str | None, vision: str, width: int, device: str = "cpu",
           dtype: torch.dtype = torch.float32) -> nar.Narrator:
-    """A narrator at its start: from --init, or anew. What is trained is fp32, whatever the language model's dtype."""
+    """A narrator at its start: from --init (llm None: the checkpoint's), or anew.
+
+    What is trained is fp32, whatever the language model's dtype.
+    """
     changes = {"last_k": options.last_k, "memory_dropout": options.memory_dropout, "lora_dropout": options.lora_dropout}
     if options.init:
-        return nar.load(options.init, options.llm, device, dtype, **changes)
+        return nar.load(options.init, llm, device, dtype, **changes)
     config = nar.Config(llm=llm, vision=vision, width=width, lora_rank=options.lora_rank, lora_alpha=options.lora_alpha,
                         memory=options.memory, memory_tokens=options.memory_tokens, memory_heads=options.memory_heads,
                         prune=not options.no_prune, **changes)
@@ -294,11 +297,14 @@ def train_annotated(options: Options):
     samples = list(load("train", options.limit))
     held_out = list(load("val", options.val_limit)) if options.val_limit and rank == 0 else []
     device, dtype = nar.choose(options.device, options.dtype)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
     if world > 1:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     default = nar.Config()
+    llm = options.llm or (None if options.init else default.llm)
     width = samples[0].read(0, 1).shape[-1]
-    narrator = build(options, options.llm or default.llm, options.vision or default.vision, width, device, dtype)
+    narrator = build(options, llm, options.vision or default.vision, width, device, dtype)
     if width != narrator.config.width:
         raise data.BadData(f"the features are {width} wide, {options.init} needs {narrator.config.width}; use its vision model")
     train_narrator(narrator, Annotated(samples, narrator.layout), options, Annotated(held_out, narrator.layout))
