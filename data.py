@@ -371,23 +371,20 @@ def rewrite_command(options: argparse.Namespace) -> None:
 
     Kept in a .jsonl beside it as they come, so that it goes on where it was stopped.
     """
-    from narrator import BadCheckpoint, choose, load_llm
+    from narrator import choose, load_llm
     name, root, notes = options.data, Path(options.root or f"data/{options.data}"), Notes()
     target = root / "annotations" / annotations.PUBLISHED[name].format(split=options.split)
-    if annotations.find(root, target.name):
-        raise BadData(f"{annotations.find(root, target.name)} is there already")
+    if there := annotations.find(root, target.name):
+        raise BadData(f"{there} is there already")
     tracks = annotations.tracks(name, root, options.split, notes)[:options.limit]
-    notes_texts = sorted({text for track in tracks for _, text in track.narrations})
+    texts = sorted({text for track in tracks for _, text in track.narrations})
     device, dtype = choose(options.device)
-    try:
-        llm, tokenizer = load_llm(options.llm, dtype)
-    except BadCheckpoint as error:
-        raise BadData(str(error)) from error
+    llm, tokenizer = load_llm(options.llm, dtype)
     llm, done = llm.to(device).eval(), target.with_suffix(".jsonl")
     done.parent.mkdir(parents=True, exist_ok=True)
     sentences = dict(map(json.loads, done.read_text().splitlines())) if done.exists() else {}
     with done.open("a") as file, torch.no_grad():
-        for text in tqdm([text for text in notes_texts if text not in sentences], desc="rewriting", unit="sentence"):
+        for text in tqdm([text for text in texts if text not in sentences], desc="rewriting", unit="sentence"):
             ids = tokenizer(REWRITE.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
             written = llm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False,
                                    pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]
@@ -395,19 +392,19 @@ def rewrite_command(options: argparse.Namespace) -> None:
             sentences[text] = lines[0].strip() if lines and lines[0].strip() else text
             file.write(json.dumps([text, sentences[text]]) + "\n")
             file.flush()
-    told = lambda track: [{"time": time, "text": sentences[text]} for time, text in track.narrations]
+    rewritten = lambda track: [{"time": time, "text": sentences[text]} for time, text in track.narrations]
     content: dict = {}
     for track in tracks:
         if name == "ek100":
-            content[track.video] = told(track)
+            content[track.video] = rewritten(track)
         elif name == "ego4d":
-            content.setdefault(track.video, {})[track.annotator] = told(track)
+            content.setdefault(track.video, {})[track.annotator] = rewritten(track)
         else:
-            rows = [{"timestamp": row["time"], "text": row["text"], "ego_visible": True} for row in told(track)]
+            rows = [{"timestamp": row["time"], "text": row["text"], "ego_visible": True} for row in rewritten(track)]
             content.setdefault(track.video, []).append({"descriptions": rows})
     with replacing(target) as part:
         Path(part).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"{target}: {len(notes_texts)} sentences, {len(tracks)} annotators")
+    print(f"{target}: {len(texts)} sentences, {len(tracks)} annotators")
 
 
 def main(arguments: list[str] | None = None) -> None:

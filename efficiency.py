@@ -25,7 +25,7 @@ import data
 import narrator as nar
 import stream
 
-LLAMA = {                                      # hidden, feed-forward, layers, heads; 8 key and value heads
+LLAMA = {                                      # hidden, feed-forward, layers, heads; 8 key and value heads, 128,256 words
     "llama-3.2-1b": (2048, 8192, 16, 32),
     "llama-3-8b": (4096, 14336, 32, 32),
 }
@@ -144,7 +144,7 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
                             rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
         with torch.device(device):
             llm = LlamaForCausalLM(sizes).to(dtype)
-        tokenizer, base = nar.load_llm(str(stream.TOY / "llm"))[1], nar.Config()
+        tokenizer, base = nar.load_tokenizer(str(stream.TOY / "llm")), nar.Config()
     elif args.llm:
         (llm, tokenizer), base = nar.load_llm(args.llm, dtype), nar.Config()
     else:
