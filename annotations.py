@@ -12,13 +12,14 @@ Glossary:
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, isfinite
 from pathlib import Path
+
+from common import BadData, NotDownloaded, read_json
 
 PUBLISHED = {"ego4d": "refined_narration_stream_{split}.json",
              "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
@@ -28,14 +29,6 @@ RAW = {"ego4d": ("all_narrations_redacted.json", "narration.json"), "egoexo4d": 
 # Ego4D has no split for narrations: a video is for validation if it is in any benchmark's (key: where its file lists it)
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos", "av": "videos",
               "fho_oscc-pnr": "clips", "fho_sta": "annotations", "vq": "videos"}
-
-
-class BadData(ValueError):
-    """Something that the user can put right; the message is one line that says what to do."""
-
-
-class NotDownloaded(BadData):
-    """The data set is not there; the message says in a few lines what to fetch and where to put it."""
 
 
 @dataclass
@@ -75,13 +68,6 @@ def places(root: Path, name: str) -> list[Path]:
 def find(root: Path, *names: str) -> Path | None:
     """The first of the named files that there is, in root/annotations, root or root/v2/annotations."""
     return next((path for name in names for path in places(root, name) if path.is_file()), None)
-
-
-def read_json(path: Path):
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadData(f"{path}: is not JSON ({error})") from None
 
 
 def expect(right: bool, path: Path, entry: str, what: str) -> None:

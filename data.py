@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -33,10 +32,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 import annotations
-from annotations import BadData, NotDownloaded, Notes
+from annotations import Notes
+from common import BadData, choose, command_line, read_json, replacing, write_json
 from features import Store, encode, rank
 from toy import world
-from video import Video, replacing, write_video
+from video import Video, write_video
 
 
 # ----------------------------------------------------------------------------------------- time and frames
@@ -99,12 +99,7 @@ def read_sample(path: str | Path) -> Sample:
     "memory" may be left out. Raises BadData naming the file and the entry that is wrong.
     """
     path = Path(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadData(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise BadData(f"{path}: is not JSON ({error})") from error
+    content = read_json(path)
 
     def check(right: bool, what: str) -> None:
         if not right:
@@ -288,32 +283,6 @@ def statistics(samples: Iterable[Sample], count: Callable[[str], int] = lambda t
 
 # -------------------------------------------------------------------------------------------- command line
 
-def run(main: Callable[[], None], also: tuple[type[BaseException], ...] = ()) -> None:
-    """Runs a command line and exits: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C; argparse exits with 2.
-
-    also: further exceptions that are the user's to put right. A closed pipe (`| head`) ends quietly, with a shell's 141.
-    """
-    try:
-        main()
-        sys.stdout.flush()
-        code = 0
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())         # or Python's last flush complains
-        code = 141
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 130
-    except (BadData, OSError, *also) as error:
-        if isinstance(error, NotDownloaded):                                   # the one message of several lines
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
-        named = isinstance(error, OSError) and error.filename is not None
-        message = f"{error.filename}: {error.strerror}" if named else str(error) or type(error).__name__
-        print("error:", " ".join(message.split()), file=sys.stderr)
-        code = 1
-    sys.exit(code)
-
-
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
@@ -334,7 +303,7 @@ def toy_command(options: argparse.Namespace) -> None:
 def stats_command(options: argparse.Namespace) -> None:
     samples, count, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
     if options.llm:
-        from narrator import load_tokenizer
+        from checkpoint import load_tokenizer
         tokenizer, unit = load_tokenizer(options.llm), "tokens"
         count = {"count": lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])}
     stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **count)
@@ -371,7 +340,7 @@ def rewrite_command(options: argparse.Namespace) -> None:
 
     Kept in a .jsonl beside it as they come, so that it goes on where it was stopped.
     """
-    from narrator import choose, load_llm
+    from checkpoint import load_llm
     name, root, notes = options.data, Path(options.root or f"data/{options.data}"), Notes()
     target = root / "annotations" / annotations.PUBLISHED[name].format(split=options.split)
     if there := annotations.find(root, target.name):
@@ -402,8 +371,7 @@ def rewrite_command(options: argparse.Namespace) -> None:
         else:
             rows = [{"timestamp": row["time"], "text": row["text"], "ego_visible": True} for row in rewritten(track)]
             content.setdefault(track.video, []).append({"descriptions": rows})
-    with replacing(target) as part:
-        Path(part).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(target, content)
     print(f"{target}: {len(texts)} sentences, {len(tracks)} annotators")
 
 
@@ -444,5 +412,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from narrator import BadCheckpoint
-    run(main, (BadCheckpoint,))
+    command_line(main)

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import checkpoint
 import data
 import narrator as nar
 import stream
+from common import BadData, choose, pyplot, save_figure
 
 LLAMA = {                                      # hidden, feed-forward, layers, heads; 8 key and value heads, 128,256 words
     "llama-3.2-1b": (2048, 8192, 16, 32),
@@ -134,7 +136,7 @@ def macs(narrator: nar.Narrator, frames: int, every: int, words: int) -> int:
 
 def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     """The three variants around one language model; weights do not matter here, sizes do."""
-    device, dtype = nar.choose(args.device, args.dtype)
+    device, dtype = choose(args.device, args.dtype)
     if args.config:
         from transformers import LlamaConfig, LlamaForCausalLM
         hidden, inner, layers, heads = LLAMA[args.config]
@@ -144,11 +146,11 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
                             rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
         with torch.device(device):
             llm = LlamaForCausalLM(sizes).to(dtype)
-        tokenizer, base = nar.load_tokenizer(str(stream.TOY / "llm")), nar.Config()
+        tokenizer, base = checkpoint.load_tokenizer(str(stream.TOY / "llm")), nar.Config()
     elif args.llm:
-        (llm, tokenizer), base = nar.load_llm(args.llm, dtype), nar.Config()
+        (llm, tokenizer), base = checkpoint.load_llm(args.llm, dtype), nar.Config()
     else:
-        toy = nar.load(str(stream.TOY))
+        toy = checkpoint.load(str(stream.TOY))
         llm, tokenizer, base = toy.llm, toy.layout.tokenizer, replace(toy.config, last_k=None)
     for name, changes in VARIANTS.items():
         yield name, nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device, dtype).eval().requires_grad_(False)
@@ -156,13 +158,13 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
 
 def decoding(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a frame for decoding a video and for its vision encoder."""
-    device, dtype = nar.choose(args.device, args.dtype)
+    device, dtype = choose(args.device, args.dtype)
     vision = nar.VisionEncoder(args.vision or str(stream.TOY / "vision"), device=device, dtype=dtype)
     began = time.perf_counter()
     frames = [torch.from_numpy(frame) for frame in islice(data.Video(args.video, 2.0), 64)]
     middle = time.perf_counter()
     if not frames:
-        raise data.BadData(f"{args.video} has no frames")
+        raise BadData(f"{args.video} has no frames")
     vision(frames[0][None])
     synchronise(torch.device(device))
     start = time.perf_counter()
@@ -174,7 +176,7 @@ def decoding(args: argparse.Namespace) -> dict[str, float]:
 
 def plot(results: dict, png: str):
     """Fig. 1, middle and right, and the speed over frames of App. C.3."""
-    plt = nar.pyplot()
+    plt = pyplot()
     figure, (memory, bars, speed) = plt.subplots(1, 3, figsize=(13, 3.6))
     for name, r in results.items():
         frames = [row["frames"] for row in r["windows"]]
@@ -186,4 +188,4 @@ def plot(results: dict, png: str):
     speed.set(xlabel="frames", ylabel="frames per second", ylim=(0, None), title="Speed")
     speed.legend()
     figure.tight_layout()
-    nar.save_figure(figure, png)
+    save_figure(figure, png)

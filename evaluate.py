@@ -8,7 +8,7 @@
     timeline    one video as a picture: segments, p([SKIP]) with its thresholds, the size of the cache
 
 `--json` prints one JSON object as the last line. What is measured is defined in metrics.py (`score`, `stream`), in `Turn`
-(`teacher`) and in efficiency.py. Does not include: the paper's other baselines.
+(`teacher`), in efficiency.py and in figures.py. Does not include: the paper's other baselines.
 """
 import argparse
 import json
@@ -23,13 +23,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import checkpoint
 import data
 import efficiency
 import features
+import figures
 import metrics
 import narrator as nar
 import stream
-from annotations import read_json
+from common import BadData, choose, command_line, read_json, write_json, write_text
 from metrics import Told, Truth
 
 DURATIONS = (2, 4, 8)         # minutes: the groups of the paper's duration tables
@@ -44,7 +46,7 @@ def read_lines(path: Path) -> list[dict]:
         try:
             lines.append(json.loads(line))
         except ValueError as error:
-            raise data.BadData(f"{path}, line {number}: is not JSON ({error})") from None
+            raise BadData(f"{path}, line {number}: is not JSON ({error})") from None
     return lines
 
 
@@ -54,7 +56,7 @@ def told(rows, where: str) -> list[Told]:
     for i, row in enumerate(rows if isinstance(rows, list) else [None]):
         seconds = row.get("time", row.get("end")) if isinstance(row, dict) else None
         if not isinstance(seconds, int | float) or not np.isfinite(seconds) or not isinstance(row.get("text"), str):
-            raise data.BadData(f'{where}, narration {i}: expected {{"time": seconds, "text": "..."}}, not {str(row)[:60]}')
+            raise BadData(f'{where}, narration {i}: expected {{"time": seconds, "text": "..."}}, not {str(row)[:60]}')
         narrations.append(Told(float(seconds), row["text"], tuple(row.get("memory", ()))))
     return narrations
 
@@ -62,7 +64,7 @@ def told(rows, where: str) -> list[Told]:
 def files(path: Path) -> list[Path]:
     found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
     if not found:
-        raise data.BadData(f"{path}: has no .json or .jsonl files")
+        raise BadData(f"{path}: has no .json or .jsonl files")
     return found
 
 
@@ -75,7 +77,7 @@ def read_predictions(path: Path) -> dict[str, list[Told]]:
             continue
         content = read_json(file)
         if not isinstance(content, dict):
-            raise data.BadData(f'{file}: expected an object {{video: [{{"time", "text"}}, ...]}}')
+            raise BadData(f'{file}: expected an object {{video: [{{"time", "text"}}, ...]}}')
         predictions |= {name: told(rows, f"{file}, video {name}") for name, rows in content.items()}
     return predictions
 
@@ -87,7 +89,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
     for file in files(path):
         content = read_json(file)
         if not isinstance(content, dict):
-            raise data.BadData(f"{file}: expected an object with one entry per video")
+            raise BadData(f"{file}: expected an object with one entry per video")
         if isinstance(content.get("narrations"), list) and "fps" in content:
             content = {file.stem: content["narrations"]}
         for name, entry in content.items():
@@ -95,11 +97,11 @@ def read_truth(path: Path) -> dict[str, Truth]:
             if isinstance(entry, dict):
                 start, entry = entry.get("start", 0.0), entry.get("annotators")
                 if not isinstance(start, int | float) or not isinstance(entry, list):
-                    raise data.BadData(f'{where}: expected {{"start": seconds, "annotators": [[...], ...]}}')
+                    raise BadData(f'{where}: expected {{"start": seconds, "annotators": [[...], ...]}}')
             elif isinstance(entry, list) and not all(isinstance(row, list) for row in entry):
                 entry = [entry]
             if not isinstance(entry, list):
-                raise data.BadData(f"{where}: expected a list of narrations")
+                raise BadData(f"{where}: expected a list of narrations")
             truths[name] = Truth([told(rows, where) for rows in entry], start)
     return truths
 
@@ -109,7 +111,7 @@ def run_score(args: argparse.Namespace):
     missing, extra = truths.keys() - predictions.keys(), predictions.keys() - truths.keys()
     if missing and not args.partial or extra or not truths:
         names = sorted(missing or extra)
-        raise data.BadData("there is nothing to score" if not names else
+        raise BadData("there is nothing to score" if not names else
                            f"{len(names)} videos of {args.gt if missing else args.pred} are not in "
                            f"{args.pred if missing else args.gt}: {', '.join(names[:3])}{' ...' if names[3:] else ''}"
                            + (" (--partial scores the others)" if missing and len(missing) < len(truths) else ""))
@@ -120,7 +122,7 @@ def run_score(args: argparse.Namespace):
 def report(truths: dict[str, Truth], predictions: dict[str, list[Told]], minutes: dict[str, float], args):
     """Print the table of a self-conditioned evaluation; all videos, and by length if asked."""
     if args.ptb and (problem := metrics.java_problem()):
-        raise data.BadData(f"--ptb {problem}")
+        raise BadData(f"--ptb {problem}")
     rows, result, each = [], *metrics.evaluate(truths, predictions, args.ptb)
     rows.append(("all", result))
     if getattr(args, "by_duration", False):
@@ -132,7 +134,7 @@ def report(truths: dict[str, Truth], predictions: dict[str, list[Told]], minutes
     if result["meteor"] is None:
         print(f"METEOR is not computed: {metrics.java_problem() or 'there is nothing to score'}", file=sys.stderr)
     if args.per_video:
-        nar.write(Path(args.per_video), lambda file: file.write_text(json.dumps(each, indent=1) + "\n"))
+        write_json(args.per_video, each)
     if args.json:
         print(json.dumps(result))
 
@@ -158,10 +160,10 @@ def table(rows: list[tuple[str, dict]]):
 
 def prepare(args: argparse.Namespace, model: str | None = None) -> tuple[nar.Narrator, nar.VisionEncoder | None]:
     """The narrator with the settings of the command line, and its vision encoder where there are pictures to encode."""
-    device, dtype = nar.choose(args.device, args.dtype)
+    device, dtype = choose(args.device, args.dtype)
     changes = {name: getattr(args, name) for name in ("theta", "theta_low", "refractory", "last_k")
                if getattr(args, name, None) is not None}
-    narrator = nar.load(model or args.model, args.llm, device, dtype, **changes)
+    narrator = checkpoint.load(model or args.model, args.llm, device, dtype, **changes)
     if getattr(args, "data", "toy") != "toy":
         return narrator, None
     return narrator, nar.VisionEncoder(args.vision or narrator.config.vision, narrator.config.grid, device, dtype)
@@ -184,8 +186,8 @@ def keep_settings(folder: Path, settings: dict):
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "settings.json"
     if file.exists() and read_json(file) != settings:
-        raise data.BadData(f"{folder} holds predictions made with other settings: choose another --output, or delete it")
-    nar.write(file, lambda temporary: temporary.write_text(json.dumps(settings, indent=1) + "\n"))
+        raise BadData(f"{folder} holds predictions made with other settings: choose another --output, or delete it")
+    write_json(file, settings)
 
 
 def run_stream(args: argparse.Namespace):
@@ -193,7 +195,7 @@ def run_stream(args: argparse.Namespace):
     rank, world = features.rank()
     if world > 1:
         if not args.output:
-            raise data.BadData("several processes need --output, a folder where they put their predictions")
+            raise BadData("several processes need --output, a folder where they put their predictions")
         torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
     narrator, vision = prepare(args)
     every = list(samples(args, narrator, streaming=True))
@@ -216,7 +218,7 @@ def run_stream(args: argparse.Namespace):
         for line in lines:                                                            # seconds of the video
             line["start"], line["end"] = line["start"] + sample.offset, line["end"] + sample.offset
         if file:
-            nar.write(file, lambda temporary: temporary.write_text("".join(json.dumps(line) + "\n" for line in lines)))
+            write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
         predictions[sample.name] = told(lines, sample.name)
     if world > 1:
         torch.distributed.barrier()
@@ -313,7 +315,7 @@ def run_teacher(args: argparse.Namespace):
         each[sample.name] = summary(turns(narrator, x, narrations, args.reply_theta), sample.fps)
         minutes[sample.name] = sample.num_frames / sample.fps / 60
     if not each:
-        raise data.BadData(f"no videos in the {args.split} split of {args.data}")
+        raise BadData(f"no videos in the {args.split} split of {args.data}")
     mean = lambda names: {"videos": len(names)} | {
         key: float(np.mean([each[name][key] for name in names])) for key in next(iter(each.values()))}
     rows = [("all", mean(list(each)))]
@@ -321,7 +323,7 @@ def run_teacher(args: argparse.Namespace):
         rows += [(label, mean(names)) for label, names in by_duration(minutes)]
     table(rows)
     if args.per_video:
-        nar.write(Path(args.per_video), lambda file: file.write_text(json.dumps(each, indent=1) + "\n"))
+        write_json(args.per_video, each)
     if args.json:
         print(json.dumps(rows[0][1] | ({"by_duration": dict(rows[1:])} if args.by_duration else {})))
 
@@ -344,7 +346,7 @@ def run_efficiency(args: argparse.Namespace):
               | {f"{stage}, ms a frame": 1e3 * seconds / r["frames"] for stage, seconds in r["stages_s"].items()}
               | ({"out of memory": "yes"} if r["out_of_memory"] else {})) for name, r in results.items() if r["windows"]]
     if not shown:
-        raise data.BadData("the device's memory is full before the first window of frames; choose a smaller model")
+        raise BadData("the device's memory is full before the first window of frames; choose a smaller model")
     table(shown)
     print("before that, ms a frame: " + ", ".join(f"{stage} {1e3 * s:.2f}" for stage, s in frontend.items()))
     if args.png:
@@ -356,42 +358,6 @@ def run_efficiency(args: argparse.Namespace):
 
 # ---------------------------------------------------------------------- python evaluate.py attention (App. C.2)
 
-GROUPS = ("past narrations", "current frames", "past frames", "memory tokens")
-
-
-@torch.no_grad()
-def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]]) -> np.ndarray:
-    """Attention of the last layer, mean over heads, from the tokens that predict a narration to four groups of tokens.
-
-    Mean over all narrations but the first -> [4], as in GROUPS; what is left goes to the prompt and the narration itself.
-    """
-    seen, layer = {}, narrator.llm.model.layers[-1].self_attn
-    hook = layer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
-    try:
-        _, labels, tokens = narrator(x, narrations)
-    finally:
-        hook.remove()
-    weights = weights_of(layer, seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"])      # [L, L]
-    segment, number, ids = (torch.tensor(y, device=weights.device) for y in (tokens.segment, tokens.number, tokens.ids))
-    rows = []
-    for n in range(1, len(narrations)):
-        asking = (segment == n) & (labels != -100) & (number == n)
-        past = (number >= 0) & (number < n)
-        memory, frames = (ids == nar.MEMORY) & (segment == n), ids == nar.FRAME
-        groups = past, frames & (segment == n), frames & (segment < n), memory
-        rows.append([weights[asking][:, group].sum(1).mean().item() for group in groups])
-    return np.mean(rows, axis=0)
-
-
-def weights_of(attn, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-    """softmax(Q K^T) of a Llama attention layer, mean over heads: hidden [1, L, D_lm] -> [L, L]."""
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
-    split = lambda y: y.unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
-    q, k = apply_rotary_pos_emb(split(attn.q_proj(hidden)), split(attn.k_proj(hidden)), *rotation)
-    scores = (q @ repeat_kv(k, attn.num_key_value_groups).transpose(2, 3)).float() * attn.scaling
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1)[0].mean(0)
-
-
 def run_attention(args: argparse.Namespace):
     results = {}
     for model in args.model:
@@ -401,21 +367,13 @@ def run_attention(args: argparse.Namespace):
             x = torch.stack(list(sample.tokens(vision)))
             said = [step.narration for step in stream.narrate(narrator, x, args.static) if step.narration]
             if len(said) > 1:
-                means.append(attention(narrator, x, [(y.frame, y.tokens) for y in said]))
+                means.append(figures.attention(narrator, x, [(y.frame, y.tokens) for y in said]))
         if not means:
-            raise data.BadData(f"{model} narrates nothing but the first frame of these videos")
-        results[model] = dict(zip(GROUPS, np.mean(means, axis=0).tolist()))
+            raise BadData(f"{model} narrates nothing but the first frame of these videos")
+        results[model] = dict(zip(figures.GROUPS, np.mean(means, axis=0).tolist()))
     table([(Path(model).name[-16:], row) for model, row in results.items()])
     if args.png:
-        plt = nar.pyplot()
-        figure, axes = plt.subplots(figsize=(6, 3))
-        for i, (model, row) in enumerate(results.items()):
-            axes.bar(np.arange(4) + i * 0.8 / len(results), list(row.values()), 0.8 / len(results), label=model)
-        axes.set_xticks(np.arange(4) + 0.4 - 0.4 / len(results), GROUPS)
-        axes.set(ylabel="attention", title="Where a narration looks (last layer)")
-        axes.legend(fontsize=7)
-        figure.tight_layout()
-        nar.save_figure(figure, args.png)
+        figures.plot_attention(results, args.png)
     if args.json:
         print(json.dumps(results))
 
@@ -432,7 +390,7 @@ def run_timeline(args: argparse.Namespace):
             said = told(read_lines(Path(args.pred)), args.pred)
     else:
         narrator, _ = prepare(args)
-        device, dtype = nar.choose(args.device, args.dtype)
+        device, dtype = choose(args.device, args.dtype)
         fps = narrator.config.fps
         frames, _, _ = stream.features(args.input, narrator, args.vision, fps, device, dtype)
         steps = {step.frame: step for step in stream.narrate(narrator, frames, args.static)}
@@ -440,43 +398,13 @@ def run_timeline(args: argparse.Namespace):
         said = [Told(step.narration.end, step.narration.text) for step in steps.values() if step.narration]
     keys = ("frame", "p_skip", "theta", "narrate", "text_tokens", "visual_tokens")
     if not trace or any(not isinstance(row, dict) or key not in row for row in trace for key in keys):
-        raise data.BadData(f"{source}: is no trace of stream.py (it needs {', '.join(keys)} in every line)")
+        raise BadData(f"{source}: is no trace of stream.py (it needs {', '.join(keys)} in every line)")
     truth, beside = args.gt, source.with_suffix(".json")
     if truth is None and source.suffix != ".jsonl" and beside.exists():
         truth = str(beside)
     true = next(iter(read_truth(Path(truth)).values())).annotators[0] if truth else []
-    plot_timeline(trace, said or [Told((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]], true, fps,
+    figures.plot_timeline(trace, said or [Told((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]], true, fps,
                   args.png or str(source.with_suffix(".png")))
-
-
-def plot_timeline(trace: list[dict], said: list[Told], true: list[Told], fps: float, png: str):
-    plt = nar.pyplot()
-    heights = [3.2] * bool(true) + [3.2, 1.2, 1.0]                                    # inches
-    width = min(60, max(10, 0.28 * max(len(said), len(true))))
-    figure, axes = plt.subplots(len(heights), 1, figsize=(width, sum(heights)), sharex=True,
-                                gridspec_kw={"height_ratios": heights, "hspace": 0.08})
-    for axis, title, narrations, colour in zip(axes, ["truth"] * bool(true) + ["narrated"], [true] * bool(true) + [said],
-                                               ["#4c9be8"] * bool(true) + ["#e8a04c"]):
-        for i, (low, high) in enumerate(metrics.segments([y.time for y in narrations])):
-            axis.axvspan(low, high, color=colour, alpha=0.25 + 0.25 * (i % 2), linewidth=0)
-            axis.text((low + high) / 2, 0.03, narrations[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
-                      transform=axis.get_xaxis_transform(), clip_on=True)
-        axis.set(ylabel=title, yticks=[])
-    skip, cache = axes[-2:]
-    decided = [row for row in trace if row["p_skip"] is not None]
-    at = [(row["frame"] + 1) / fps for row in decided]
-    skip.step(at, [row["theta"] for row in decided], where="mid", color="#b0b0b0", label="threshold")
-    skip.plot(at, [row["p_skip"] for row in decided], color="#2060a0", label="p([SKIP])")
-    skip.plot([a for a, row in zip(at, decided) if row["narrate"]], [row["p_skip"] for row in decided if row["narrate"]], "o",
-              color="#c03020", markersize=3, label="narrate")
-    skip.set(ylabel="trigger", ylim=(-0.05, 1.05))
-    every = [(row["frame"] + 1) / fps for row in trace]
-    cache.stackplot(every, [row["text_tokens"] for row in trace], [row["visual_tokens"] for row in trace],
-                    labels=["text", "current segment"], colors=["#e8c08c", "#9cc8f0"], step="pre")
-    for axis in (skip, cache):
-        axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    cache.set(ylabel="cache, tokens", xlabel="seconds", xlim=(0, every[-1]))
-    nar.save_figure(figure, png)
 
 
 # ---------------------------------------------------------------------- the command line
@@ -547,7 +475,7 @@ def main():
     args = parser.parse_args()
     if "split" in args and args.split is None:
         args.split = "test" if args.data == "toy" else "val"
-    data.run(lambda: args.run(args), (nar.BadCheckpoint,))
+    command_line(lambda: args.run(args))
 
 
 if __name__ == "__main__":

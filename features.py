@@ -8,7 +8,6 @@ store       features_metadata.json, {video: {"duration": seconds, "path": file}}
 """
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -22,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from annotations import BadData, read_json
-from video import Video, replacing
+from common import BadData, choose, read_json, replacing, write_json
+from video import Video
 
 FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
 
@@ -185,7 +184,7 @@ def encode(videos: list[str], output: Path, vision: str, fps: float, grid: int, 
 
     Files appear when they are complete, and finished ones are not made again: kill it and start it anew.
     """
-    from narrator import VisionEncoder, choose
+    from narrator import VisionEncoder
     names = [Path(video).stem for video in videos]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -229,8 +228,7 @@ def write_metadata(output: Path):
         with safe_open(path, "pt") as file:
             frames = file.get_slice("features").get_shape()[0]
             entries[path.stem] = {"duration": float(file.metadata()["duration"]), "path": path.name, "frames": frames}
-    with replacing(output / "features_metadata.json") as part:
-        Path(part).write_text(json.dumps(entries, indent=1) + "\n")
+    write_json(output / "features_metadata.json", entries)
 
 
 def chunked(items: Iterator, size: int) -> Iterator[list]:

@@ -1,4 +1,4 @@
-"""The narrator (paper §3.1, 3.2, 3.5): frame features, connector, LLM with LoRA, token layout, mask, checkpoints.
+"""The narrator (paper §3.1, 3.2, 3.5): frame features, connector, LLM with LoRA, token layout, mask.
 
 Frames become J = 10 tokens each by a frozen vision encoder; a two-layer MLP, the connector, maps them and the memory
 tokens into the embedding space of a frozen language model that only its LoRA weights adapt. One sequence holds
@@ -20,29 +20,23 @@ one video at a time, with gradient accumulation).
 """
 import argparse
 import json
-import os
 import re
-import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clam import CLAM, MEMORIES
+from common import BadData, command_line, first_line, pyplot, quiet, save_figure
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
           "with the list of video frames received by the assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 LORA_TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"  # all linear layers
-
-
-class BadCheckpoint(ValueError):
-    """A model that cannot be loaded; the message is one line that says what to do."""
 
 
 @dataclass
@@ -99,7 +93,7 @@ class VisionEncoder(nn.Module):
                 file = Path(hf_hub_download(source, "preprocessor_config.json"))
             processor = json.loads(file.read_text())
         except (OSError, ValueError, SafetensorError) as error:
-            raise BadCheckpoint(f"vision model '{source}' cannot be loaded: {first_line(error)}") from error
+            raise BadData(f"vision model '{source}' cannot be loaded: {first_line(error)}") from error
         self.model, self.grid = model.to(device).eval().requires_grad_(False), grid
         self.image_size, self.patches = model.config.image_size, (model.config.image_size // model.config.patch_size) ** 2
         self.mean, self.std = processor["image_mean"], processor["image_std"]
@@ -184,7 +178,7 @@ class Layout:
         eot = tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in tokenizer.get_vocab() else None
         self.eot = tokenizer.eos_token_id if eot is None else eot
         if self.eot is None or len(self.sep) != 1:
-            raise BadCheckpoint("this tokenizer has no end-of-text token or splits ','; use a Llama-like model")
+            raise BadData("this tokenizer has no end-of-text token or splits ','; use a Llama-like model")
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -387,191 +381,6 @@ def published_name(name: str) -> str:
     return "base_model.model." + name.removeprefix("llm.")
 
 
-# ---------------------------------------------------------------------- checkpoints: a PEFT folder and narrator.json
-
-def load(source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
-         **changes) -> Narrator:
-    """A trained narrator from a folder or hub id; `llm` and any field of Config can be replaced.
-
-    A folder without narrator.json is a published checkpoint: what can be inferred is, the rest is the published
-    default. Raises BadCheckpoint if anything is missing, damaged or left over.
-    """
-    folder = find(source)
-    adapter = read_json(folder / "adapter_config.json")
-    weights = read_safetensors(folder / "adapter_model.safetensors")
-    if (folder / "narrator.json").exists():
-        known, values = {f.name for f in fields(Config)}, read_json(folder / "narrator.json")
-        if set(values) - known:
-            raise BadCheckpoint(f"{folder / 'narrator.json'}: unknown entries {sorted(set(values) - known)}")
-        config = Config(**values)
-    else:
-        config = infer(weights, folder)
-    config.llm = adapter.get("base_model_name_or_path") or config.llm
-    config.lora_rank, config.lora_alpha = adapter.get("r", config.lora_rank), adapter.get("lora_alpha", config.lora_alpha)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    for name in ("llm", "vision"):
-        if (folder / getattr(config, name)).is_dir():
-            setattr(config, name, str(folder / getattr(config, name)))
-    config.llm = llm or config.llm
-    narrator = Narrator(*load_llm(config.llm, dtype), config)
-    fill(narrator, weights, folder / "adapter_model.safetensors")
-    return narrator.to(device).eval()
-
-
-def find(source: str) -> Path:
-    """The folder of a checkpoint; a name that is no folder is fetched from the hub."""
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if folder.exists() or source.startswith((".", "/")) or source.count("/") != 1:
-        raise BadCheckpoint(f"model '{source}' is not a folder (nor a hub id owner/name)")
-    from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:  # whatever the network says, the user needs the same one line
-        raise BadCheckpoint(f"model '{source}' is neither a folder nor could it be fetched from the hub: "
-                            f"{first_line(error)}") from error
-
-
-def infer(weights: dict[str, Tensor], folder: Path) -> Config:
-    """Config of a published checkpoint, from what its tensors tell."""
-    name = "base_model.model.clustering.query_embed.weight"
-    connector = weights.get("base_model.model.connector.0.weight")
-    if connector is None:
-        raise BadCheckpoint(f"{folder}: neither narrator.json nor connector weights: not a FlowNar checkpoint")
-    if name not in weights:
-        return Config(memory="none", prune=False, width=connector.shape[1])
-    return Config(memory_tokens=len(weights[name]), memory_target=name.replace("query", "tgt") in weights,
-                  readout="cls", keep_newline=True, width=connector.shape[1])
-
-
-@torch.no_grad()
-def fill(narrator: Narrator, weights: dict[str, Tensor], file: Path):
-    """Copy a checkpoint's tensors in; every one must be there, fit and be used."""
-    wanted = narrator.trainable()
-    weights = {name: w for name, w in weights.items() if not name.endswith("base_layer.weight")}  # PEFT's copied head
-    for problem, names in (("lacks", wanted.keys() - weights.keys()), ("has unexpected", weights.keys() - wanted.keys()),
-                           ("has the wrong shape for", {n for n in wanted.keys() & weights.keys()
-                                                        if wanted[n].shape != weights[n].shape})):
-        if names:
-            shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise BadCheckpoint(f"{file} {problem} {len(names)} tensors: {shown}")
-    for name, parameter in wanted.items():
-        parameter.copy_(weights[name])
-
-
-def gguf(source: str) -> tuple[str, dict]:
-    """What transformers wants instead of FILE.gguf; anything else stays as it is."""
-    path = Path(source)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (source, {})
-
-
-def load_llm(source: str, dtype: torch.dtype = torch.float32):
-    """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
-    from transformers import AutoModelForCausalLM
-    tokenizer = load_tokenizer(source)
-    try:
-        where, how = gguf(source)
-        llm = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="sdpa", **how)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise BadCheckpoint(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
-                            f"{first_line(error)}") from error
-    return llm, tokenizer
-
-
-def load_tokenizer(source: str):
-    from transformers import AutoTokenizer
-    quiet()
-    try:
-        where, how = gguf(source)
-        return AutoTokenizer.from_pretrained(where, **how)
-    except (OSError, ValueError, ImportError) as error:
-        raise BadCheckpoint(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
-                            f"{first_line(error)}") from error
-
-
-def save(narrator: Narrator, folder: str | Path, llm: str | None = None, vision: str | None = None,
-         dtype: torch.dtype | None = None):
-    """Write a checkpoint that `load` and PEFT read, in dtype if one is given; each file appears whole or not at all."""
-    config, folder = narrator.config, Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    modules = ["connector"] + (["clustering"] if config.memory == "clam" else [])
-    adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": llm or config.llm,
-               "r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout,
-               "target_modules": LORA_TARGETS, "modules_to_save": modules, "bias": "none", "fan_in_fan_out": False,
-               "inference_mode": True, "init_lora_weights": True}
-    own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
-    own["vision"] = vision or config.vision
-    weights = {name: p.detach().to(dtype or p.dtype).cpu().contiguous() for name, p in narrator.trainable().items()}
-    write(folder / "adapter_model.safetensors", lambda file: save_file(weights, file, metadata={"format": "pt"}))
-    for name, content in (("adapter_config.json", adapter), ("narrator.json", own)):
-        write(folder / name, lambda file, content=content: file.write_text(json.dumps(content, indent=1) + "\n"))
-
-
-def write(path: Path, writer):
-    """Run writer(temporary path), then rename: no reader ever sees half a file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        writer(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise BadCheckpoint(f"{path} is missing: not a checkpoint of a narrator") from None
-    except (OSError, ValueError) as error:
-        raise BadCheckpoint(f"{path} is damaged: {first_line(error)}") from error
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise BadCheckpoint(f"{path} is missing: not a checkpoint of a narrator") from None
-    except (OSError, ValueError, SafetensorError) as error:
-        raise BadCheckpoint(f"{path} is damaged: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def quiet():
-    """No progress bars and warnings of transformers between our lines."""
-    from transformers.utils import logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-def pyplot():
-    """matplotlib, drawing to files only; imported when a figure is wanted."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    return plt
-
-
-def save_figure(figure, png: str | Path):
-    write(Path(png), lambda file: figure.savefig(file, dpi=100, format="png", bbox_inches="tight"))
-    pyplot().close(figure)
-    print(f"written: {png}", file=sys.stderr)
-
-
-def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
-    """The one place where device and dtype are decided: bf16 on CUDA, else fp32."""
-    if device == "auto":                                                            # under torchrun: this process's GPU
-        gpu = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
-        device = gpu if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    return device, getattr(torch, dtype)
-
-
 # ---------------------------------------------------------------------- python narrator.py: Fig. 4
 
 class Letters:
@@ -619,10 +428,7 @@ def main():
     parser.add_argument("--last-k", type=int, help="keep only the last k narrations (FlowNar-C)")
     parser.add_argument("--png", help="also as a picture")
     args = parser.parse_args()
-    try:
-        draw(args.last_k, args.png)
-    except OSError as error:
-        sys.exit(f"narrator.py: {error}")
+    command_line(lambda: draw(args.last_k, args.png))
 
 
 if __name__ == "__main__":

@@ -30,9 +30,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import data
+from checkpoint import load
+from common import BadData, choose, command_line
 from features import is_features, load_features
-from narrator import VISUAL, BadCheckpoint, Narrator, Tokens, VisionEncoder, choose, load
+from narrator import VISUAL, Narrator, Tokens, VisionEncoder
+from video import Video
 
 TOY = Path(__file__).parent / "toy" / "checkpoint"
 
@@ -180,7 +182,6 @@ class State:
         if not cls:
             self.read = self.memory
 
-
     @torch.no_grad()
     def recall(self) -> Tensor | None:
         """The memory tokens M_{t_{n-1}} [1, M, D] that open a segment; None without a memory."""
@@ -301,10 +302,10 @@ def features(source: str, narrator: Narrator, vision: str | None, fps: float, de
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    video = data.Video(source, fps)
+    video = Video(source, fps)
     encoder = VisionEncoder(vision or config.vision, config.grid, device, dtype)
     if encoder.width != config.width:
-        raise BadCheckpoint(f"the vision model gives features of width {encoder.width}, the narrator needs {config.width}")
+        raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs {config.width}")
     return (encoder(torch.from_numpy(frame)[None])[0] for frame in video), video.frames, video
 
 
@@ -333,7 +334,7 @@ def run(args: argparse.Namespace):
                     print(f"[{clock(step.narration.end)}] {step.narration.text}", flush=True)
     seconds = time.perf_counter() - began
     if not count:
-        raise data.BadData(f"{args.input} has no frames")
+        raise BadData(f"{args.input} has no frames")
     print(f"{count} frames, {state.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, now "
           f"{state.cache.text} text + {state.cache.visual} visual = {state.cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
     if video is not None:
@@ -372,7 +373,7 @@ def main():
     for name in ("jsonl", "srt", "vtt", "trace"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper() if name != 'trace' else 'one line per frame'}")
     args = parser.parse_args()
-    data.run(lambda: run(args), (BadCheckpoint,))
+    command_line(lambda: run(args))
 
 
 if __name__ == "__main__":

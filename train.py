@@ -33,9 +33,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+import checkpoint
 import data
 import features
 import narrator as nar
+from common import BadData, choose, command_line, pyplot, replacing, save_figure, write_text
 from toy import stages
 
 
@@ -108,7 +110,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     start = restore(state, parameters, optimizer) if options.resume and state.exists() else 0
     kept = log.read_text().splitlines()[:start] if start else []
     if rank == 0:
-        nar.write(log, lambda file: file.write_text("".join(line + "\n" for line in kept)))
+        write_text(log, "".join(line + "\n" for line in kept))
     progress = tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1, disable=rank > 0)
     for step in progress:
         began = time.perf_counter()
@@ -120,7 +122,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
             loss, tokens = share(parameters, loss, tokens)
         norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
         if not norm.isfinite():
-            raise FloatingPointError(f"{stage}: the gradient is not finite at step {step}; lower --lr")
+            raise BadData(f"{stage}: the gradient is not finite at step {step}; lower --lr")
         optimizer.step()
         entry = {"step": step, "loss": loss, "tokens_per_s": round(tokens / (time.perf_counter() - began))} | validate(step)
         progress.set_postfix(loss=f"{loss:.3f}", tok_s=entry["tokens_per_s"])
@@ -156,7 +158,8 @@ def snapshot(path: Path, step: int, parameters: dict[str, Tensor], optimizer: to
         if p in optimizer.state:                # what a stage does not reach has none
             tensors |= {f"{name}|m": optimizer.state[p]["exp_avg"], f"{name}|v": optimizer.state[p]["exp_avg_sq"]}
     tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
-    nar.write(path, lambda file: save_file(tensors, file, metadata={"step": str(step)}))
+    with replacing(path) as part:
+        save_file(tensors, part, metadata={"step": str(step)})
 
 
 @torch.no_grad()
@@ -168,7 +171,7 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
         stored = {key.removesuffix("|value") for key in keys if key.endswith("|value")}
         if stored != set(parameters) or any(list(file.get_slice(f"{n}|value").get_shape()) != list(p.shape)
                                             for n, p in parameters.items()):
-            raise data.BadData(f"{path} comes from a run with other settings: use them again, or another --output")
+            raise BadData(f"{path} comes from a run with other settings: use them again, or another --output")
         for name, p in parameters.items():
             p.copy_(file.get_tensor(f"{name}|value"))
             if f"{name}|m" in keys:
@@ -180,7 +183,7 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
 
 def curve(log: Path, png: Path):
     """The loss curve as a picture: every step, and a running mean."""
-    plt = nar.pyplot()
+    plt = pyplot()
     losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     width = max(1, len(losses) // 50)
     smooth = [sum(losses[max(0, i - width + 1):i + 1]) / min(i + 1, width) for i in range(len(losses))]
@@ -188,7 +191,7 @@ def curve(log: Path, png: Path):
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
     axes.plot(smooth, color="#2060a0")
     axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log")
-    nar.save_figure(figure, png)
+    save_figure(figure, png)
 
 
 # ---------------------------------------------------------------------- stage narrator (§3.5)
@@ -266,11 +269,11 @@ def build(options: Options, llm: str | None, vision: str, width: int, device: st
     """
     changes = {"last_k": options.last_k, "memory_dropout": options.memory_dropout, "lora_dropout": options.lora_dropout}
     if options.init:
-        return nar.load(options.init, llm, device, dtype, **changes)
+        return checkpoint.load(options.init, llm, device, dtype, **changes)
     config = nar.Config(llm=llm, vision=vision, width=width, lora_rank=options.lora_rank, lora_alpha=options.lora_alpha,
                         memory=options.memory, memory_tokens=options.memory_tokens, memory_heads=options.memory_heads,
                         prune=not options.no_prune, **changes)
-    return nar.Narrator(*nar.load_llm(llm, dtype), config).to(device)
+    return nar.Narrator(*checkpoint.load_llm(llm, dtype), config).to(device)
 
 
 # ---------------------------------------------------------------------- Ego4D, EgoExo4D, EPIC-Kitchens-100
@@ -296,7 +299,7 @@ def train_annotated(options: Options):
     load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
     samples = list(load("train", options.limit))
     held_out = list(load("val", options.val_limit)) if options.val_limit and rank == 0 else []
-    device, dtype = nar.choose(options.device, options.dtype)
+    device, dtype = choose(options.device, options.dtype)
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     if world > 1:
@@ -306,10 +309,10 @@ def train_annotated(options: Options):
     width = samples[0].read(0, 1).shape[-1]
     narrator = build(options, llm, options.vision or default.vision, width, device, dtype)
     if width != narrator.config.width:
-        raise data.BadData(f"the features are {width} wide, {options.init} needs {narrator.config.width}; use its vision model")
+        raise BadData(f"the features are {width} wide, {options.init} needs {narrator.config.width}; use its vision model")
     train_narrator(narrator, Annotated(samples, narrator.layout), options, Annotated(held_out, narrator.layout))
     if rank == 0:
-        nar.save(narrator, options.output)
+        checkpoint.save(narrator, options.output)
     if world > 1:
         dist.destroy_process_group()
 
@@ -335,7 +338,7 @@ def train_toy(options: Options):
         stages.remember(train, narrator.memory, videos, REMEMBER, options.seed)
     stages.inventories(train, "recall", narrator, videos, RECALL, options.lr, options.seed)
     train_narrator(narrator, videos, options)
-    nar.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
+    checkpoint.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
              dtype=torch.bfloat16)
 
 
@@ -356,7 +359,7 @@ def train(options: Options):
     began = time.perf_counter()
     if options.data == "toy":
         if features.rank()[1] > 1:
-            raise data.BadData("the toy trains in one process; without torchrun, please")
+            raise BadData("the toy trains in one process; without torchrun, please")
         train_toy(options)
     else:
         train_annotated(options)
@@ -365,4 +368,4 @@ def train(options: Options):
 
 if __name__ == "__main__":
     options = parse()
-    data.run(lambda: train(options), (nar.BadCheckpoint, FloatingPointError))
+    command_line(lambda: train(options))

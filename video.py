@@ -8,7 +8,6 @@ Memory does not grow with the length of a video, and only pictures that are kept
 """
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from tqdm import tqdm
 
-from annotations import BadData
+from common import BadData, replacing
 
 TOLERANCE = 0.0012                             # seconds; Matroska rounds this time and the first to milliseconds
 MAX_FAILURES = 100                             # packets in a row that cannot even be read: give the rest up
@@ -173,24 +172,6 @@ def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
     """uint8 [H, W, 3], upright. By far the most expensive step after decoding: only for frames that are kept."""
     rgb = reformatter.reformat(frame, format="rgb24").to_ndarray()                                     # [H, W, 3]
     return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))      # both turn counter-clockwise
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which becomes `path` at the end, or vanishes if anything is raised on the way."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    if path.is_dir():
-        raise BadData(f"{path}: is a directory; give the name of a file")
-    try:
-        part.touch()
-    except OSError as error:
-        raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+import checkpoint
 import narrator as nar
 
 ROOT = Path(__file__).parent.parent
@@ -17,7 +18,7 @@ def tiny(seed: int = 0, **changes) -> nar.Narrator:
     options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0, "lora_rank": 4, "lora_alpha": 8,
                "lora_dropout": 0.0} | changes
     llm = str(TOY / "llm")
-    model = nar.Narrator(*nar.load_llm(llm), nar.Config(llm=llm, **options))
+    model = nar.Narrator(*checkpoint.load_llm(llm), nar.Config(llm=llm, **options))
     for name, p in model.trainable().items():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)

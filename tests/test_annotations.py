@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 import annotations
 import data
-from annotations import BadData, Notes, NotDownloaded
+from annotations import Notes
+from common import BadData, NotDownloaded
 from helpers import GOLDEN
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")

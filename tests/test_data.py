@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 import data
 import video as decoder
-from data import BadData, Video, read_sample
+from common import BadData
+from data import Video, read_sample
 from features import is_features, load_features
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -552,35 +553,3 @@ def test_toy_arguments_that_make_no_sense(tmp_path, monkeypatch, arguments):
     with pytest.raises(BadData):
         data.main(["toy", *arguments])
     assert os.listdir(tmp_path) == []
-
-
-class Odd(Exception):
-    pass
-
-
-@pytest.mark.parametrize("error, code, line", [
-    (None, 0, ""), (BadData("two\nlines"), 1, "error: two lines\n"), (Odd("odd"), 1, "error: odd\n"),
-    (FileNotFoundError(2, "No such file", "x.y"), 1, "error: x.y: No such file\n"),
-    (OSError("hub: no\n such model"), 1, "error: hub: no such model\n"), (KeyboardInterrupt(), 130, "interrupted\n")])
-def test_exit_codes(capsys, error, code, line):
-    def main():
-        if error is not None:
-            raise error
-    with pytest.raises(SystemExit) as exited:
-        data.run(main, also=(Odd,))
-    assert exited.value.code == code and capsys.readouterr().err == line
-
-
-def test_a_bug_keeps_its_traceback():
-    with pytest.raises(Odd):
-        data.run(lambda: (_ for _ in ()).throw(Odd("bug")))
-
-
-def test_a_closed_pipe_is_quiet():
-    code = "import data\ndata.run(lambda: [print('x' * 100) for _ in range(10_000)])"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.readline()
-    process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
-    assert process.wait() == 141 and error == b""

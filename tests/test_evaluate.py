@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import checkpoint
 import efficiency
 import evaluate
+import figures
 import metrics
 import narrator as nar
 import stream
@@ -126,14 +128,14 @@ def test_annotated_data_sets(tmp_path):
     """Features instead of pictures; times count from the start of the video, several annotators are scored together."""
     root, model = tmp_path / "root", tiny(width=16, max_new_tokens=5)
     epic(root)
-    nar.save(model, tmp_path / "model")
+    checkpoint.save(model, tmp_path / "model")
     result = command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--output", tmp_path / "out", "--json")
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
     first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
     assert (first["start"], first["end"]) == (0.4, 0.9)
     teacher = command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--json")
     assert teacher["videos"] == 6 and teacher["ppl"] > 1
-    nar.save(tiny(width=32), tmp_path / "wide")
+    checkpoint.save(tiny(width=32), tmp_path / "wide")
     assert "32" in command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "wide", ok=False)
 
 
@@ -203,7 +205,7 @@ def test_teacher_forced_is_the_published(name):
     """With the published mask and tokens: the published loss and metrics. With ours: how far the stricter mask and the
     unmerged token move them."""
     base = GOLDEN / name
-    model = nar.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
+    model = checkpoint.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
     features = load_file(base / "features.safetensors")
     for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
         x = features[key.split("/")[0]][:case["num_frames"]]
@@ -285,14 +287,14 @@ def test_attention_sums_to_one():
     for changes in ({}, {"memory": "none", "prune": False}):
         model = tiny(**changes)
         x, narrations = video(model)
-        groups = evaluate.attention(model, x, narrations)
+        groups = figures.attention(model, x, narrations)
         assert groups.shape == (4,) and (groups >= 0).all() and groups.sum() <= 1
         assert (groups[2] > 0) == (not model.config.prune) and (groups[3] > 0) == bool(model.layout.M)
         seen, layer = {}, model.llm.model.layers[-1].self_attn
         layer.register_forward_hook(lambda m, a, kw, out: seen.update(kw, out=out[0], hidden=kw["hidden_states"]), with_kwargs=True)
         with torch.no_grad():
             model(x, narrations)
-            weights = evaluate.weights_of(layer, seen["hidden"], seen["position_embeddings"], seen["attention_mask"])
+            weights = figures.weights_of(layer, seen["hidden"], seen["position_embeddings"], seen["attention_mask"])
         assert torch.allclose(weights.sum(1), torch.ones(len(weights)), atol=1e-5)
 
 
@@ -307,14 +309,14 @@ def test_attention_weights_reproduce_the_layer():
     mask = torch.rand(1, 1, 9, 9).round().bool() | torch.eye(9, dtype=torch.bool)
     with torch.no_grad():
         llm.model(inputs_embeds=torch.randn(1, 9, 16), attention_mask=mask)
-        weights = evaluate.weights_of(attn, seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"])
+        weights = figures.weights_of(attn, seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"])
         expected = attn.o_proj(weights @ attn.v_proj(seen["hidden_states"][0]))
     assert torch.allclose(expected, seen["out"][0], atol=1e-5)
 
 
 def test_attention_and_timeline_commands(tmp_path):
     result = command("attention", "--data", "toy", "--limit", 1, "--png", tmp_path / "a.png", "--json")
-    assert set(result[str(TOY)]) == set(evaluate.GROUPS) and (tmp_path / "a.png").stat().st_size > 5000
+    assert set(result[str(TOY)]) == set(figures.GROUPS) and (tmp_path / "a.png").stat().st_size > 5000
     trace, said = tmp_path / "trace.jsonl", tmp_path / "said.jsonl"
     subprocess.run([sys.executable, "stream.py", "toy/kitchen.mp4", "--trace", str(trace), "--jsonl", str(said)], cwd=ROOT,
                    capture_output=True, check=True)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import data
 import features
-from annotations import BadData
+from common import BadData
 from helpers import ROOT, TOY
 from narrator import VisionEncoder
 

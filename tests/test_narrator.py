@@ -1,13 +1,13 @@
-"""The narrator (§3.1, 3.2, 3.5): layout, visibility rule, LoRA, frame tokens, checkpoints."""
+"""The narrator (§3.1, 3.2, 3.5): layout, visibility rule, LoRA, frame tokens."""
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
+import checkpoint
 import narrator as nar
 from helpers import GOLDEN, ROOT, tiny, video
 
@@ -57,7 +57,7 @@ def test_narrations_must_come_in_order():
 
 @needs_golden
 def test_layout_is_what_the_published_code_streams():
-    tokenizer = nar.load_llm(str(GOLDEN / "base_llm"))[1]
+    tokenizer = checkpoint.load_llm(str(GOLDEN / "base_llm"))[1]
     layout = nar.Layout(tokenizer, 10, 20)
     record = json.loads((GOLDEN / "flownar" / "streaming.json").read_text())["video_101"]["two_threshold_0.8_0.5"]
     published = [i for i in record["prompt_ids"] if i < tokenizer.vocab_size or i in tokenizer.all_special_ids]
@@ -160,69 +160,6 @@ def test_letterbox_keeps_the_aspect_ratio():
     square = nar.letterbox(frames, 20)
     assert square.shape == (2, 3, 20, 20)
     assert square[:, :, 5:15].min() == 1 and square[:, :, :5].max() == 0 and square[:, :, 15:].max() == 0
-
-
-# ------------------------------------------------------------------ checkpoints
-
-def test_saved_and_loaded_is_the_same(tmp_path):
-    model = tiny(last_k=3, lora_rank=6, readout="cls")
-    nar.save(model, tmp_path)
-    again = nar.load(str(tmp_path))
-    x, narrations = video(model)
-    with torch.no_grad():
-        assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
-    assert again.config.last_k == 3 and again.config.lora_rank == 6 and again.config.readout == "cls"
-    assert not list(tmp_path.glob(".*")), "temporary files are left"
-
-
-def test_names_are_those_of_the_published_adapters():
-    names = set(tiny(memory_target=False).trainable())
-    assert "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias" in names
-    assert "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight" in names
-    assert "base_model.model.lm_head.lora_B.weight" in names
-    if GOLDEN.exists():
-        published = load_file(GOLDEN / "flownar" / "checkpoint" / "adapter_model.safetensors")
-        model = nar.load(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
-        assert set(model.trainable()) == set(published)
-
-
-def damage(folder, kind):
-    file = folder / "adapter_model.safetensors"
-    weights = load_file(file)
-    name = "base_model.model.connector.0.weight"
-    if kind == "lacks":
-        del weights[name]
-    if kind == "unexpected":
-        weights["base_model.model.extra.weight"] = torch.zeros(2)
-    if kind == "wrong shape":
-        weights[name] = weights[name][:, :-1].contiguous()
-    save_file(weights, file)
-    if kind == "damaged":
-        file.write_bytes(file.read_bytes()[:1000])
-    if kind == "missing":
-        file.unlink()
-    if kind == "json":
-        (folder / "narrator.json").write_text("{")
-    if kind == "unknown entries":
-        (folder / "narrator.json").write_text('{"theta": 0.5, "thta": 1}')
-
-
-@pytest.mark.parametrize("kind, message", [
-    ("lacks", "lacks 1 tensors: base_model.model.connector.0.weight"), ("unexpected", "unexpected"),
-    ("wrong shape", "wrong shape"), ("damaged", "damaged"), ("missing", "missing"), ("json", "damaged"),
-    ("unknown entries", "thta")])
-def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
-    nar.save(tiny(), tmp_path)
-    damage(tmp_path, kind)
-    with pytest.raises(nar.BadCheckpoint, match=message) as caught:
-        nar.load(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-def test_no_checkpoint_at_all(tmp_path):
-    for source in (str(tmp_path / "nothing"), str(tmp_path), __file__):
-        with pytest.raises(nar.BadCheckpoint):
-            nar.load(source)
 
 
 def test_draws_figure_4(tmp_path):

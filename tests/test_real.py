@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import checkpoint
 import data
 import narrator as nar
 import stream
@@ -33,7 +34,7 @@ def model():
     torch.manual_seed(0)
     config = nar.Config(llm=str(SMOL), width=32, memory_tokens=4, memory_heads=2, memory_dropout=0.0, lora_rank=4,
                         lora_alpha=8, lora_dropout=0.0, last_k=2)
-    return nar.Narrator(*nar.load_llm(str(SMOL)), config).eval()
+    return nar.Narrator(*checkpoint.load_llm(str(SMOL)), config).eval()
 
 
 @smol

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import checkpoint
 import data
-import narrator as nar
 import train
+from common import BadData
 from helpers import ROOT, TOY, tiny, video
 
 
@@ -110,7 +111,7 @@ def test_checkpointing_changes_nothing(tmp_path):
 def test_resume_with_other_settings_is_refused(tmp_path):
     options = train.Options(output=str(tmp_path), batch=2, epochs=0.34)
     train.train_narrator(tiny(), examples(tiny()), options)
-    with pytest.raises(data.BadData, match="other settings"):
+    with pytest.raises(BadData, match="other settings"):
         train.train_narrator(tiny(lora_rank=5), examples(tiny()), replace(options, resume=True))
 
 
@@ -162,7 +163,7 @@ def test_two_processes_are_one(tmp_path):
         log = [json.loads(line) for line in (tmp_path / str(processes) / "narrator-log.jsonl").read_text().splitlines()]
         curves.append([entry["loss"] for entry in log])
         assert len(log) == 3 and log[-1]["val_loss"] > 0
-        weights.append(nar.load(str(tmp_path / str(processes))).trainable())
+        weights.append(checkpoint.load(str(tmp_path / str(processes))).trainable())
     assert curves[0] == pytest.approx(curves[1], abs=1e-4)
     assert all(torch.allclose(w, weights[1][name], atol=1e-4) for name, w in weights[0].items())
 
@@ -189,15 +190,15 @@ def test_init_goes_on_from_a_checkpoint(tmp_path):
     """--init: the weights, memory and read-out of the checkpoint, whatever its kind; another width is refused."""
     epic(tmp_path / "root")
     first = tiny(width=16, readout="cls", memory_tokens=3)
-    nar.save(first, tmp_path / "first")
+    checkpoint.save(first, tmp_path / "first")
     options = train.Options(data="ek100", root=str(tmp_path / "root"), output=str(tmp_path / "second"), init=str(tmp_path / "first"),
                             batch=4, epochs=0.5, lr=1e-9, val_limit=0, device="cpu")
     train.train_annotated(options)
-    second = nar.load(str(tmp_path / "second"))
+    second = checkpoint.load(str(tmp_path / "second"))
     assert (second.config.readout, second.config.memory_tokens) == ("cls", 3)
     assert all(torch.allclose(p, second.trainable()[name], atol=1e-6) for name, p in first.trainable().items())
-    nar.save(tiny(width=32), tmp_path / "wide")
-    with pytest.raises(data.BadData, match="16 wide"):
+    checkpoint.save(tiny(width=32), tmp_path / "wide")
+    with pytest.raises(BadData, match="16 wide"):
         train.train_annotated(replace(options, init=str(tmp_path / "wide")))
 
 
@@ -220,7 +221,7 @@ def test_annotated_training_reads_only_its_range(tmp_path):
 def test_broken_data_is_one_line(tmp_path, break_it, says):
     epic(tmp_path)
     break_it(tmp_path)
-    with pytest.raises(data.BadData, match=says):
+    with pytest.raises(BadData, match=says):
         train.train_annotated(train.Options(data="ek100", root=str(tmp_path), output=str(tmp_path / "out"), llm=str(TOY / "llm"),
                                             device="cpu"))
 

@@ -13,7 +13,6 @@ returns its loss and number of tokens.
 """
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tqdm import tqdm
 
 import data
 import narrator as nar
+from common import replacing, write_json
 from features import chunked
 from toy import world
 
@@ -107,7 +107,7 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
     model.to(torch.bfloat16).save_pretrained(folder)
     processor = {"image_processor_type": "SiglipImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
                  "size": {"height": world.SIZE, "width": world.SIZE}, "do_resize": True, "do_normalize": True}
-    nar.write(folder / "preprocessor_config.json", lambda file: file.write_text(json.dumps(processor, indent=1)))
+    write_json(folder / "preprocessor_config.json", processor)
 
 
 # ---------------------------------------------------------------------------------------------- language
@@ -190,7 +190,8 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Pat
         labels = torch.from_numpy(world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2]).long()
         narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
         found.append(Scene(stored[name].float(), narrations, labels))
-    nar.write(cache, lambda file: save_file(stored, file))
+    with replacing(cache) as part:
+        save_file(stored, part)
     return found
 
 

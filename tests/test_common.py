@@ -1,0 +1,52 @@
+"""What all files share (common.py): how commands end, and files that appear whole."""
+import subprocess
+import sys
+
+import pytest
+
+from common import BadData, NotDownloaded, command_line, replacing, write_json
+from helpers import ROOT
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (None, 0, ""), (BadData("two\nlines"), 1, "error: two lines\n"), (NotDownloaded("two\nlines"), 1, "error: two\nlines\n"),
+    (FileNotFoundError(2, "No such file", "x.y"), 1, "error: x.y: No such file\n"),
+    (OSError("hub: no\n such model"), 1, "error: hub: no such model\n"), (KeyboardInterrupt(), 130, "interrupted\n")])
+def test_exit_codes(capsys, error, code, line):
+    def main():
+        if error is not None:
+            raise error
+    with pytest.raises(SystemExit) as exited:
+        command_line(main)
+    assert exited.value.code == code and capsys.readouterr().err == line
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        command_line(lambda: 1 / 0)
+
+
+def test_a_closed_pipe_is_quiet():
+    code = "from common import command_line\ncommand_line(lambda: [print('x' * 100) for _ in range(10_000)])"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 141 and error == b""
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "a.json"
+    write_json(file, [1])
+    with pytest.raises(ZeroDivisionError):
+        with replacing(file) as part:
+            part.write_text("half")
+            1 / 0
+    assert file.read_text() == "[\n 1\n]\n" and [f.name for f in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_unwritable_files_are_said(tmp_path):
+    for file in (tmp_path, tmp_path / "no" / "folder"):
+        with pytest.raises(BadData, match=str(file)):
+            write_json(file, {})
