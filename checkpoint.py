@@ -7,7 +7,7 @@
 `load` takes all or nothing: what is missing, damaged or left over is an error that names it. Does not include: pickles,
 training states (train.py).
 """
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -27,29 +27,23 @@ def load(source: str, llm: str | None = None, device: str = "cpu", dtype: torch.
     default. Raises BadData if anything is missing, damaged or left over.
     """
     folder = find(source)
-    file, own = required(folder / "adapter_model.safetensors"), folder / "narrator.json"
-    adapter = read_json(required(folder / "adapter_config.json"))
-    try:
-        weights = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise BadData(f"{file} is damaged: {first_line(error)}") from error
+    adapter, own = read_object(folder / "adapter_config.json"), folder / "narrator.json"
+    weights = read_weights(folder / "adapter_model.safetensors")
     if own.exists():
-        values = read_json(own)
-        if unknown := set(values) - {f.name for f in fields(Config)}:
+        values = read_object(own)
+        if unknown := values.keys() - {f.name for f in fields(Config)}:
             raise BadData(f"{own}: unknown entries {sorted(unknown)}")
         config = Config(**values)
     else:
         config = infer(weights, folder)
-    config.llm = adapter.get("base_model_name_or_path") or config.llm
-    config.lora_rank, config.lora_alpha = adapter.get("r", config.lora_rank), adapter.get("lora_alpha", config.lora_alpha)
-    for name, value in changes.items():
-        setattr(config, name, value)
+    named = {"llm": "base_model_name_or_path", "lora_rank": "r", "lora_alpha": "lora_alpha"}
+    config = replace(config, **{name: adapter[key] for name, key in named.items() if adapter.get(key)} | changes)
     for name in ("llm", "vision"):
         if (folder / getattr(config, name)).is_dir():
             setattr(config, name, str(folder / getattr(config, name)))
     config.llm = llm or config.llm
     narrator = Narrator(*load_llm(config.llm, dtype), config)
-    fill(narrator, weights, file)
+    fill(narrator, weights, folder / "adapter_model.safetensors")
     return narrator.to(device).eval()
 
 
@@ -65,7 +59,21 @@ def find(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # whatever the network says, the user needs the same one line
         raise BadData(f"model '{source}' is neither a folder nor could it be fetched from the hub: "
-                            f"{first_line(error)}") from error
+                      f"{first_line(error)}") from error
+
+
+def read_object(file: Path) -> dict:
+    content = read_json(required(file))
+    if not isinstance(content, dict):
+        raise BadData(f"{file}: expected an object")
+    return content
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(required(file))
+    except (OSError, SafetensorError) as error:
+        raise BadData(f"{file} is damaged: {first_line(error)}") from error
 
 
 def required(file: Path) -> Path:
@@ -116,7 +124,7 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
         llm = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="sdpa", **how)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
-                            f"{first_line(error)}") from error
+                      f"{first_line(error)}") from error
     return llm, tokenizer
 
 
@@ -128,7 +136,7 @@ def load_tokenizer(source: str):
         return AutoTokenizer.from_pretrained(where, **how)
     except (OSError, ValueError, ImportError) as error:
         raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
-                            f"{first_line(error)}") from error
+                      f"{first_line(error)}") from error
 
 
 def save(narrator: Narrator, folder: str | Path, llm: str | None = None, vision: str | None = None,

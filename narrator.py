@@ -64,6 +64,13 @@ class Config:
     lora_alpha: int = 256
     lora_dropout: float = 0.05
 
+    def __post_init__(self):
+        for f in fields(self):
+            if not isinstance(getattr(self, f.name), f.type | int if f.type is float else f.type):
+                raise BadData(f"{f.name} of a narrator cannot be {getattr(self, f.name)!r}")
+        if self.memory not in MEMORIES or self.readout not in ("frame", "cls"):
+            raise BadData(f"memory is one of {', '.join(MEMORIES)} and readout frame or cls, not {self.memory}, {self.readout}")
+
     @property
     def J(self) -> int:
         return 1 + self.grid ** 2
@@ -265,11 +272,10 @@ class LoRALinear(nn.Module):
         return self.base_layer(x) + self.scale * update.to(x.dtype)
 
 
-def add_lora(llm: nn.Module, targets: str | list[str], rank: int, alpha: float, dropout: float):
-    """Wrap every linear layer whose name matches: a regex for the whole name, or a list of last parts, as in PEFT."""
+def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
+    """Wrap every linear layer whose name matches LORA_TARGETS."""
     for name, module in list(llm.named_modules()):
-        hit = re.fullmatch(targets, name) if isinstance(targets, str) else name.split(".")[-1] in targets
-        if hit and isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS, name):
             parent, _, child = name.rpartition(".")
             setattr(llm.get_submodule(parent), child, LoRALinear(module, rank, alpha, dropout))
 
@@ -288,7 +294,7 @@ class Narrator(nn.Module):
         tokens = 0 if config.memory == "none" else config.memory_tokens
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
-        add_lora(llm, LORA_TARGETS, config.lora_rank, config.lora_alpha, config.lora_dropout)
+        add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
 
     @property
     def device(self) -> torch.device:

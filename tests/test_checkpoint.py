@@ -49,12 +49,18 @@ def damage(folder, kind):
         (folder / "narrator.json").write_text("{")
     if kind == "unknown entries":
         (folder / "narrator.json").write_text('{"theta": 0.5, "thta": 1}')
+    if kind == "wrong value":
+        (folder / "narrator.json").write_text('{"memory_tokens": "20"}')
+    if kind == "unknown memory":
+        (folder / "narrator.json").write_text('{"memory": "clamm"}')
+    if kind == "list":
+        (folder / "adapter_config.json").write_text("[1]")
 
 
 @pytest.mark.parametrize("kind, message", [
     ("lacks", "lacks 1 tensors: base_model.model.connector.0.weight"), ("unexpected", "unexpected"),
     ("wrong shape", "wrong shape"), ("damaged", "is damaged"), ("missing", "is missing"), ("json", "is not JSON"),
-    ("unknown entries", "thta")])
+    ("unknown entries", "thta"), ("wrong value", "memory_tokens"), ("unknown memory", "clamm"), ("list", "an object")])
 def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
     checkpoint.save(tiny(), tmp_path)
     damage(tmp_path, kind)

@@ -111,7 +111,7 @@ def test_lora_starts_as_nothing_and_is_all_linear_layers():
     ids = torch.arange(8)[None]
     with torch.no_grad():
         before = llm(ids).logits
-        nar.add_lora(llm, nar.LORA_TARGETS, rank=4, alpha=8, dropout=0.0)
+        nar.add_lora(llm, rank=4, alpha=8, dropout=0.0)
         assert torch.equal(llm(ids).logits, before)
     wrapped = [name for name, module in llm.named_modules() if isinstance(module, nar.LoRALinear)]
     assert len(wrapped) == 2 * 7 + 1 and "lm_head" in wrapped
