@@ -1,6 +1,5 @@
 """Streaming (§3.4): training = streaming, the cache, the trigger, the command line."""
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -299,9 +298,10 @@ def test_usage_is_2():
 def test_interrupted_leaves_valid_files(tmp_path):
     path = features(tmp_path / "a.safetensors", torch.randn(20_000, 10, 128))
     process = subprocess.Popen([sys.executable, "stream.py", path, "--jsonl", tmp_path / "n.jsonl", "--trace", tmp_path / "t"],
-                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (tmp_path / "t").exists() or os.stat(tmp_path / "t").st_size < 500:
+                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # background jobs ignore it
+    deadline, trace = time.monotonic() + 60, tmp_path / "t"
+    while time.monotonic() < deadline and not (trace.exists() and trace.stat().st_size > 500):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
