@@ -224,8 +224,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     def backward(step: int) -> tuple[float, int]:
         total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
-        if world > 1:
-            torch.manual_seed((options.seed * 1_000_003 + step) * world + rank)      # dropout: its own on each process
+        torch.manual_seed((options.seed * 1_000_003 + step) * world + rank)           # dropout: its own on each process
         for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
             earlier, before = gone_by(len(examples), chance) if chance.random() < options.long else ([], 0)
             if i % world != rank:
@@ -300,7 +299,7 @@ def train_annotated(options: Options):
     samples = list(load("train", options.limit))
     held_out = list(load("val", options.val_limit)) if options.val_limit and rank == 0 else []
     device, dtype = choose(options.device, options.dtype)
-    if device.startswith("cuda"):
+    if device.startswith("cuda:"):                                                # under torchrun: this process's GPU
         torch.cuda.set_device(device)
     if world > 1:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
