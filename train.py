@@ -37,6 +37,7 @@ import checkpoint
 import data
 import features
 import narrator as nar
+from clam import MEMORIES
 from common import BadData, choose, command_line, pyplot, replacing, save_figure, write_text
 from toy import stages
 
@@ -338,7 +339,7 @@ def train_toy(options: Options):
     stages.inventories(train, "recall", narrator, videos, RECALL, options.lr, options.seed)
     train_narrator(narrator, videos, options)
     checkpoint.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
-             dtype=torch.bfloat16)
+                    dtype=torch.bfloat16)
 
 
 def parse() -> Options:
@@ -350,7 +351,14 @@ def parse() -> Options:
         action = {"action": "store_true"} if isinstance(f.default, bool) else {"type": kind, "metavar": f.name.upper()}
         parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']}; default {f.default}{toy}", **action)
     given = vars(parser.parse_args())
-    return Options(**(TOY if given.get("data") == "toy" else {}) | given)
+    options = Options(**(TOY if given.get("data") == "toy" else {}) | given)
+    for name in ("batch", "epochs", "lr", "clip", "lora_rank", "memory_heads", "max_frames", "save_every", "last_k", "limit"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            parser.error(f"--{name.replace('_', '-')} must be greater than 0, not {value}")
+    if options.memory not in MEMORIES:
+        parser.error(f"--memory must be one of {', '.join(MEMORIES)}, not {options.memory}")
+    return options
 
 
 def train(options: Options):

@@ -186,6 +186,14 @@ def test_killed_training_goes_on(tmp_path):
     assert all(torch.equal(w, two[name]) for name, w in one.items())
 
 
+@pytest.mark.parametrize("arguments", [["--batch", "0"], ["--lr", "nan"], ["--memory", "clamm"]])
+def test_options_that_make_no_sense_are_refused_at_once(tmp_path, arguments):
+    """Before an hour of training, not after."""
+    run = subprocess.run([sys.executable, "train.py", "--data", "toy", "--output", str(tmp_path / "out"), *arguments], cwd=ROOT,
+                         capture_output=True, text=True)
+    assert run.returncode == 2 and arguments[0] in run.stderr and not (tmp_path / "out").exists()
+
+
 def test_init_goes_on_from_a_checkpoint(tmp_path):
     """--init: the weights, memory and read-out of the checkpoint, whatever its kind; another width is refused."""
     epic(tmp_path / "root")
