@@ -75,8 +75,9 @@ def plot_timeline(trace: list[dict], said: list[Told], true: list[Told], fps: fl
                                                ["#4c9be8"] * bool(true) + ["#e8a04c"]):
         for i, (low, high) in enumerate(metrics.segments([y.time for y in narrations])):
             axis.axvspan(low, high, color=colour, alpha=0.25 + 0.25 * (i % 2), linewidth=0)
-            axis.text((low + high) / 2, 0.03, narrations[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
-                      transform=axis.get_xaxis_transform(), clip_on=True)
+            if high - low >= 2 / fps:                                                 # there is room for a line
+                axis.text((low + high) / 2, 0.03, narrations[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
+                          transform=axis.get_xaxis_transform(), clip_on=True)
         axis.set(ylabel=title, yticks=[])
     skip, cache = axes[-2:]
     decided = [row for row in trace if row["p_skip"] is not None]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from toy import world
-from toy.world import Kitchen, LABELS, PLACES, SIZES
+from toy.world import COLOUR, DOOR, HAND, HELD, Kitchen, LABELS, OTHER, PLACES, SIZES, TYPE
 
-TYPE, COLOUR, DOOR, EFFECT, HAND, OTHER = range(len(LABELS))
 VIDEOS = [Kitchen(seed) for seed in range(200)]
 
 
@@ -40,6 +39,8 @@ def test_frames_and_labels_are_what_they_say():
     assert (every[every[..., DOOR] == world.CLOSED][:, TYPE] == 0).all()           # a door hides
     assert ((every[..., HAND] > 0).sum(1) <= 1).all() and ((every[..., OTHER] > 0).sum(1) <= 1).all()
     assert not ((every[..., HAND] == world.ACT) & (every[..., OTHER] > 0)).any()   # never both at work in one place
+    assert (every[every[..., HELD] == world.YOURS][:, HAND] > 0).all()
+    assert (every[every[..., HELD] == world.THEIRS][:, OTHER] > 0).all()
 
 
 def test_the_picture_shows_what_the_labels_say():
@@ -73,6 +74,21 @@ def test_ends_are_ambiguous():
         pauses += int(raised.sum())
     share = {stray: count / sum(strays.values()) for stray, count in strays.items()}
     assert share == pytest.approx(world.JITTER, abs=0.04) and pauses > 200
+
+
+def test_only_who_fills_comes_with_something():
+    """Your hand carries a thing on the way to a place that is filled, and on no other way; it still holds it when a door
+    opens, on nothing: so a fill is not a check."""
+    for video in VIDEOS:
+        labels = video.labels()
+        bare = (labels[..., DOOR] == world.OPEN) & (labels[..., TYPE] == 0)
+        assert (labels[bare][:, HELD] == world.YOURS).all()
+        filled = [n for n in video.narrations if n.text in {f"You fill the {name}." for name in world.CONTAINERS}]
+        assert bare.sum() == len(filled)
+        reach = np.concatenate([[False], (labels[..., HAND] == world.REACH).any(1)])
+        starts = np.flatnonzero(reach[1:] & ~reach[:-1])
+        carried = [bool((labels[start, :, HELD] == world.YOURS).any()) for start in starts]
+        assert carried == [narration.text.startswith("You fill") for narration in video.narrations[1:]]
 
 
 def targets(video: Kitchen) -> list[int]:

@@ -44,10 +44,12 @@ class CellHeads(nn.Module):
     code has to be linear.
     """
 
+    FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2       # your hand's place and pose, effect, carries
+
     def __init__(self, width: int):
         super().__init__()
         self.cell = nn.Linear(width, sum(world.SIZES))
-        self.frame = nn.Linear(width, 10 + world.SIZES[4] + world.SIZES[3])
+        self.frame = nn.Linear(width, sum(self.FRAME))
         self.code = nn.Linear(width, 10 + 6 + 6)
 
     def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
@@ -55,9 +57,10 @@ class CellHeads(nn.Module):
         cells = self.cell(x[:, 1:]).split(world.SIZES, dim=-1)
         total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
                     for i, y in enumerate(cells))
-        hand = labels[..., 4]
-        targets = torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., 3].amax(1)
-        frame = self.frame(x[:, 0]).split([10, world.SIZES[4], world.SIZES[3]], dim=-1)
+        hand, carries = labels[..., world.HAND], labels[..., world.HELD] == world.YOURS
+        targets = (torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., world.EFFECT].amax(1),
+                   carries.any(1).long())
+        frame = self.frame(x[:, 0]).split(self.FRAME, dim=-1)
         total = total + 0.3 * sum(F.cross_entropy(y, target) for y, target in zip(frame, targets))
         slot, thing = self.code(x).split([10, 12], dim=-1)
         shown = torch.cat([F.one_hot(labels[..., i], 7)[..., 1:] for i in (0, 1)], dim=-1)
@@ -79,7 +82,10 @@ def augment(frames: Tensor) -> Tensor:
 
 
 def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: int = 32, videos: int = 1600, each: int = 12):
-    """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder."""
+    """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder.
+
+    Up to half of them are frames in which you carry something: chance alone would hardly ever show them.
+    """
     from transformers import SiglipVisionConfig, SiglipVisionModel
     model = SiglipVisionModel(SiglipVisionConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=3,
                                                  num_attention_heads=4, image_size=world.SIZE, patch_size=16))
@@ -87,9 +93,12 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
     frames, labels = [], []
     for number in tqdm(data.TOY_SEEDS["train"][:videos], desc="rendering", unit="video"):
         kitchen = world.Kitchen(number)
-        chosen = chance.sample(range(len(kitchen)), each)
+        every = kitchen.labels()
+        carried = np.flatnonzero((every[..., world.HELD] == world.YOURS).any(1)).tolist()
+        others = sorted(set(range(len(kitchen))) - set(carried))
+        chosen = carried[:each // 2] + chance.sample(others, each - len(carried[:each // 2]))
         frames.extend(kitchen.render(frame) for frame in chosen)
-        labels.extend(kitchen.labels()[chosen])
+        labels.extend(every[chosen])
     frames, labels = torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
     weights = []
     for i, size in enumerate(world.SIZES):

@@ -32,11 +32,13 @@ COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 PLACES = ("shelf", "rack", "fridge", "stove", "counter", "sink", "drawer", "table", "cupboard")
 CONTAINERS = {"fridge", "drawer", "cupboard"}
 
-LABELS = ("type", "colour", "door", "effect", "hand", "other")                 # the last axis of Kitchen.labels
-SIZES = (1 + len(TYPES), 1 + len(COLOURS), 3, 6, 4, 2)                         # classes of each label, 0 = none
+LABELS = ("type", "colour", "door", "effect", "hand", "other", "held")         # the last axis of Kitchen.labels
+TYPE, COLOUR, DOOR, EFFECT, HAND, OTHER, HELD = range(len(LABELS))
+SIZES = (1 + len(TYPES), 1 + len(COLOURS), 3, 6, 4, 2, 3)                      # classes of each label, 0 = none
 CLOSED, OPEN = 1, 2                                                            # door
 WATER, FLAMES, SHAKE, CLOTH, KNOCK = range(1, 6)                               # effect
 REACH, ACT, LIFT = 1, 2, 3                                                     # hand
+YOURS, THEIRS = 1, 2                                                           # held
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,8 @@ class Kitchen:
         type    0 none, 1..6 as TYPES             effect  0 none, 1 water, 2 flames, 3 shake, 4 cloth, 5 knock
         colour  0 none, 1..6 as COLOURS           hand    yours: 0 absent, 1 reach, 2 act, 3 lift
         door    0 none, 1 closed, 2 open          other   the other cook's hand: 0 absent, 1 present
-        A hidden content and a thing held in a hand are not labelled.
+        held    does the hand in this cell carry something: 0 no, 1 yours, 2 the other cook's
+        A hidden content is not labelled, nor what a carried thing is.
         """
         return np.stack([frame.cells for frame in self._frames])
 
@@ -252,19 +255,22 @@ class Kitchen:
                 self._before[move.place] = old
             if move.held:
                 move.held.seen = len(self)
-            cells[move.place, 3] = move.effect
+            cells[move.place, EFFECT] = move.effect
         opened = {move.place for move in moves if move.opened}
         for place, (name, thing) in enumerate(zip(PLACES, self._content)):
             door = 0 if name not in CONTAINERS else OPEN if place in opened else CLOSED
             shown = thing if door != CLOSED else None
             if shown:
                 shown.seen = len(self)
-                cells[place, :2] = shown.type, shown.colour
-            cells[place, 2] = door
-        if you:
-            cells[nearest(hand) if you.pose == REACH else you.place, 4] = you.pose
+                cells[place, [TYPE, COLOUR]] = shown.type, shown.colour
+            cells[place, DOOR] = door
         if cook:
-            cells[cook.place, 5] = 1
+            cells[cook.place, [OTHER, HELD]] = 1, THEIRS if cook.held else 0
+        if you:
+            at = nearest(hand) if you.pose == REACH else you.place
+            cells[at, HAND] = you.pose
+            if you.held:
+                cells[at, HELD] = YOURS
         self._frames.append(Frame(cells, you, cook, hand))
 
     # ------------------------------------------------------------------------------------------ how it looks
@@ -275,7 +281,7 @@ class Kitchen:
             raise IndexError(f"frame {frame} of a video of {len(self)} frames")
         now, rng = self._frames[frame], np.random.default_rng((self.seed, 1, frame))
         canvas = self._room.copy()                             # float32 [98, 98, 3], a border of 1 px around
-        for place, (kind, colour, door, effect, _, _) in enumerate(now.cells.tolist()):
+        for place, (kind, colour, door, effect, *_) in enumerate(now.cells.tolist()):
             x, y = anchor(place, MIDDLE)
             if door == OPEN:
                 blend(canvas, tile(PLACES[place], True) * self._tints[place], x, y)
@@ -298,7 +304,8 @@ class Kitchen:
         """A hand, its arm along the border between cells so that it hides nothing, and what it holds."""
         x, y = (int(round(float(value))) for value in at)
         if held:
-            blend(canvas, sprite(held.type, held.colour, small=True), x + (3 if pose == "glove" else -3), y - 2)
+            dx, dy = (7, 5) if pose == "glove" else (-7, -5)
+            blend(canvas, sprite(held.type, held.colour, small=True), x + dx, y + dy)
         if pose == "glove":
             blend(canvas[:max(y, 0) + 1], arm_strip("glove"), x - 3, SIZE // 2)
         else:
@@ -332,8 +339,9 @@ def your_moves(name: str, place: int, poses: list[int], old: Thing | None, new: 
     moves, begin = [], poses.index(ACT)
     for n, pose in enumerate(poses):
         acting = pose == ACT
-        if name == "fill":
-            move = Move(place, new, pose, opened=acting) if n >= begin else Move(place, old, pose, held=new)
+        if name == "fill":                                     # still in your hand when the door opens
+            now = old if n < begin else None if n == begin else new
+            move = Move(place, now, pose, opened=acting, held=new if n <= begin else None)
         elif name == "clear":                                  # take it, then put it out of sight at the first lift
             taken = n > begin
             move = Move(place, None if taken else old, pose, held=old if taken and LIFT not in poses[:n + 1] else None)
