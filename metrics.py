@@ -204,13 +204,15 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Told]], token
     every = [pair for matched in matches.values() for pair in matched]
     if any(told.memory for told, _ in every):
         result |= recall_of_words(every)
+        for name, matched in matches.items():
+            rows[name] |= recall_of_words(matched)
     return result, rows
 
 
 def recall_of_words(matched: list[tuple[Told, str]]) -> dict[str, float | None]:
-    """The toy's own measures."""
+    """The toy's own measures; None where there is nothing to measure."""
     exact = [(told.text == said, bool(told.memory)) for told, said in matched]
     plain = [right for right, needs in exact if not needs]
     words = [word in said.rstrip(".").split() for told, said in matched for word in told.memory]
-    return {"exact": float(np.mean([right for right, _ in exact])),
-            "exact_without_memory": float(np.mean(plain)) if plain else None, "memory_words": float(np.mean(words))}
+    share = lambda right: float(np.mean(right)) if right else None
+    return {"exact": share([right for right, _ in exact]), "exact_without_memory": share(plain), "memory_words": share(words)}

@@ -129,6 +129,7 @@ def test_the_toys_own_measures_by_hand(monkeypatch):
     monkeypatch.setattr(metrics, "java_problem", lambda: "takes too long here")
     true = [Told(0.5, "You look."), Told(2, "You tap the fridge hiding the red cup.", ("red", "cup")), Told(4, "You wash the pan.")]
     said = [Told(0.5, "You look."), Told(2, "You tap the fridge hiding the red pan."), Told(4, "You wash the cup.")]
-    result, _ = metrics.evaluate({"v": Truth([true])}, {"v": said})
-    assert result["f1"] == 1 and result["exact"] == pytest.approx(1 / 3)
-    assert result["exact_without_memory"] == 0.5 and result["memory_words"] == 0.5
+    result, each = metrics.evaluate({"v": Truth([true]), "w": Truth([true[:1]])}, {"v": said, "w": said[:1]})
+    assert result["f1"] == 1 and result["exact"] == 0.5
+    assert result["exact_without_memory"] == pytest.approx(2 / 3) and result["memory_words"] == 0.5
+    assert each["v"]["exact"] == pytest.approx(1 / 3) and each["w"]["exact"] == 1 and each["w"]["memory_words"] is None
