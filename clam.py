@@ -32,6 +32,8 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
+from common import command_line
+
 EPS = 1e-5  # of every normalisation in here
 
 
@@ -333,6 +335,8 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--no-compile", action="store_true", help="leave the compiled form out (needs a C++ compiler)")
     args = parser.parse_args()
+    if min(args.width, args.heads, args.tokens, args.length, args.reads) < 1 or args.width % (2 * args.heads):
+        parser.error("all sizes must be 1 or more, and --width a multiple of twice --heads")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     clam = CLAM(args.width, args.tokens, args.heads, dropout=0.0).to(device)
@@ -373,4 +377,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    command_line(main)
