@@ -404,7 +404,7 @@ def run_timeline(args: argparse.Namespace):
         truth = str(beside)
     true = next(iter(read_truth(Path(truth)).values())).annotators[0] if truth else []
     figures.plot_timeline(trace, said or [Told((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]], true, fps,
-                  args.png or str(source.with_suffix(".png")))
+                          args.png or str(source.with_suffix(".png")))
 
 
 # ---------------------------------------------------------------------- the command line
@@ -442,7 +442,15 @@ def main():
     line.add_argument("--pred", help="with a trace: the narrations, stream.py's --jsonl")
     line.add_argument("--gt", help="ground truth (default: the .json beside a video, if there is one)")
     line.add_argument("--fps", type=stream.positive, default=2.0, help="of a trace (default 2)")
+    shared_options(score, streams, teacher, speed, look, line)
+    args = parser.parse_args()
+    if "split" in args and args.split is None:
+        args.split = "test" if args.data == "toy" else "val"
+    command_line(lambda: args.run(args))
 
+
+def shared_options(score, streams, teacher, speed, look, line):
+    """Options that several commands have, each written once."""
     for one in (streams, teacher, look):
         one.add_argument("--data", required=True, help="toy | ego4d | egoexo4d | ek100")
         one.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
@@ -472,10 +480,6 @@ def main():
         one.add_argument("--png", metavar="FILE", help="also as a picture")
     for one in (score, streams, teacher, speed, look):
         one.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    args = parser.parse_args()
-    if "split" in args and args.split is None:
-        args.split = "test" if args.data == "toy" else "val"
-    command_line(lambda: args.run(args))
 
 
 if __name__ == "__main__":

@@ -352,7 +352,8 @@ def parse() -> Options:
         parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']}; default {f.default}{toy}", **action)
     given = vars(parser.parse_args())
     options = Options(**(TOY if given.get("data") == "toy" else {}) | given)
-    for name in ("batch", "epochs", "lr", "clip", "lora_rank", "memory_heads", "max_frames", "save_every", "last_k", "limit"):
+    for name in ("batch", "epochs", "lr", "clip", "lora_rank", "memory_tokens", "memory_heads", "max_frames", "save_every",
+                 "last_k", "limit"):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             parser.error(f"--{name.replace('_', '-')} must be greater than 0, not {value}")

@@ -50,7 +50,8 @@ def published_mask(model: nar.Narrator, ids: list[int]):
     """Rows from a block's `[` on do not see the frame block before it nor the memory block before its own; rows from
     narration n's `Assistant` on do not see narration n - k - 1. What opens a segment still sees the block before."""
     layout, M = model.layout, model.layout.M
-    v, m = (128257, 128256) if M else (128256, None)
+    new = model.llm.config.vocab_size                                   # they append the ids of memory and frame tokens
+    v, m = (new + 1, new) if M else (new, None)
     tokens, segment = nar.Tokens(), 0
     for i in ids:
         tokens.add([nar.FRAME if i == v else nar.MEMORY if i == m else i], nar.NARRATION, segment)
