@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from common import command_line
+from support.common import command_line, synchronise
 
 EPS = 1e-5  # of every normalisation in here
 
@@ -59,24 +59,6 @@ class NoMemory(nn.Module):
     def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
         return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
-
-
-class RecentFrames(NoMemory):
-    """The simplest memory: the last M // J frames as they are (Table 2, 'recent'); zeros before there were any."""
-
-    def initial_state(self, batch: int = 1) -> Tensor:
-        return torch.zeros(batch, self.tokens, self.width)
-
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        return torch.cat([state.to(x), x], dim=1)[:, x.shape[1]:]
-
-    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        state = self.initial_state(len(x)) if state is None else state
-        check(x, read_at, self.width)
-        seen = torch.cat([state.to(x), x], dim=1)                               # [B, M + L, D]
-        window = read_at[..., None] + torch.arange(self.tokens, device=x.device)  # [B, N, M]
-        memory = torch.stack([row[index] for row, index in zip(seen, window)])    # [B, N, M, D]
-        return memory, seen[:, x.shape[1]:]
 
 
 class RMSNorm(nn.Module):
@@ -292,9 +274,6 @@ def check(x: Tensor, read_at: Tensor, width: int):
         raise ValueError(f"read-outs must go up from 0 to {x.shape[1]} at most, got {read_at.tolist()}")
 
 
-MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
-
-
 # ---------------------------------------------------------------------------------------------- python clam.py
 
 def measure(function, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
@@ -318,11 +297,6 @@ def measure(function, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> d
     weights = sum(p.untyped_storage().nbytes() for p in clam.parameters() if p.untyped_storage().data_ptr() in kept)
     gradients = {name: p.grad.clone() for name, p in clam.named_parameters() if p.grad is not None}
     return {"seconds": min(seconds), "bytes": sum(kept.values()) - weights, "memory": memory.detach(), "grads": gradients}
-
-
-def synchronise(x: Tensor):
-    if x.is_cuda:
-        torch.cuda.synchronize()
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import annotations
-from annotations import Notes
-from common import BadData, choose, command_line, read_json, replacing, write_json
-from features import Store, encode, rank
+from support import annotations
+from support.annotations import Notes
+from support.common import BadData, choose, command_line, rank, read_json, replacing, write_json
+from support.features import Store, encode
 from toy import world
-from video import Video, write_video
+from support.video import Video, write_video
 
 
 # ----------------------------------------------------------------------------------------- time and frames
@@ -303,7 +303,7 @@ def toy_command(options: argparse.Namespace) -> None:
 def stats_command(options: argparse.Namespace) -> None:
     samples, count, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
     if options.llm:
-        from checkpoint import load_tokenizer
+        from support.checkpoint import load_tokenizer
         tokenizer, unit = load_tokenizer(options.llm), "tokens"
         count = {"count": lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])}
     stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **count)
@@ -340,7 +340,7 @@ def rewrite_command(options: argparse.Namespace) -> None:
 
     Kept in a .jsonl beside it as they come, so that it goes on where it was stopped.
     """
-    from checkpoint import load_llm
+    from support.checkpoint import load_llm
     name, root, notes = options.data, Path(options.root or f"data/{options.data}"), Notes()
     target = root / "annotations" / annotations.PUBLISHED[name].format(split=options.split)
     if there := annotations.find(root, target.name):

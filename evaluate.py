@@ -23,16 +23,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import checkpoint
 import data
-import efficiency
-import features
-import figures
-import metrics
+from experiments import efficiency
+from experiments import figures
+from support import captions as metrics
 import narrator as nar
 import stream
-from common import BadData, choose, command_line, read_json, write_json, write_text
-from metrics import Told, Truth
+from support.common import BadData, choose, command_line, rank, read_json, write_json, write_text
+from support.captions import Told, Truth
 
 DURATIONS = (2, 4, 8)         # minutes: the groups of the paper's duration tables
 
@@ -163,7 +161,7 @@ def prepare(args: argparse.Namespace, model: str | None = None) -> tuple[nar.Nar
     device, dtype = choose(args.device, args.dtype)
     changes = {name: getattr(args, name) for name in ("theta", "theta_low", "refractory", "last_k")
                if getattr(args, name, None) is not None}
-    narrator = checkpoint.load(model or args.model, args.llm, device, dtype, **changes)
+    narrator = nar.Narrator.load(model or args.model, args.llm, device, dtype, **changes)
     if getattr(args, "data", "toy") != "toy":
         return narrator, None
     return narrator, nar.VisionEncoder(args.vision or narrator.config.vision, narrator.config.grid, device, dtype)
@@ -192,7 +190,7 @@ def keep_settings(folder: Path, settings: dict):
 
 def run_stream(args: argparse.Namespace):
     """Every narration depends on the model's own narrations before it. One video in memory at a time."""
-    rank, world = features.rank()
+    me, world = rank()
     if world > 1:
         if not args.output:
             raise BadData("several processes need --output, a folder where they put their predictions")
@@ -200,7 +198,7 @@ def run_stream(args: argparse.Namespace):
     narrator, vision = prepare(args)
     every = list(samples(args, narrator, streaming=True))
     folder = Path(args.output) if args.output else None
-    if folder and rank == 0:
+    if folder and me == 0:
         keep_settings(folder, {name: getattr(args, name) for name in
                                ("data", "split", "model", "llm", "vision", "static")} | asdict(narrator.config))
     if world > 1:
@@ -209,7 +207,7 @@ def run_stream(args: argparse.Namespace):
     truths, predictions, minutes = {}, {}, {}
     for sample in every:
         truths[sample.name], minutes[sample.name] = truth_of(sample), sample.num_frames / sample.fps / 60
-    for sample in tqdm(every[rank::world], unit="video", desc="streaming"):
+    for sample in tqdm(every[me::world], unit="video", desc="streaming"):
         file = folder / "predictions" / f"{sample.name}.jsonl" if folder else None
         if file and file.exists():
             continue
@@ -223,7 +221,7 @@ def run_stream(args: argparse.Namespace):
     if world > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-        if rank:
+        if me:
             return
     for name in truths:
         if name not in predictions:

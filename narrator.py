@@ -21,7 +21,7 @@ one video at a time, with gradient accumulation).
 import argparse
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -30,13 +30,17 @@ from einops import rearrange, repeat
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from clam import CLAM, MEMORIES
-from common import BadData, command_line, first_line, pyplot, quiet, save_figure
+from baselines.memories import RecentFrames
+from clam import CLAM, NoMemory
+from support import checkpoint
+from support.common import BadData, command_line, first_line, pyplot, quiet, save_figure
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
           "with the list of video frames received by the assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 LORA_TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"  # all linear layers
+
+MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
 
 
 @dataclass
@@ -70,6 +74,18 @@ class Config:
                 raise BadData(f"{f.name} of a narrator cannot be {getattr(self, f.name)!r}")
         if self.memory not in MEMORIES or self.readout not in ("frame", "cls"):
             raise BadData(f"memory is one of {', '.join(MEMORIES)} and readout frame or cls, not {self.memory}, {self.readout}")
+
+    @classmethod
+    def infer(cls, weights: dict[str, Tensor], folder: Path) -> "Config":
+        """Of a published checkpoint, from what its tensors tell."""
+        name = "base_model.model.clustering.query_embed.weight"
+        connector = weights.get("base_model.model.connector.0.weight")
+        if connector is None:
+            raise BadData(f"{folder}: neither narrator.json nor connector weights: not a FlowNar checkpoint")
+        if name not in weights:
+            return cls(memory="none", prune=False, width=connector.shape[1])
+        return cls(memory_tokens=len(weights[name]), memory_target=name.replace("query", "tgt") in weights,
+                   readout="cls", keep_newline=True, width=connector.shape[1])
 
     @property
     def J(self) -> int:
@@ -295,6 +311,45 @@ class Narrator(nn.Module):
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
+
+    @classmethod
+    def load(cls, source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
+             **changes) -> "Narrator":
+        """A trained narrator from a folder or hub id; `llm` and any field of Config can be replaced.
+
+        A folder without narrator.json is a published checkpoint: what can be inferred is, the rest is the published
+        default. Raises BadData if anything is missing, damaged or left over.
+        """
+        folder, adapter, own, weights = checkpoint.read_checkpoint(source)
+        if own is None:
+            config = Config.infer(weights, folder)
+        elif unknown := own.keys() - {f.name for f in fields(Config)}:
+            raise BadData(f"{folder / checkpoint.OWN}: unknown entries {sorted(unknown)}")
+        else:
+            config = Config(**own)
+        named = {"llm": "base_model_name_or_path", "lora_rank": "r", "lora_alpha": "lora_alpha"}
+        config = replace(config, **{name: adapter[key] for name, key in named.items() if adapter.get(key)} | changes)
+        for name in ("llm", "vision"):
+            if (folder / getattr(config, name)).is_dir():
+                setattr(config, name, str(folder / getattr(config, name)))
+        config.llm = llm or config.llm
+        narrator = cls(*checkpoint.load_llm(config.llm, dtype), config)
+        checkpoint.fill(narrator.trainable(), weights, folder / checkpoint.WEIGHTS)
+        return narrator.to(device).eval()
+
+    def save(self, folder: str | Path, llm: str | None = None, vision: str | None = None,
+             dtype: torch.dtype | None = None) -> None:
+        """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
+        config = self.config
+        modules = ["connector"] + (["clustering"] if config.memory == "clam" else [])
+        adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": llm or config.llm,
+                   "r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout,
+                   "target_modules": LORA_TARGETS, "modules_to_save": modules, "bias": "none", "fan_in_fan_out": False,
+                   "inference_mode": True, "init_lora_weights": True}
+        own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
+        own["vision"] = vision or config.vision
+        weights = {name: p.to(dtype or p.dtype) for name, p in self.trainable().items()}
+        checkpoint.write_checkpoint(Path(folder), adapter, own, weights)
 
     @property
     def device(self) -> torch.device:

@@ -30,11 +30,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from checkpoint import load
-from common import BadData, choose, command_line
-from features import is_features, load_features
+from support.common import BadData, choose, command_line
+from support.features import is_features, load_features
 from narrator import VISUAL, Narrator, Tokens, VisionEncoder
-from video import Video
+from support.video import Video
 
 TOY = Path(__file__).parent / "toy" / "checkpoint"
 
@@ -313,7 +312,7 @@ def run(args: argparse.Namespace):
     device, dtype = choose(args.device, args.dtype)
     changes = {name: getattr(args, name) for name in ("fps", "theta", "theta_low", "refractory", "last_k")
                if getattr(args, name) is not None}
-    narrator = load(args.model, args.llm, device, dtype, **changes)
+    narrator = Narrator.load(args.model, args.llm, device, dtype, **changes)
     frames, total, video = features(args.input, narrator, args.vision, narrator.config.fps, device, dtype)
     if args.compile:
         narrator.memory.compile()

@@ -33,12 +33,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import checkpoint
 import data
-import features
 import narrator as nar
-from clam import MEMORIES
-from common import BadData, choose, command_line, pyplot, replacing, save_figure, write_text
+from narrator import MEMORIES
+from support import checkpoint
+from support.common import BadData, choose, command_line, pyplot, rank, replacing, save_figure, write_text
 from toy import stages
 
 
@@ -103,16 +102,16 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     Under torchrun each process runs its part of the batch; gradients, losses and tokens are summed over processes.
     `validate(step)` gives further entries of the log.
     """
-    rank, world = features.rank()
+    me, world = rank()
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     state, log = folder / f"{stage}-state.safetensors", folder / f"{stage}-log.jsonl"
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
     start = restore(state, parameters, optimizer) if options.resume and state.exists() else 0
     kept = log.read_text().splitlines()[:start] if start else []
-    if rank == 0:
+    if me == 0:
         write_text(log, "".join(line + "\n" for line in kept))
-    progress = tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1, disable=rank > 0)
+    progress = tqdm(range(start, steps), initial=start, total=steps, desc=stage, unit="step", mininterval=1, disable=me > 0)
     for step in progress:
         began = time.perf_counter()
         for group in optimizer.param_groups:
@@ -127,12 +126,12 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
         optimizer.step()
         entry = {"step": step, "loss": loss, "tokens_per_s": round(tokens / (time.perf_counter() - began))} | validate(step)
         progress.set_postfix(loss=f"{loss:.3f}", tok_s=entry["tokens_per_s"])
-        if rank == 0:
+        if me == 0:
             with log.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
             if (step + 1) % options.save_every == 0 or step + 1 == steps:
                 snapshot(state, step + 1, parameters, optimizer)
-    if rank == 0:
+    if me == 0:
         curve(log, folder / f"{stage}-loss.png")
 
 
@@ -216,7 +215,7 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
 
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options, held_out: Sequence[Example] = ()):
     """LoRA, connector and memory on the examples; the loss on held-out ones after each epoch."""
-    rank, world = features.rank()
+    me, world = rank()
     narrator.train()
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -225,10 +224,10 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     def backward(step: int) -> tuple[float, int]:
         total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
-        torch.manual_seed((options.seed * 1_000_003 + step) * world + rank)           # dropout: its own on each process
+        torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # dropout: its own on each process
         for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
             earlier, before = gone_by(len(examples), chance) if chance.random() < options.long else ([], 0)
-            if i % world != rank:
+            if i % world != me:
                 continue
             example, state = examples[index], past(narrator, [examples[j] for j in earlier]) if earlier else None
             loss, learned = narrator.loss(example.x, example.narrations, state, before)
@@ -238,7 +237,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     @torch.no_grad()
     def validate(step: int) -> dict:
-        if not len(held_out) or (step + 1) % epoch and step + 1 != steps or rank:
+        if not len(held_out) or (step + 1) % epoch and step + 1 != steps or me:
             return {}
         narrator.eval()
         sums = [narrator.loss(example.x, example.narrations) for example in held_out]
@@ -269,7 +268,7 @@ def build(options: Options, llm: str | None, vision: str, width: int, device: st
     """
     changes = {"last_k": options.last_k, "memory_dropout": options.memory_dropout, "lora_dropout": options.lora_dropout}
     if options.init:
-        return checkpoint.load(options.init, llm, device, dtype, **changes)
+        return nar.Narrator.load(options.init, llm, device, dtype, **changes)
     config = nar.Config(llm=llm, vision=vision, width=width, lora_rank=options.lora_rank, lora_alpha=options.lora_alpha,
                         memory=options.memory, memory_tokens=options.memory_tokens, memory_heads=options.memory_heads,
                         prune=not options.no_prune, **changes)
@@ -295,10 +294,10 @@ class Annotated(Sequence):
 
 def train_annotated(options: Options):
     """The paper's training, on one process or several."""
-    rank, world = features.rank()
+    me, world = rank()
     load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
     samples = list(load("train", options.limit))
-    held_out = list(load("val", options.val_limit)) if options.val_limit and rank == 0 else []
+    held_out = list(load("val", options.val_limit)) if options.val_limit and me == 0 else []
     device, dtype = choose(options.device, options.dtype)
     if device.startswith("cuda:"):                                                # under torchrun: this process's GPU
         torch.cuda.set_device(device)
@@ -311,8 +310,8 @@ def train_annotated(options: Options):
     if width != narrator.config.width:
         raise BadData(f"the features are {width} wide, {options.init} needs {narrator.config.width}; use its vision model")
     train_narrator(narrator, Annotated(samples, narrator.layout), options, Annotated(held_out, narrator.layout))
-    if rank == 0:
-        checkpoint.save(narrator, options.output)
+    if me == 0:
+        narrator.save(options.output)
     if world > 1:
         dist.destroy_process_group()
 
@@ -338,7 +337,7 @@ def train_toy(options: Options):
         stages.remember(train, narrator.memory, videos, REMEMBER, options.seed)
     stages.inventories(train, "recall", narrator, videos, RECALL, options.lr, options.seed)
     train_narrator(narrator, videos, options)
-    checkpoint.save(narrator, output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
+    narrator.save(output, llm=None if options.llm else "llm", vision=None if options.vision else "vision",
                     dtype=torch.bfloat16)
 
 
@@ -366,7 +365,7 @@ def train(options: Options):
     torch.manual_seed(options.seed)
     began = time.perf_counter()
     if options.data == "toy":
-        if features.rank()[1] > 1:
+        if rank()[1] > 1:
             raise BadData("the toy trains in one process; without torchrun, please")
         train_toy(options)
     else:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
+from support import checkpoint
 import narrator as nar
 
 ROOT = Path(__file__).parent.parent

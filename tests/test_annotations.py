@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import annotations
+from support import annotations
 import data
-from annotations import Notes
-from common import BadData, NotDownloaded
+from support.annotations import Notes
+from support.common import BadData, NotDownloaded
 from helpers import GOLDEN
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")

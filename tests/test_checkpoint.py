@@ -3,15 +3,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import checkpoint
-from common import BadData
+import narrator as nar
+from support.common import BadData
 from helpers import GOLDEN, tiny, video
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
     model = tiny(last_k=3, lora_rank=6, readout="cls")
-    checkpoint.save(model, tmp_path)
-    again = checkpoint.load(str(tmp_path))
+    model.save(tmp_path)
+    again = nar.Narrator.load(str(tmp_path))
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
@@ -26,7 +26,7 @@ def test_names_are_those_of_the_published_adapters():
     assert "base_model.model.lm_head.lora_B.weight" in names
     if GOLDEN.exists():
         published = load_file(GOLDEN / "flownar" / "checkpoint" / "adapter_model.safetensors")
-        model = checkpoint.load(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
+        model = nar.Narrator.load(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
         assert set(model.trainable()) == set(published)
 
 
@@ -62,14 +62,14 @@ def damage(folder, kind):
     ("wrong shape", "wrong shape"), ("damaged", "is damaged"), ("missing", "is missing"), ("json", "is not JSON"),
     ("unknown entries", "thta"), ("wrong value", "memory_tokens"), ("unknown memory", "clamm"), ("list", "an object")])
 def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
-    checkpoint.save(tiny(), tmp_path)
+    tiny().save(tmp_path)
     damage(tmp_path, kind)
     with pytest.raises(BadData, match=message) as caught:
-        checkpoint.load(str(tmp_path))
+        nar.Narrator.load(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_no_checkpoint_at_all(tmp_path):
     for source in (str(tmp_path / "nothing"), str(tmp_path), __file__):
         with pytest.raises(BadData):
-            checkpoint.load(source)
+            nar.Narrator.load(source)

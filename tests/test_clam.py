@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clam import CLAM, NoMemory, RecentFrames, absorb, measure
+from baselines.memories import RecentFrames
+from clam import CLAM, NoMemory, absorb, measure
 
 ROOT = Path(__file__).parent.parent
 

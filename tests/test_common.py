@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from common import BadData, NotDownloaded, command_line, replacing, write_json
+from support.common import BadData, NotDownloaded, command_line, replacing, write_json
 from helpers import ROOT
 
 

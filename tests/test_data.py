@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 import data
-import video as decoder
-from common import BadData
+from support import video as decoder
+from support.common import BadData
 from data import Video, read_sample
-from features import is_features, load_features
+from support.features import is_features, load_features
 
 ROOT = Path(__file__).resolve().parent.parent
 TICKS = 90_000                                                     # a second in the test files that we time ourselves

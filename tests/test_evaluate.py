@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import checkpoint
-import efficiency
+from experiments import efficiency
 import evaluate
-import figures
-import metrics
+from experiments import figures
+from support import captions as metrics
 import narrator as nar
 import stream
 from helpers import GOLDEN, ROOT, TOY, published, tiny, video
@@ -128,14 +127,14 @@ def test_annotated_data_sets(tmp_path):
     """Features instead of pictures; times count from the start of the video, several annotators are scored together."""
     root, model = tmp_path / "root", tiny(width=16, max_new_tokens=5)
     epic(root)
-    checkpoint.save(model, tmp_path / "model")
+    model.save(tmp_path / "model")
     result = command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--output", tmp_path / "out", "--json")
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
     first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
     assert (first["start"], first["end"]) == (0.4, 0.9)
     teacher = command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--json")
     assert teacher["videos"] == 6 and teacher["ppl"] > 1
-    checkpoint.save(tiny(width=32), tmp_path / "wide")
+    tiny(width=32).save(tmp_path / "wide")
     assert "32" in command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "wide", ok=False)
 
 
@@ -205,7 +204,7 @@ def test_teacher_forced_is_the_published(name):
     """With the published mask and tokens: the published loss and metrics. With ours: how far the stricter mask and the
     unmerged token move them."""
     base = GOLDEN / name
-    model = checkpoint.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
+    model = nar.Narrator.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
     features = load_file(base / "features.safetensors")
     for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
         x = features[key.split("/")[0]][:case["num_frames"]]

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import data
-import features
-from common import BadData
+from support import features
+from support.common import BadData
 from helpers import ROOT, TOY
 from narrator import VisionEncoder
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
-import checkpoint
+from support import checkpoint
 import narrator as nar
 from helpers import GOLDEN, ROOT, tiny, video
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import checkpoint
-from common import BadData
+import narrator as nar
+from support.common import BadData
 from helpers import GOLDEN, TOY, published, published_mask, tiny, video
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
 
 def load(name):
-    return checkpoint.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
+    return nar.Narrator.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
 
 
 @golden
@@ -80,7 +80,7 @@ def test_both_pefts_adapters_load(tmp_path):
     head = {"base_model.model.lm_head.base_layer.weight": torch.zeros(4, 4)}
     save_file(weights | head, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
-    model = checkpoint.load(str(tmp_path), llm=str(GOLDEN / "base_llm"))
+    model = nar.Narrator.load(str(tmp_path), llm=str(GOLDEN / "base_llm"))
     assert all(torch.equal(p, weights[name]) for name, p in model.trainable().items())
 
 
@@ -89,7 +89,7 @@ def test_our_checkpoints_load_in_peft(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed")
     from transformers import AutoModelForCausalLM
     model = tiny()
-    checkpoint.save(model, tmp_path)
+    model.save(tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["modules_to_save"] == ["connector", "clustering"] and config["peft_type"] == "LORA"
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"modules_to_save": None}))
@@ -103,10 +103,10 @@ def test_our_checkpoints_load_in_peft(tmp_path):
 def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     """owner/name that is no folder goes to the hub; what the hub says against it is one line."""
     model = tiny()
-    checkpoint.save(model, tmp_path)
+    model.save(tmp_path)
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **kwargs: asked.append(name) or str(tmp_path))
-    loaded = checkpoint.load("zeyun-zhong/flownar-1B-ego4d")
+    loaded = nar.Narrator.load("zeyun-zhong/flownar-1B-ego4d")
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(loaded(x, narrations)[0], model(x, narrations)[0]) and asked == ["zeyun-zhong/flownar-1B-ego4d"]
@@ -115,5 +115,5 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
         raise OSError("404 no such\nrepository")
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(BadData, match="could it be fetched") as error:
-        checkpoint.load("nobody/nothing")
+        nar.Narrator.load("nobody/nothing")
     assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
+from support import checkpoint
 import data
 import narrator as nar
 import stream

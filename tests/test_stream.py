@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import checkpoint
 import narrator as nar
 import stream
-from features import load_features
+from support.features import load_features
 from helpers import GOLDEN, ROOT, tiny, video
 
 VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10": {"last_k": 10},
@@ -33,8 +32,8 @@ def streamed_logits(model, x, narrations):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_is_streaming(variant, seed, tmp_path):
     """Random narrations at random frames, teacher-forced through the loop: the logits of the parallel forward."""
-    checkpoint.save(tiny(seed, **VARIANTS[variant]), tmp_path)
-    model = checkpoint.load(str(tmp_path))
+    tiny(seed, **VARIANTS[variant]).save(tmp_path)
+    model = nar.Narrator.load(str(tmp_path))
     numbers = torch.Generator().manual_seed(seed)
     at = torch.randperm(39, generator=numbers)[:13].add(1).sort().values.tolist()
     x, narrations = video(model, frames=40, at=(0, *at), seed=seed)
@@ -105,7 +104,7 @@ def test_self_conditioned_is_parallel_too():
 @pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
 def test_published_narrations(variant, last_k, setting):
     folder = GOLDEN / variant
-    model = checkpoint.load(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
+    model = nar.Narrator.load(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
     for name, settings in json.loads((folder / "streaming.json").read_text()).items():
         record = settings[setting]
         x = load_features(f"{folder / 'features.safetensors'}:{name}")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import checkpoint
+import narrator as nar
 import data
 import train
-from common import BadData
+from support.common import BadData
 from helpers import ROOT, TOY, tiny, video
 
 
@@ -163,7 +163,7 @@ def test_two_processes_are_one(tmp_path):
         log = [json.loads(line) for line in (tmp_path / str(processes) / "narrator-log.jsonl").read_text().splitlines()]
         curves.append([entry["loss"] for entry in log])
         assert len(log) == 3 and log[-1]["val_loss"] > 0
-        weights.append(checkpoint.load(str(tmp_path / str(processes))).trainable())
+        weights.append(nar.Narrator.load(str(tmp_path / str(processes))).trainable())
     assert curves[0] == pytest.approx(curves[1], abs=1e-4)
     assert all(torch.allclose(w, weights[1][name], atol=1e-4) for name, w in weights[0].items())
 
@@ -198,14 +198,14 @@ def test_init_goes_on_from_a_checkpoint(tmp_path):
     """--init: the weights, memory and read-out of the checkpoint, whatever its kind; another width is refused."""
     epic(tmp_path / "root")
     first = tiny(width=16, readout="cls", memory_tokens=3)
-    checkpoint.save(first, tmp_path / "first")
+    first.save(tmp_path / "first")
     options = train.Options(data="ek100", root=str(tmp_path / "root"), output=str(tmp_path / "second"), init=str(tmp_path / "first"),
                             batch=4, epochs=0.5, lr=1e-9, val_limit=0, device="cpu")
     train.train_annotated(options)
-    second = checkpoint.load(str(tmp_path / "second"))
+    second = nar.Narrator.load(str(tmp_path / "second"))
     assert (second.config.readout, second.config.memory_tokens) == ("cls", 3)
     assert all(torch.allclose(p, second.trainable()[name], atol=1e-6) for name, p in first.trainable().items())
-    checkpoint.save(tiny(width=32), tmp_path / "wide")
+    tiny(width=32).save(tmp_path / "wide")
     with pytest.raises(BadData, match="16 wide"):
         train.train_annotated(replace(options, init=str(tmp_path / "wide")))
 

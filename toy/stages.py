@@ -28,8 +28,7 @@ from tqdm import tqdm
 
 import data
 import narrator as nar
-from common import replacing, write_json
-from features import chunked
+from support.common import chunks, replacing, write_json
 from toy import world
 
 
@@ -195,7 +194,7 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Pat
         name = str(seed)
         if name not in stored:
             frames = map(torch.from_numpy, sample.frames())
-            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunked(frames, 64)]).half()
+            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
         labels = torch.from_numpy(world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2]).long()
         narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
         found.append(Scene(stored[name].float(), narrations, labels))

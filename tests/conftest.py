@@ -1,5 +1,10 @@
 """Lets the tests import the files of the repository root; --slow also runs what takes minutes."""
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def pytest_addoption(parser):

@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-import metrics
+from support import captions as metrics
 from helpers import GOLDEN
-from metrics import Told, Truth
+from support.captions import Told, Truth
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 java = pytest.mark.skipif(metrics.java_problem() is not None, reason=f"METEOR {metrics.java_problem()}")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import ceil, isfinite
 from pathlib import Path
 
-from common import BadData, NotDownloaded, read_json
+from support.common import BadData, NotDownloaded, read_json
 
 PUBLISHED = {"ego4d": "refined_narration_stream_{split}.json",
              "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",

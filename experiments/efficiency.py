@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import checkpoint
+from support import checkpoint
 import data
 import narrator as nar
 import stream
-from common import BadData, choose, pyplot, save_figure
+from support.common import BadData, choose, pyplot, save_figure, synchronise
 
 LLAMA = {                                      # hidden, feed-forward, layers, heads; 8 key and value heads, 128,256 words
     "llama-3.2-1b": (2048, 8192, 16, 32),
@@ -67,11 +67,6 @@ class Timed(stream.State):
     def held(self) -> int:
         """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state."""
         return sum(y.nbytes for layer in self.cache.layers for y in layer) + self.memory.nbytes
-
-
-def synchronise(device: torch.device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window: int) -> dict:
@@ -150,7 +145,7 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     elif args.llm:
         (llm, tokenizer), base = checkpoint.load_llm(args.llm, dtype), nar.Config()
     else:
-        toy = checkpoint.load(str(stream.TOY))
+        toy = nar.Narrator.load(str(stream.TOY))
         llm, tokenizer, base = toy.llm, toy.layout.tokenizer, replace(toy.config, last_k=None)
     for name, changes in VARIANTS.items():
         yield name, nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device, dtype).eval().requires_grad_(False)

@@ -21,7 +21,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from tqdm import tqdm
 
-from common import BadData, replacing
+from support.common import BadData, replacing
 
 TOLERANCE = 0.0012                             # seconds; Matroska rounds this time and the first to milliseconds
 MAX_FAILURES = 100                             # packets in a row that cannot even be read: give the rest up

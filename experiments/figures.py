@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import metrics
+from support import captions as metrics
 import narrator as nar
-from common import pyplot, save_figure
-from metrics import Told
+from support.common import pyplot, save_figure
+from support.captions import Told
 
 # ---------------------------------------------------------------------- attention (App. C.2)
 

@@ -8,10 +8,8 @@ store       features_metadata.json, {video: {"duration": seconds, "path": file}}
 """
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from common import BadData, choose, read_json, replacing, write_json
-from video import Video
+from support.common import BadData, choose, chunks, read_json, replacing, write_json
+from support.video import Video
 
 FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
 
@@ -204,14 +202,14 @@ def encode(videos: list[str], output: Path, vision: str, fps: float, grid: int, 
             continue
         encoder = encoder or VisionEncoder(vision, grid, device, dtype)
         try:
-            video, chunks = Video(source, fps), []
-            for pictures in chunked(video, batch):
-                chunks.append(encoder(torch.from_numpy(np.stack(pictures))).to("cpu", torch.bfloat16))
+            video, encoded = Video(source, fps), []
+            for pictures in chunks(video, batch):
+                encoded.append(encoder(torch.from_numpy(np.stack(pictures))).to("cpu", torch.bfloat16))
             video.report()
         except BadData as error:
             failed.append(str(error))
             continue
-        x = torch.cat(chunks)
+        x = torch.cat(encoded)
         with replacing(path) as part:
             save_file({"features": x}, part, metadata=settings | {"duration": str(len(x) / fps)})
     write_metadata(output)
@@ -229,19 +227,3 @@ def write_metadata(output: Path):
             frames = file.get_slice("features").get_shape()[0]
             entries[path.stem] = {"duration": float(file.metadata()["duration"]), "path": path.name, "frames": frames}
     write_json(output / "features_metadata.json", entries)
-
-
-def chunked(items: Iterator, size: int) -> Iterator[list]:
-    chunk = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def rank() -> tuple[int, int]:
-    """(rank, processes) under torchrun, else (0, 1)."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

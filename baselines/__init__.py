@@ -1,0 +1,1 @@
+"""What the paper compares FlowNar with (Tables 1 to 5)."""

@@ -1,0 +1,223 @@
+"""What all files share: errors that are the user's to put right, files that appear whole, figures, devices.
+
+No section of the paper, and nothing about videos or models.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+
+
+class BadData(ValueError):
+    """Something that the user can put right; the message is one line that says what to do."""
+
+
+class NotDownloaded(BadData):
+    """A data set is not there; the message says in a few lines what to fetch and where to put it."""
+
+
+def command_line(main: Callable[[], None]) -> None:
+    """Runs a command line and exits: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C; argparse exits with 2.
+
+    A closed pipe (`| head`) ends quietly, with a shell's 141.
+    """
+    try:
+        main()
+        sys.stdout.flush()
+        code = 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())         # or Python's last flush complains
+        code = 141
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except NotDownloaded as error:                                             # the one message of several lines
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        print(f"error: out of memory ({first_line(error)}); use a smaller model or --dtype bfloat16", file=sys.stderr)
+        code = 1
+    except (BadData, OSError) as error:
+        named = isinstance(error, OSError) and error.filename is not None
+        message = f"{error.filename}: {error.strerror}" if named else str(error) or type(error).__name__
+        print("error:", " ".join(message.split()), file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+def first_line(error: Exception) -> str:
+    """Of another library's error, to quote in ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# ---------------------------------------------------------------------- files
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which becomes `path` at the end, or vanishes if anything is raised on the way.
+
+    No reader ever sees half a file. Raises BadData if `path` cannot be written.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if path.is_dir():
+        raise BadData(f"{path}: is a directory; give the name of a file")
+    try:
+        part.touch()
+    except OSError as error:
+        raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, content) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_text(path: Path) -> str:
+    """UTF-8; BadData if there is no such file, or if it is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadData(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise BadData(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def read_json(path: Path):
+    try:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadData(f"{path}: is not JSON ({first_line(error)})") from None
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """The objects of a JSONL file, one a line; BadData naming the line that is none."""
+    rows = []
+    for n, line in enumerate(read_text(path).splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise BadData(f"{path}, line {n}: is not JSON ({first_line(error)})") from None
+        if not isinstance(rows[-1], dict):
+            raise BadData(f"{path}, line {n}: expected an object")
+    return rows
+
+
+def file_name(name: str) -> str:
+    """A name from data (a video's id) as the name of one file: no separators, no way out of its folder, invertible."""
+    quoted = quote(name, safe=" !#$&'()+,;=@[]{}~^`")
+    return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
+
+
+def one_line(text: str) -> str:
+    """Generated text for files and terminals: white space collapsed, control and format characters removed."""
+    return " ".join("".join(c for c in text if c.isspace() or unicodedata.category(c)[0] != "C").split())
+
+
+# ---------------------------------------------------------------------- figures
+
+def pyplot():
+    """matplotlib, drawing to files only; imported when a figure is wanted."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    return plt
+
+
+def save_figure(figure, png: str | Path) -> None:
+    with replacing(png) as part:
+        figure.savefig(part, dpi=100, format="png", bbox_inches="tight")
+    pyplot().close(figure)
+    print(f"written: {png}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------- values of options (argparse types)
+
+def number(convert: type, low: float, high: float, says: str) -> Callable[[str], float]:
+    """An argparse type: `convert` of the text, refused (exit code 2) unless low <= value <= high."""
+    def parse(text: str):
+        try:
+            value = convert(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:                              # nan is in no range
+            raise argparse.ArgumentTypeError(f"must be {says}, not {text!r}")
+        return value
+    return parse
+
+
+LARGEST = sys.float_info.max
+positive_int = number(int, 1, LARGEST, "a whole number, 1 or more")
+whole = number(int, 0, LARGEST, "a whole number, 0 or more")
+positive_float = number(float, sys.float_info.min, LARGEST, "a number above 0")
+non_negative = number(float, 0, LARGEST, "a number, 0 or more")
+probability = number(float, 0, 1, "a number from 0 to 1")
+
+
+# ---------------------------------------------------------------------- devices and libraries
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
+    """The one place where device and dtype are decided: bf16 on CUDA, else fp32. BadData if the device is not there."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if device == "auto":                                                            # under torchrun: this process's GPU
+        gpu = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+        device = gpu if cuda else "mps" if mps else "cpu"
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+        raise BadData(f"--device is cpu, cuda, cuda:N, mps or auto, not {device}")
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count() or kind == "mps" and not mps:
+        raise BadData(f"--device {device}: there is no such device here; use --device cpu, or auto for the best there is")
+    if dtype == "auto":
+        dtype = "bfloat16" if kind == "cuda" else "float32"
+    if dtype not in DTYPES:
+        raise BadData(f"--dtype is auto, {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {dtype}")
+    return device, getattr(torch, dtype)
+
+
+def synchronise(where: torch.device | torch.Tensor) -> None:
+    """Wait for a CUDA device, so that a clock tells the truth; nothing on others."""
+    device = where.device if isinstance(where, torch.Tensor) else where
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rank() -> tuple[int, int]:
+    """(rank, processes) under torchrun, else (0, 1)."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def chunks(items: Iterator, size: int) -> Iterator[list]:
+    """Lists of `size` items, the last one shorter."""
+    items = iter(items)
+    while chunk := list(islice(items, size)):
+        yield chunk
+
+
+def quiet():
+    """No progress bars and warnings of transformers between our lines."""
+    from transformers.utils import logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
