@@ -7,6 +7,10 @@ Every frame token updates a matrix of fixed size by a gated recurrence (Eq. 2)
 and M learned queries read it out whenever a segment ends: M_t = Q S_t. That is all the past that the language
 model ever sees of earlier frames, so what is stored and what a frame costs stay constant, however long the video.
 
+The paper writes S as one D x D matrix. As in the published code, it has h heads here, as attention has: the D/2 key
+channels and the D value channels are divided among them, and each head keeps a matrix of its own, D/2h x D/h. That is
+2h times fewer numbers than D x D. G is constant along the values, so it is stored as a vector of key channels.
+
 Three forms of the same function, tested against each other:
     recurrent   Eq. 2 token by token, as it stands in the paper: the oracle
     chunked     training: all tokens of a segment at once, one state per read-out
@@ -15,30 +19,33 @@ Three forms of the same function, tested against each other:
 Glossary (B videos, L = T*J tokens, D feature width, h heads, c = D/2h key and e = D/h value channels per head):
     x           frame tokens X_t, J to a frame                         [B, L, D]
     k, v        keys and values, k = W_k x, v = W_v x                  [B, L, h, c], [B, L, h, e]
-    g           log of the decay gate, G = sigmoid(W_gk x + b)         [B, L, h, c], fp32, <= 0
+    gate        decay gate G = sigmoid(W_gate x + b)                   [B, L, h, c], kept as log_gate <= 0, fp32
     state       S_t                                                    [B, h, c, e], fp32
     z, q        learned vectors Z and the queries Q made of them       [M, D], [h, M, c]
     memory      memory tokens M_t                                      [B, M, D]
-    read_at     how many tokens have been absorbed at each read-out    [B, N]
+    read_at     how many tokens have been absorbed at each read-out    [B, N], on the CPU
 
-`python clam.py` shows that the forms agree and how fast each is. Does not include: kernels (plain PyTorch only).
+`python clam.py` shows that the forms agree and how fast each is; `python clam.py --example` works Eq. 2 through with
+small numbers. Does not include: kernels (plain PyTorch only).
 """
 import argparse
 import json
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from support.common import command_line, synchronise
+from support.common import command_line, positive_int, synchronise
 
 EPS = 1e-5  # of every normalisation in here
 
 
 class NoMemory(nn.Module):
     """The memory that remembers nothing, and the interface of all of them: `tokens` is M, a state is one tensor."""
+    PUBLISHED: dict[str, str] = {}  # our parameter names -> those in checkpoints; other names stay
 
     def __init__(self, width: int, tokens: int = 0):
         super().__init__()
@@ -74,12 +81,12 @@ class SwiGLU(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         inner = -(-(2 * 4 * width // 3) // 256) * 256  # 2/3 of 4D, rounded up to a multiple of 256
-        self.gate_proj = nn.Linear(width, 2 * inner, bias=False)  # both halves: [gate; up]
+        self.up_proj = nn.Linear(width, 2 * inner, bias=False)  # two halves; the first scales the second
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        scale, up = self.up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(scale) * up)
 
 
 class CLAM(NoMemory):
@@ -94,9 +101,10 @@ class CLAM(NoMemory):
     PUBLISHED = {"z": "query_embed.weight", "target": "tgt_embed.weight", "self_attn.": "layers.0.self_attn.",
                  "norm_a.": "layers.0.norm1.", "norm_y.": "layers.0.norm2.", "norm_m.": "layers.0.mlp_norm.",
                  "w_q.": "layers.0.multihead_attn.q.", "w_k.": "layers.0.multihead_attn.k.",
-                 "w_v.": "layers.0.multihead_attn.v.", "w_g.": "layers.0.multihead_attn.g_proj.",
-                 "w_gk.": "layers.0.multihead_attn.gk_proj.", "w_o.": "layers.0.multihead_attn.o_proj.",
-                 "norm_o.": "layers.0.multihead_attn.g_norm.", "mlp.": "layers.0.mlp."}
+                 "w_v.": "layers.0.multihead_attn.v.", "w_output_gate.": "layers.0.multihead_attn.g_proj.",
+                 "w_gate.": "layers.0.multihead_attn.gk_proj.", "w_o.": "layers.0.multihead_attn.o_proj.",
+                 "norm_o.": "layers.0.multihead_attn.g_norm.", "mlp.up_proj.": "layers.0.mlp.gate_proj.",
+                 "mlp.down_proj.": "layers.0.mlp.down_proj."}
 
     def __init__(self, width: int, tokens: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
                  dropout: float = 0.1):
@@ -112,8 +120,8 @@ class CLAM(NoMemory):
         self.w_q = nn.Linear(width, keys, bias=False)
         self.w_k = nn.Linear(width, keys, bias=False)
         self.w_v = nn.Linear(width, width, bias=False)
-        self.w_gk = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
-        self.w_g = nn.Linear(width, width, bias=False)
+        self.w_gate = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
+        self.w_output_gate = nn.Linear(width, width, bias=False)
         self.w_o = nn.Linear(width, width, bias=False)
         self.norm_o, self.norm_y, self.norm_m = RMSNorm(width // heads), RMSNorm(width), RMSNorm(width)
         self.mlp = SwiGLU(width)
@@ -129,7 +137,7 @@ class CLAM(NoMemory):
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 nn.init.xavier_uniform_(weight)
-        self.w_gk[1].bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)",
+        self.w_gate[1].bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)",
                                        c=self.width // 2 // self.heads))
 
     def compile(self):
@@ -142,9 +150,10 @@ class CLAM(NoMemory):
                            device=self.z.device)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., D] -> k [..., h, c], v [..., h, e], g [..., h, c], in fp32 like the state."""
-        g = F.logsigmoid(self.w_gk(x).float())
-        return tuple(rearrange(y.float(), "... (h c) -> ... h c", h=self.heads) for y in (self.w_k(x), self.w_v(x), g))
+        """x [..., D] -> k [..., h, c], v [..., h, e], log_gate [..., h, c], in fp32 like the state."""
+        log_gate = F.logsigmoid(self.w_gate(x).float())
+        return tuple(rearrange(y.float(), "... (h c) -> ... h c", h=self.heads)
+                     for y in (self.w_k(x), self.w_v(x), log_gate))
 
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
         """What does not depend on the video: a [M, D], q [h, M, c] and the output gate [M, D]."""
@@ -154,11 +163,11 @@ class CLAM(NoMemory):
         a = self.norm_a(target + self.dropout(attended[0]))
         u = a + self.z
         q = rearrange(self.w_q(u), "m (h c) -> h m c", h=self.heads)
-        return a, q * q.shape[-1] ** -0.5, F.silu(self.w_g(u))
+        return a, q * q.shape[-1] ** -0.5, F.silu(self.w_output_gate(u))
 
-    def _readout(self, state: Tensor, a: Tensor, q: Tensor, gate: Tensor) -> Tensor:
+    def _readout(self, state: Tensor, a: Tensor, q: Tensor, output_gate: Tensor) -> Tensor:
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e").to(a.dtype)     # Q S
-        o = self.w_o(rearrange(self.norm_o(o), "... h e -> ... (h e)") * gate)
+        o = self.w_o(rearrange(self.norm_o(o), "... h e -> ... (h e)") * output_gate)
         y = self.norm_y(a + o)
         return self.norm_m(y + self.mlp(y))
 
@@ -167,9 +176,9 @@ class CLAM(NoMemory):
         return self.readout(state, *self.queries())
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        k, v, g = self.project(x)
-        return torch.stack([s * decay[..., None] + update
-                            for s, (decay, update) in zip(state, map(self.absorb, k, v, g))])
+        """One frame x [B, J, D]: the new state (Alg. 2, line 5)."""
+        absorbed = [self.absorb(k, v, log_gate) for k, v, log_gate in zip(*self.project(x))]
+        return torch.stack([s * decay[..., None] + update for s, (decay, update) in zip(state, absorbed)])
 
     def chunked(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All tokens between two read-outs at once; states exist at read-outs only (see `absorb`)."""
@@ -178,7 +187,7 @@ class CLAM(NoMemory):
         lengths = torch.diff(F.pad(read_at, (1, 1)), dim=1)                        # [B, N + 1], the rest is last
         lengths[:, -1] += x.shape[1]
         pieces = [y.flatten(0, 1).split(lengths.flatten().tolist()) for y in self.project(x)]
-        absorbed = [self.absorb(k, v, g) for k, v, g in zip(*pieces)]
+        absorbed = [self.absorb(k, v, log_gate) for k, v, log_gate in zip(*pieces)]
         states, last = [], []
         for b, s in enumerate(state):
             for decay, update in absorbed[b * lengths.shape[1]:(b + 1) * lengths.shape[1]]:
@@ -193,18 +202,16 @@ class CLAM(NoMemory):
     forward = chunked
 
     def recurrent(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Eq. 2 and M = Q S, token by token, as they stand in the paper (and, a state and a read-out for each token,
-        as the published code trains): the oracle for `chunked` and `step`."""
+        """Eq. 2 and M = Q S, token by token, as they stand in the paper: the oracle for `chunked` and `step`."""
         check(x, read_at, self.width)
         s = self.initial_state(len(x)) if state is None else state
-        queries = self.queries()
-        memory = [self.readout(s, *queries)]                                          # before the first token
+        states = [s]
         for x_j in x.unbind(1):
-            k, v, g = self.project(x_j)
-            s = g.exp()[..., None] * s + k[..., :, None] * v[..., None, :]            # Eq. 2
-            memory.append(self.readout(s, *queries))
-        rows = torch.arange(len(x), device=x.device)[:, None]
-        return torch.stack(memory, dim=1)[rows, read_at], s
+            k, v, log_gate = self.project(x_j)
+            s = log_gate.exp()[..., None] * s + k[..., :, None] * v[..., None, :]     # Eq. 2
+            states.append(s)
+        chosen = [torch.stack([states[n][b] for n in row]) for b, row in enumerate(read_at.tolist())]
+        return self.read(torch.stack(chosen)), s
 
     @torch.no_grad()
     def initialise(self, x: Tensor):
@@ -249,18 +256,18 @@ class CLAM(NoMemory):
         self.z.copy_(address[which] @ inverse.T - a @ (inverse @ self.w_q.weight).T)  # W_q (a + z) = address
         u = a + self.z
         one = torch.linalg.pinv(u) @ torch.ones(self.tokens, 1, device=x.device)      # u @ one = 1 for every token
-        self.w_g.weight.mul_(0.1).add_(1.28 * one.T)                                  # SiLU(1.28) = 1: an open gate
-        nn.init.normal_(self.w_gk[1].weight, std=0.02)
+        self.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)                                  # SiLU(1.28) = 1: an open gate
+        nn.init.normal_(self.w_gate[1].weight, std=0.02)
 
 
-def absorb(k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """What L tokens do to a state: S <- decay * S + update, with k, g [L, h, c], v [L, h, e].
+def absorb(k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
+    """What L tokens do to a state: S <- decay * S + update, with k, log_gate [L, h, c], v [L, h, e].
 
-    Unrolling Eq. 2: decay = exp(sum g) and update = sum_j exp(sum_{i > j} g_i) k_j^T v_j. The sums run backwards from
-    the end, so every exponent is <= 0 and exact near the end: stable for any gate and any length.
+    Unrolling Eq. 2: decay = exp(sum g) and update = sum_j exp(sum_{i > j} g_i) k_j^T v_j, where g = log G. The sums
+    run backwards from the end, so every exponent is <= 0 and exact near the end: stable for any gate and any length.
     """
-    after = F.pad(g[1:], (0, 0, 0, 0, 0, 1))[:len(g)].flip(0).cumsum(0).flip(0)        # sum_{i > j} g_i
-    return g.sum(0).exp(), einsum(k * after.exp(), v, "l h c, l h e -> h c e")
+    after = F.pad(log_gate[1:], (0, 0, 0, 0, 0, 1))[:len(log_gate)].flip(0).cumsum(0).flip(0)    # sum_{i > j} g_i
+    return log_gate.sum(0).exp(), einsum(k * after.exp(), v, "l h c, l h e -> h c e")
 
 
 def check(x: Tensor, read_at: Tensor, width: int):
@@ -276,7 +283,27 @@ def check(x: Tensor, read_at: Tensor, width: int):
 
 # ---------------------------------------------------------------------------------------------- python clam.py
 
-def measure(function, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
+def worked_example():
+    """Eq. 2 with a state of 2 x 2 and three tokens: one head, keys and values of two channels."""
+    k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    v = torch.tensor([[4.0, 2.0], [0.0, 8.0], [2.0, 2.0]])
+    gate = torch.tensor([[0.5, 0.5], [0.5, 1.0], [0.5, 0.5]])
+    show = lambda y: "[" + " ; ".join(" ".join(f"{n:g}" for n in row) for row in y.tolist()) + "]"
+    state = torch.zeros(2, 2)
+    print("S_j = G_j * S_{j-1} + k_j^T v_j, matrices row by row; G decays the rows of S (key channels)\nS_0 = [0 0 ; 0 0]")
+    for j, (k_j, v_j, gate_j) in enumerate(zip(k, v, gate), 1):
+        decayed, added = gate_j[:, None] * state, k_j[:, None] * v_j[None]
+        state = decayed + added
+        print(f"S_{j} = ({' '.join(f'{n:g}' for n in gate_j.tolist())}) * S_{j - 1} + ({' '.join(f'{n:g}' for n in k_j.tolist())})^T "
+              f"({' '.join(f'{n:g}' for n in v_j.tolist())}) = {show(decayed)} + {show(added)} = {show(state)}")
+    q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}\nQuery 1 finds what keys (1 0) brought: 1/4 of the first value, "
+          "two gates of 1/2 later, and the third in full.\nQuery 2 finds what key (0 1) brought: half of the second, one gate later.")
+    decay, update = absorb(k[:, None], v[:, None], gate[:, None].log())
+    print(f"All three tokens at once (`absorb`): decay ({' '.join(f'{n:g}' for n in decay[0].tolist())}), update {show(update[0])}")
+
+
+def profile(function: Callable, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
     """Seconds (best of `repeats`) forward + backward, bytes kept for the backward pass, outputs and gradients."""
     seconds, kept = [], {}
 
@@ -284,13 +311,13 @@ def measure(function, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> d
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    for turn in range(repeats):
+    for _ in range(repeats):
         clam.zero_grad()
         kept.clear()
         synchronise(x)
         start = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            memory, state = function(x, read_at)
+            memory, _ = function(x, read_at)
         (memory * torch.linspace(-1, 1, memory.numel(), device=x.device).view_as(memory)).sum().backward()
         synchronise(x)
         seconds.append(time.perf_counter() - start)
@@ -303,50 +330,77 @@ def distance(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm().clamp_min(1e-12)).item()
 
 
+def compare(clam: CLAM, x: Tensor, read_at: Tensor, compiled: bool) -> dict:
+    """Training: forward and backward of each form, against the recurrent one."""
+    everywhere = torch.arange(1, x.shape[1] + 1)[None]
+
+    def published(x, read_at):                            # reads out after every token and then selects
+        memory, state = clam.recurrent(x, everywhere)
+        return memory[:, read_at[0] - 1], state
+
+    results = {"recurrent, every token read out": profile(published, clam, x, read_at, 1),
+               "recurrent": profile(clam.recurrent, clam, x, read_at, 1), "chunked": profile(clam.chunked, clam, x, read_at, 5)}
+    if compiled:
+        clam.compile()
+        clam.chunked(x, read_at)[0].mean().backward()     # compilation is not timed
+        results["chunked, compiled"] = profile(clam.chunked, clam, x, read_at, 5)
+    oracle, summary = results["recurrent"], {}
+    for name, result in results.items():
+        error = max(distance(result["grads"][n], g) for n, g in oracle["grads"].items()
+                    if g.norm() > 1e-6 * max(map(torch.norm, oracle["grads"].values())))
+        row = {"seconds": result["seconds"], "kept_mb": result["bytes"] / 1e6,
+               "output_error": distance(result["memory"], oracle["memory"]), "gradient_error": error}
+        summary[name] = {key: float(f"{value:.3g}") for key, value in row.items()}
+        print(f"{name:31} forward + backward {row['seconds']:7.3f} s   kept for backward {row['kept_mb']:7.1f} MB   "
+              f"relative error: outputs {row['output_error']:.1e}, gradients {row['gradient_error']:.1e}")
+    return summary
+
+
+@torch.no_grad()
+def compare_step(clam: CLAM, x: Tensor, read_at: Tensor, frame: int = 10) -> dict:
+    """Streaming: `step` frame by frame with `read` where read_at says, against `chunked`; milliseconds of each."""
+    read_at = read_at.clone() // frame * frame            # at the ends of frames
+    state, reads, seconds = clam.initial_state(), [], {"step": 0.0, "read": 0.0}
+    for end in range(frame, x.shape[1] + 1, frame):
+        for name, function in (("step", lambda: clam.step(x[:, end - frame:end], state)), ("read", lambda: clam.read(state))):
+            if name == "read" and not (read_at == end).any():
+                continue
+            synchronise(x)
+            start = time.perf_counter()
+            result = function()
+            synchronise(x)
+            seconds[name] += time.perf_counter() - start
+            if name == "step":
+                state = result
+            else:
+                reads.append(result)
+    parallel, _ = clam.chunked(x, torch.unique(read_at[read_at > 0])[None])
+    frames = x.shape[1] // frame
+    return {"step_ms": round(1e3 * seconds["step"] / frames, 3), "read_ms": round(1e3 * seconds["read"] / len(reads), 3),
+            "step_error": float(f"{distance(torch.stack(reads, 1), parallel):.3g}")}
+
+
 def main():
     parser = argparse.ArgumentParser(description="Show that CLAM's three forms agree, and how fast each is.")
     for name, value in (("width", 1024), ("heads", 8), ("tokens", 20), ("length", 2400), ("reads", 40)):
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
+        parser.add_argument(f"--{name}", type=positive_int, default=value, help=f"default {value}")
     parser.add_argument("--no-compile", action="store_true", help="leave the compiled form out (needs a C++ compiler)")
+    parser.add_argument("--example", action="store_true", help="Eq. 2 with small numbers instead")
     args = parser.parse_args()
-    if min(args.width, args.heads, args.tokens, args.length, args.reads) < 1 or args.width % (2 * args.heads):
-        parser.error("all sizes must be 1 or more, and --width a multiple of twice --heads")
+    if args.example:
+        return worked_example()
+    if args.width % (2 * args.heads) or args.length < max(10, args.reads):
+        parser.error("--width must be a multiple of twice --heads, and --length 10 or more and at least --reads")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     clam = CLAM(args.width, args.tokens, args.heads, dropout=0.0).to(device)
     x = torch.randn(1, args.length, args.width, device=device)
-    read_at = torch.linspace(0, args.length, args.reads + 1, device=device).long()[None, 1:]
+    read_at = torch.linspace(0, args.length, args.reads + 1).long()[None, 1:]
     print(f"D = {args.width}, {args.heads} heads, M = {args.tokens}, {args.length} tokens, {args.reads} read-outs, "
           f"{device}, {torch.get_num_threads()} threads")
-    results = {"recurrent": measure(clam.recurrent, clam, x, read_at, 1),
-               "chunked": measure(clam.chunked, clam, x, read_at, 5)}
-    if not args.no_compile:
-        clam.compile()
-        clam.chunked(x, read_at)[0].mean().backward()  # compilation is not timed
-        results["compiled"] = measure(clam.chunked, clam, x, read_at, 5)
-    oracle, summary = results["recurrent"], {}
-    for name, result in results.items():
-        row = {"seconds": result["seconds"], "speedup": oracle["seconds"] / result["seconds"],
-               "kept_mb": result["bytes"] / 1e6, "memory_ratio": oracle["bytes"] / result["bytes"],
-               "output_error": distance(result["memory"], oracle["memory"]),
-               "gradient_error": max(distance(result["grads"][n], g) for n, g in oracle["grads"].items()
-                                     if g.norm() > 1e-6 * max(map(torch.norm, oracle["grads"].values())))}
-        summary[name] = {key: float(f"{value:.3g}") for key, value in row.items()}
-        print(f"{name:10} forward + backward {row['seconds']:7.3f} s ({row['speedup']:5.1f} x)   kept for backward "
-              f"{row['kept_mb']:7.1f} MB ({row['memory_ratio']:5.1f} x less)   relative error: outputs "
-              f"{row['output_error']:.1e}, gradients {row['gradient_error']:.1e}")
-    frame, state = x[:, :10], clam.initial_state()
-    with torch.no_grad():
-        for form in ("step", "read"):
-            call = (lambda: clam.step(frame, state)) if form == "step" else (lambda: clam.read(state))
-            call()
-            synchronise(x)
-            start = time.perf_counter()
-            for _ in range(50):
-                call()
-            synchronise(x)
-            summary[f"{form}_ms"] = round((time.perf_counter() - start) / 50 * 1e3, 3)
-    print(f"streaming: step {summary['step_ms']} ms a frame of 10 tokens, read {summary['read_ms']} ms a narration")
+    summary = compare(clam, x, read_at, not args.no_compile) | compare_step(clam, x, read_at)
+    print(f"step, frame by frame: {summary['step_ms']} ms a frame of 10 tokens, read {summary['read_ms']} ms a narration; "
+          f"relative error: outputs {summary['step_error']:.1e}")
     print(json.dumps(summary))
 
 

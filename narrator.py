@@ -19,21 +19,21 @@ and `visible` is at once the training mask (Fig. 4) and what stream.py prunes.
 one video at a time, with gradient accumulation).
 """
 import argparse
-import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from baselines.memories import RecentFrames
 from clam import CLAM, NoMemory
 from support import checkpoint
-from support.common import BadData, command_line, first_line, pyplot, quiet, save_figure
+from support.common import BadData, command_line, pyplot, save_figure, whole
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
           "with the list of video frames received by the assistant.")
@@ -41,39 +41,55 @@ INSTRUCTION = "Please concisely narrate the video in real time."
 LORA_TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"  # all linear layers
 
 MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
+READOUTS = ("frame", "cls")
 
 
 @dataclass
 class Config:
-    """What a checkpoint has to say beyond its weights (narrator.json); the defaults are the paper's."""
+    """What a checkpoint says beyond its weights (narrator.json); the defaults are the paper's, but where named."""
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"         # hub id or folder, relative ones inside the checkpoint
     vision: str = "google/siglip-large-patch16-384"       # likewise
-    memory: str = "clam"                                  # clam | recent | none
+    memory: str = "clam"                                  # one of MEMORIES
     memory_tokens: int = 20                               # M
     memory_heads: int = 8                                 # h
-    memory_target: bool = True                            # a learned starting point for each memory token
+    memory_target: bool = True                            # learned start of each memory token; not the paper's
     memory_dropout: float = 0.1                           # of CLAM's self-attention, in training
-    readout: str = "frame"                                # M_t after the whole frame, or after its "cls" token only
+    readout: str = "frame"                                # M_t after the whole frame; published weights: after its "cls"
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
-    last_k: int | None = None                             # FlowNar-C: narrations kept; None: all of them
-    keep_newline: bool = False                            # published FlowNar-C never drops the newline after a narration
+    last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all of them
+    keep_newline: bool = False                            # keep every newline, as the published FlowNar-C does
     grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens
     width: int = 1024                                     # D
     fps: float = 2.0                                      # frames per second
-    theta: float = 0.8                                    # narrate when p(SKIP) <= theta,
-    theta_low: float = 0.5                                # <= theta_low so soon after a narration:
+    theta: float = 0.8                                    # narrate when p([SKIP]) <= theta,
+    theta_low: float = 0.5                                # <= theta_low soon after a narration, that is within
     refractory: float = 4.0                               # seconds
-    max_new_tokens: int = 100                             # of a narration, end of text included
+    max_new_tokens: int = 100                             # of a narration, end of text included; published, not in the paper
     lora_rank: int = 128
     lora_alpha: int = 256
-    lora_dropout: float = 0.05
+    lora_dropout: float = 0.05                            # published, not in the paper
 
     def __post_init__(self):
+        """BadData if a value has the wrong type or is out of range."""
         for f in fields(self):
-            if not isinstance(getattr(self, f.name), f.type | int if f.type is float else f.type):
-                raise BadData(f"{f.name} of a narrator cannot be {getattr(self, f.name)!r}")
-        if self.memory not in MEMORIES or self.readout not in ("frame", "cls"):
-            raise BadData(f"memory is one of {', '.join(MEMORIES)} and readout frame or cls, not {self.memory}, {self.readout}")
+            value = getattr(self, f.name)
+            allowed = (int, float) if f.type is float else f.type
+            if not isinstance(value, allowed) or isinstance(value, bool) and f.type is not bool:
+                raise BadData(f"{f.name} of a narrator cannot be {value!r}")
+        for name in ("memory", "readout"):
+            if getattr(self, name) not in (MEMORIES if name == "memory" else READOUTS):
+                choices = ", ".join(MEMORIES if name == "memory" else READOUTS)
+                raise BadData(f"{name} of a narrator is one of {choices}, not {getattr(self, name)!r}")
+        for low, high, names in ((1, 1e9, ("memory_tokens", "memory_heads", "grid", "width", "max_new_tokens", "lora_rank",
+                                           "lora_alpha")),
+                                 (0, 1, ("theta", "theta_low", "memory_dropout", "lora_dropout")),
+                                 (0, 1e9, ("refractory", "last_k")), (1e-6, 1e6, ("fps",))):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not low <= value <= high:
+                    raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
+        if self.memory == "clam" and self.width % (2 * self.memory_heads):
+            raise BadData(f"memory_heads: the features' width {self.width} is not a multiple of twice {self.memory_heads} heads")
 
     @classmethod
     def infer(cls, weights: dict[str, Tensor], folder: Path) -> "Config":
@@ -85,7 +101,7 @@ class Config:
         if name not in weights:
             return cls(memory="none", prune=False, width=connector.shape[1])
         return cls(memory_tokens=len(weights[name]), memory_target=name.replace("query", "tgt") in weights,
-                   readout="cls", keep_newline=True, width=connector.shape[1])
+                   readout="cls", width=connector.shape[1])
 
     @property
     def J(self) -> int:
@@ -103,20 +119,7 @@ class VisionEncoder(nn.Module):
 
     def __init__(self, source: str, grid: int = 3, device: str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__()
-        from transformers import AutoConfig, AutoModel
-        quiet()
-        try:
-            if hasattr(AutoConfig.from_pretrained(source), "vision_config"):  # image and text: the image half will do
-                model = AutoModel.from_pretrained(source, dtype=dtype).vision_model
-            else:
-                model = AutoModel.from_pretrained(source, dtype=dtype)
-            file = Path(source) / "preprocessor_config.json"
-            if not file.exists():
-                from huggingface_hub import hf_hub_download
-                file = Path(hf_hub_download(source, "preprocessor_config.json"))
-            processor = json.loads(file.read_text())
-        except (OSError, ValueError, SafetensorError) as error:
-            raise BadData(f"vision model '{source}' cannot be loaded: {first_line(error)}") from error
+        model, processor = checkpoint.load_vision(source, dtype)
         self.model, self.grid = model.to(device).eval().requires_grad_(False), grid
         self.image_size, self.patches = model.config.image_size, (model.config.image_size // model.config.patch_size) ** 2
         self.mean, self.std = processor["image_mean"], processor["image_std"]
@@ -128,6 +131,14 @@ class VisionEncoder(nn.Module):
         pixels = letterbox(frames.to(p.device).float() / 255, self.image_size)            # [T, 3, S, S]
         mean, std = (torch.tensor(value, device=p.device)[:, None, None] for value in (self.mean, self.std))
         return frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)
+
+    def encode_each(self, pictures: Iterable[np.ndarray]) -> Iterator[Tensor]:
+        """Pictures uint8 [H, W, 3], one after the other -> x [J, D] of each; one that repeats is encoded once."""
+        shown, x = None, None
+        for picture in pictures:
+            if picture is not shown:
+                shown, x = picture, self(torch.from_numpy(picture)[None])[0]
+            yield x
 
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
@@ -155,7 +166,7 @@ def letterbox(frames: Tensor, size: int) -> Tensor:
 
 # ---------------------------------------------------------------------- §3.2 tokens: one layout for training and streaming
 
-PROMPT, VISUAL, NARRATION = 0, 1, 2        # what a token is: kept for ever, of the current segment, of a narration
+PROMPT, VISUAL, NARRATION = 0, 1, 2        # kinds of tokens: never removed; of a segment; of a narration
 FRAME, MEMORY = -1, -2                     # ids of the places that frame and memory embeddings take
 
 
@@ -169,14 +180,16 @@ class Tokens:
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
     def add(self, ids: list[int], kind: int, segment: int, number: int = -1, learn: bool = False) -> "Tokens":
-        n = len(ids)
-        for name, values in (("ids", ids), ("kind", [kind] * n), ("segment", [segment] * n),
-                             ("number", [number] * n), ("learn", [learn] * n)):
-            getattr(self, name).extend(values)
+        self.ids += ids
+        self.kind += [kind] * len(ids)
+        self.segment += [segment] * len(ids)
+        self.number += [number] * len(ids)
+        self.learn += [learn] * len(ids)
         return self
 
     def __add__(self, other: "Tokens") -> "Tokens":
-        return Tokens(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Tokens(self.ids + other.ids, self.kind + other.kind, self.segment + other.segment,
+                      self.number + other.number, self.learn + other.learn)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -185,23 +198,33 @@ class Tokens:
 class Layout:
     """Turns a stream into tokens, in the pieces in which it is fed; training concatenates the same pieces.
 
-    segment 0   PROMPT OPEN x*J CLOSE USER NEWLINE | ASSISTANT narration_0
-    segment n   EOT NEWLINE [OPEN m*M CLOSE] OPEN x*J | SEP x*J | ... | CLOSE ASSISTANT narration_n
+        piece       first                                       closing     narration
+        segment 0   PROMPT  [ x*J ]\n  USER \n                  Assistant:  words
+        kind        prompt  visual     prompt                   narration   narration
 
-    Each atom is tokenised on its own, so that no two ever merge, and no id is written as a number.
+        piece       opening                         frame       closing            narration
+        segment n   EOT \n  [ m*M ]\n [ x*J         , x*J  ...  ]\n     Assistant:  words
+        kind        narration  visual               visual      visual  narration  narration
+        number      n - 1                                               n          n
+
+    A *segment* n is thus all that is fed after the words of narration n - 1 up to the words of narration n: EOT and
+    newline of a narration belong to it (`number`), but are fed with the first frame of the next segment (`segment`).
+    "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",", ...) are tokenised
+    each on its own, so that no two ever merge, and no id is written as a number.
     """
 
     def __init__(self, tokenizer, frame_tokens: int, memory_tokens: int, keep_newline: bool = False):
         self.tokenizer, self.J, self.M, self.keep_newline = tokenizer, frame_tokens, memory_tokens, keep_newline
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
-        self.open, self.close, self.sep = self.encode("["), self.encode("]\n"), self.encode(",")
+        self.open, self.close, skip = self.encode("["), self.encode("]\n"), self.encode(",")
         self.user, self.newline = self.encode("User: " + INSTRUCTION), self.encode("\n")
         self.assistant = self.encode("Assistant:")
         eot = tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in tokenizer.get_vocab() else None
         self.eot = tokenizer.eos_token_id if eot is None else eot
-        if self.eot is None or len(self.sep) != 1:
+        if self.eot is None or len(skip) != 1:
             raise BadData("this tokenizer has no end-of-text token or splits ','; use a Llama-like model")
+        self.skip = skip[0]
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -209,34 +232,43 @@ class Layout:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
 
+    def spell(self, tokens: Tokens) -> list[str]:
+        """A short name for each token: x frame, m memory, $ end of text, [SKIP], else its own text."""
+        names = {FRAME: "x", MEMORY: "m", self.eot: "$", self.skip: "[SKIP]"}
+        return [names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n") for i in tokens.ids]
+
     def first(self) -> Tokens:
         """Frame 0 inside the prompt; the first narration is always given."""
-        tokens = Tokens().add(self.prompt, PROMPT, 0)
-        tokens.add(self.open + [FRAME] * self.J + self.close, VISUAL, 0)
-        return tokens.add(self.user + self.newline, PROMPT, 0)
+        tokens = Tokens().add(self.prompt, PROMPT, segment=0)
+        tokens.add(self.open + [FRAME] * self.J + self.close, VISUAL, segment=0)
+        return tokens.add(self.user + self.newline, PROMPT, segment=0)
 
     def end(self, n: int) -> Tokens:
         """EOT of narration n: predicted at its end, fed with the frame that follows."""
-        return Tokens().add([self.eot], NARRATION, n + 1, n, learn=True)
+        return Tokens().add([self.eot], NARRATION, segment=n + 1, number=n, learn=True)
 
     def opening(self, n: int) -> Tokens:
         """The first frame of segment n >= 1, with the memory of all before it (Alg. 2, line 7)."""
         memory = self.open + [MEMORY] * self.M + self.close if self.M else []
-        newline = (PROMPT, n) if self.keep_newline else (NARRATION, n, n - 1)
-        tokens = self.end(n - 1).add(self.newline, *newline)
-        return tokens.add(memory + self.open + [FRAME] * self.J, VISUAL, n)
+        tokens = self.end(n - 1)
+        if self.keep_newline:
+            tokens.add(self.newline, PROMPT, segment=n)
+        else:
+            tokens.add(self.newline, NARRATION, segment=n, number=n - 1)
+        return tokens.add(memory + self.open + [FRAME] * self.J, VISUAL, segment=n)
 
     def frame(self, n: int) -> Tokens:
-        """A further frame of segment n; its SEP says that the frame before was skipped."""
-        return Tokens().add(self.sep, VISUAL, n, learn=True).add([FRAME] * self.J, VISUAL, n)
+        """A further frame of segment n; its [SKIP] says that the frame before was skipped."""
+        tokens = Tokens().add([self.skip], VISUAL, segment=n, learn=True)
+        return tokens.add([FRAME] * self.J, VISUAL, segment=n)
 
     def closing(self, n: int) -> Tokens:
         """From the last frame of segment n to its narration."""
-        close = [] if n == 0 else self.close
-        return Tokens().add(close, VISUAL, n, learn=True).add(self.assistant, NARRATION, n, n, learn=True)
+        tokens = Tokens().add(self.close if n else [], VISUAL, segment=n, learn=True)
+        return tokens.add(self.assistant, NARRATION, segment=n, number=n, learn=True)
 
     def narration(self, n: int, ids: list[int]) -> Tokens:
-        return Tokens().add(ids, NARRATION, n, n, learn=True)
+        return Tokens().add(ids, NARRATION, segment=n, number=n, learn=True)
 
     def sequence(self, narrations: list[tuple[int, list[int]]]) -> Tokens:
         """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0."""
@@ -254,20 +286,24 @@ class Layout:
         return tokens + self.end(len(narrations) - 1)
 
 
-def visible(tokens: Tokens, last_k: int | None = None, prune: bool = True, device="cpu") -> Tensor:
-    """The one visibility rule (§3.5, Fig. 4), bool [L, L]: may the query (row) attend to the key (column)?
+def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, last_k: int | None = None,
+            prune: bool = True) -> Tensor:
+    """The one visibility rule (§3.4, §3.5): may what is fed in segment `now` see a token of this kind, segment, number?
 
-    A key is visible if it is not in the future and is prompt, or visual of the query's own segment, or of one of the
-    last k narrations before the query's segment (or the one being written). Without pruning: causal.
+    The prompt always; visual tokens of the same segment; the last k narrations before the segment, the one being
+    written, and what is fed in this very segment. All arguments broadcast; without pruning, everything. The training
+    mask (`attention_mask`) and the pruning of the KV cache (stream.py: `Cache.keep`) are both this function.
     """
-    L = len(tokens)
-    causal = torch.ones(L, L, dtype=torch.bool, device=device).tril()
-    if not prune:
-        return causal
+    visual = (kind == VISUAL) & (segment == now)
+    oldest = 0 if last_k is None else now - last_k
+    narrated = (kind == NARRATION) & ((number >= oldest) | (segment == now))
+    return (kind == PROMPT) | visual | narrated | (not prune)
+
+
+def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True, device="cpu") -> Tensor:
+    """The training mask (§3.5, Fig. 4), bool [L, L]: query (row) may attend to key (column) if visible and not later."""
     kind, segment, number = (torch.tensor(y, device=device) for y in (tokens.kind, tokens.segment, tokens.number))
-    kept = (kind == PROMPT) | ((kind == VISUAL) & (segment == segment[:, None]))
-    narrated = (kind == NARRATION) & (number >= (segment[:, None] - last_k if last_k else 0))
-    return causal & (kept | narrated)
+    return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
 
 
 # ---------------------------------------------------------------------- §3.2 the model
@@ -341,7 +377,7 @@ class Narrator(nn.Module):
              dtype: torch.dtype | None = None) -> None:
         """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
         config = self.config
-        modules = ["connector"] + (["clustering"] if config.memory == "clam" else [])
+        modules = ["connector"] + (["clustering"] if list(self.memory.parameters()) else [])
         adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": llm or config.llm,
                    "r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout,
                    "target_modules": LORA_TARGETS, "modules_to_save": modules, "bias": "none", "fan_in_fan_out": False,
@@ -355,14 +391,15 @@ class Narrator(nn.Module):
     def device(self) -> torch.device:
         return self.connector[0].weight.device
 
-    def embed(self, tokens: Tokens, x: Tensor, memory: Tensor | None = None) -> Tensor:
+    def embed(self, tokens: Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Token embeddings [L, D_lm]; frame tokens x [.., J, D] and memory [.., M, D] fill their places in order."""
         ids = torch.tensor(tokens.ids, device=self.device)
-        e = self.llm.get_input_embeddings()(ids.clamp_min(0)).clone()
+        e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         for place, visual in ((FRAME, x), (MEMORY, memory)):
-            if (ids == place).any():
+            places = [i for i, token in enumerate(tokens.ids) if token == place]
+            if places:
                 projected = self.connector(visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype))
-                e[ids == place] = projected.to(e.dtype)                        # E = MLP(X), Alg. 2, line 9
+                e = e.index_copy(0, torch.tensor(places, device=e.device), projected.to(e.dtype))  # E = MLP(X), Alg. 2, line 9
         return e
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
@@ -401,8 +438,8 @@ class Narrator(nn.Module):
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT). For the middle of a long
         stream: `state` is the memory's before the first frame, `before` the number of tokens since pruned.
 
-        Returns the hidden states [L, D_lm] of every token, the labels [L] (the id that each token should predict, -100
-        where nothing is learned) and the tokens. Frames after the last narration are not used.
+        Returns the hidden states [L, D_lm] of every token, the labels [L] on the CPU (the id that each token should
+        predict, -100 where nothing is learned) and the tokens. Frames after the last narration are not used.
         """
         T, last = len(x), narrations[-1][0]
         if x.dim() != 3 or x.shape[1:] != (self.config.J, self.config.width) or T <= last:
@@ -411,35 +448,35 @@ class Narrator(nn.Module):
         tokens = self.layout.sequence(narrations)
         memory = None
         if self.layout.M:
-            read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]], device=self.device).long()
+            read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]]).long()
             memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
         e = self.embed(tokens, x, memory)
         after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
         positions = torch.arange(len(tokens)) + before * after_prompt
-        mask = visible(tokens, self.config.last_k, self.config.prune, self.device)
+        mask = attention_mask(tokens, self.config.last_k, self.config.prune, self.device)
         labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
-        return self.run(e, positions.to(self.device), mask), labels.to(self.device), tokens
+        return self.run(e, positions.to(self.device), mask), labels, tokens
 
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None,
              before: int = 0) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5), summed over the learned tokens; their number."""
         hidden, labels, _ = self(x, narrations, state, before)
-        learned = labels != -100
-        return F.cross_entropy(self.logits(hidden[learned]), labels[learned], reduction="sum"), int(learned.sum())
+        rows = (labels != -100).nonzero()[:, 0]
+        logits = self.logits(hidden.index_select(0, rows.to(hidden.device)))
+        return F.cross_entropy(logits, labels[rows].to(hidden.device), reduction="sum"), len(rows)
 
     def trainable(self) -> dict[str, Tensor]:
         """What a checkpoint holds: LoRA, connector, CLAM, under their names in the published adapters."""
-        return {published_name(name): p for name, p in self.named_parameters()
+        return {self.published_name(name): p for name, p in self.named_parameters()
                 if "lora_" in name or name.startswith(("connector.", "memory."))}
 
-
-def published_name(name: str) -> str:
-    """Our parameter name -> the one in adapter_model.safetensors (PEFT's layout)."""
-    if name.startswith("memory."):
-        name = name.removeprefix("memory.")
-        ours = next(key for key in CLAM.PUBLISHED if name.startswith(key) and (key.endswith(".") or name == key))
-        name = "clustering." + CLAM.PUBLISHED[ours] + name.removeprefix(ours)
-    return "base_model.model." + name.removeprefix("llm.")
+    def published_name(self, name: str) -> str:
+        """Our parameter name -> the one in adapter_model.safetensors (PEFT's layout)."""
+        if name.startswith("memory."):
+            own = name.removeprefix("memory.")
+            ours = next((key for key in self.memory.PUBLISHED if own.startswith(key)), "")
+            name = "clustering." + self.memory.PUBLISHED.get(ours, "") + own.removeprefix(ours)
+        return "base_model.model." + name.removeprefix("llm.")
 
 
 # ---------------------------------------------------------------------- python narrator.py: Fig. 4
@@ -447,49 +484,75 @@ def published_name(name: str) -> str:
 class Letters:
     """A tokenizer for drawing: every atom of the layout is one token."""
     bos_token_id, eos_token_id = None, 1
+    short = {SYSTEM + "\n\n": "p", "User: " + INSTRUCTION: "u", "]\n": "]", "Assistant:": "A:"}
 
     def __init__(self):
-        self.names = {}
+        self.texts = []
 
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict:
-        return {"input_ids": [self.names.setdefault(text, len(self.names) + 2)]}
+        if text not in self.texts:
+            self.texts.append(text)
+        return {"input_ids": [self.texts.index(text) + 2]}
 
-    def get_vocab(self) -> dict:
-        return self.names
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.short.get(self.texts[i - 2], self.texts[i - 2]) for i in ids)
+
+    def get_vocab(self) -> list[str]:
+        return self.texts
+
+
+def three_segments() -> tuple[Layout, Tokens]:
+    """Three segments of 1, 2 and 2 frames with J = 1 and M = 1, each narrated by one word."""
+    layout = Layout(Letters(), frame_tokens=1, memory_tokens=1)
+    return layout, layout.sequence([(n * 2, layout.encode(f"y{n}")) for n in range(3)])
+
+
+LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration, $ end of text"
 
 
 def draw(last_k: int | None, png: str | None):
-    """The mask of three segments with J = 1 and M = 1: rows are queries, columns keys."""
-    layout = Layout(Letters(), frame_tokens=1, memory_tokens=1)
-    tokens = layout.sequence([(0, layout.encode("y0")), (2, layout.encode("y1")), (4, layout.encode("y2"))])
-    mask = visible(tokens, last_k)
-    short = {"[": "[", "]\n": "]", ",": ",", "\n": "\\n", "Assistant:": "A:", "y0": "y0", "y1": "y1", "y2": "y2"}
-    names = {i: short.get(text, "p" if text.startswith(SYSTEM[:9]) else "u") for text, i in layout.tokenizer.names.items()}
-    names |= {FRAME: "x", MEMORY: "m", layout.eot: "$"}
-    labels = [names[i] for i in tokens.ids]
-    print(f"Training mask (Fig. 4), last-k = {last_k}: rows attend to columns; x frame, m memory, y narration, "
-          f"$ end of text, p prompt, u instruction")
-    print(" " * 8 + " ".join(f"{label:>2}" for label in labels))
+    """The mask of a short sequence: rows are queries, columns keys."""
+    layout, tokens = three_segments()
+    labels = [name.replace("[SKIP]", ",") for name in layout.spell(tokens)]
+    mask = attention_mask(tokens, last_k)
+    kept = "all narrations" if last_k is None else f"the last {last_k} narrations"
+    print(f"Training mask (Fig. 4), {kept} in context: rows attend to columns.\n{LEGEND}; \",\" is [SKIP]\n")
+    print("segment     " + " ".join(f"{label:>2}" for label in labels))
     for row, label, segment in zip(mask, labels, tokens.segment):
-        print(f"  {segment}  {label:>2} " + " ".join(" ■" if seen else " ·" for seen in row.tolist()))
+        print(f"{segment:>7}  {label:>2} " + " ".join(" ■" if seen else " ·" for seen in row.tolist()))
     if png:
         plt = pyplot()
         kinds = torch.tensor(tokens.kind) + 1
         image = torch.where(mask, repeat(kinds, "k -> q k", q=len(tokens)), 0)
         figure, axes = plt.subplots(figsize=(8, 8))
-        axes.imshow(image, cmap=plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"]), vmin=0, vmax=3)
+        colours = plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"])
+        axes.imshow(image, cmap=colours, vmin=0, vmax=3)
         axes.set_xticks(range(len(labels)), labels, fontsize=7)
         axes.set_yticks(range(len(labels)), labels, fontsize=7)
         axes.set(title="Training mask: prompt (grey), visual (blue), narrations (orange)", xlabel="keys", ylabel="queries")
         save_figure(figure, png)
 
 
+def table(last_k: int | None):
+    """The same sequence token by token, with its positions before and after the pruning at the end of segment 2."""
+    layout, tokens = three_segments()
+    kind, segment, number = (torch.tensor(y) for y in (tokens.kind, tokens.segment, tokens.number))
+    stays = visible(kind, segment, number, 3, last_k).tolist()
+    print(f"{LEGEND}\n\nposition  token   segment  kind       narration  learned  position after pruning")
+    for i, name in enumerate(layout.spell(tokens)):
+        after = "removed" if not stays[i] else f"{i} (renumbered, it would be {sum(stays[:i])})"
+        named = "-" if number[i] < 0 else int(number[i])
+        print(f"{i:>8}  {name:6}  {segment[i]:>7}  {('prompt', 'visual', 'narration')[kind[i]]:9}  {named:>9}  "
+              f"{'yes' if tokens.learn[i] else 'no':>7}  {after}")
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Draw the training mask (Fig. 4) of a short sequence.")
-    parser.add_argument("--last-k", type=int, help="keep only the last k narrations (FlowNar-C)")
-    parser.add_argument("--png", help="also as a picture")
+    parser = argparse.ArgumentParser(description="Draw the training mask (Fig. 4) of a short sequence, or list its tokens.")
+    parser.add_argument("--last-k", type=whole, help="keep only the last k narrations (FlowNar-C)")
+    parser.add_argument("--png", help="the mask also as a picture")
+    parser.add_argument("--tokens", action="store_true", help="list the tokens instead")
     args = parser.parse_args()
-    command_line(lambda: draw(args.last_k, args.png))
+    command_line(lambda: table(args.last_k) if args.tokens else draw(args.last_k, args.png))
 
 
 if __name__ == "__main__":

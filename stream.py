@@ -7,116 +7,109 @@ After a narration, Dynamic Context Management removes the frames of the finished
 tokens that CLAM reads out at that moment open the next segment in their place. Positions are never renumbered: a
 counter gives every token the position that it had in training. FlowNar-C also keeps only the last k narrations.
 
-Glossary:
-    cache.text      C^nar: prompt and narrations                         tokens
-    cache.visual    C^vid: memory and frames of the current segment      tokens
-    state           S_t of the visual memory (clam.py)
-    position        l, the position counter of Alg. 2
-    p_skip          p([SKIP] | E_t, C^vid, C^nar) of Eq. 1
+Glossary (paper, here):
+    Psi          the Decisions that have a narration
+    C^vid, C^nar `cache`: keys and values of visual tokens, and of prompt and narrations
+    S_t          `state` of the visual memory (clam.py)                     one fp32 tensor
+    M_{t_{n-1}}  `memory`, read out when narration n - 1 was given          [1, M, D]
+    l            `position`, the position counter
+    n, b_new     `segment`, `new`: the next frame is the first of its segment
+    p([SKIP])    `p_skip`, p([SKIP] | E_t, C^vid, C^nar) of Eq. 1
 
 `narrate` is Algorithm 2 with its line numbers. The baseline VideoLLM-online (nothing pruned, no memory) is the same
 loop with `prune` off. Does not include: batches of streams, cameras.
 """
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from support.common import BadData, choose, command_line
+from narrator import PROMPT, VISUAL, Layout, Narrator, Tokens, VisionEncoder, visible
+from support.common import BadData, choose, command_line, non_negative, one_line, positive_float, probability, whole
 from support.features import is_features, load_features
-from narrator import VISUAL, Narrator, Tokens, VisionEncoder
+from support.subtitles import Writers, timestamp
 from support.video import Video
 
-TOY = Path(__file__).parent / "toy" / "checkpoint"
+TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
+EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing: later than every query
 
 
 class Cache:
-    """The two parts of the context, C^nar and C^vid, in one buffer per layer that grows to both sides.
+    """C^vid and C^nar: the keys and values of all layers, in slots.
 
-    text (newest narration ... oldest narration, prompt) <- origin -> visual (current segment)
+        slot        0       1       2       3       4       5       6       7       8 ...
+        token       p       [       x       ]       A:      y0      free    free    free
+        position    0       1       2       3       6       7       EMPTY   EMPTY   EMPTY
 
-    Everything in it is visible, so attention gets one slice, never a copy, and to prune C^vid is to set its length to
-    zero. The order of keys does not matter to attention: each carries the rotation of its own position.
+    A key carries the rotation of its own position, so slots may be in any order: a new token takes the first free one,
+    and to prune is to set the position to EMPTY. Then the one comparison `positions <= position of the query` is the
+    mask; nothing is ever moved.
     """
 
     def __init__(self, capacity: int = 256):
-        self.capacity, self.origin = capacity, capacity // 2
-        self.layers: list[tuple[Tensor, Tensor]] = []       # keys, values [1, heads, capacity, channels]
-        self.positions = torch.zeros(capacity, dtype=torch.long)
-        self.numbers: list[int] = []                        # of the narration that each text token belongs to, -1: prompt
-        self.visual = 0
+        self.layers: list[tuple[Tensor, Tensor]] = []                # keys, values [1, heads, slots, channels]
+        self.positions = torch.full((capacity,), EMPTY)              # on the model's device
+        self.kind, self.segment, self.number = torch.full((3, capacity), -1)  # on the CPU; kind -1: free
+
+    @property
+    def visual(self) -> int:
+        """Length of C^vid."""
+        return int((self.kind == VISUAL).sum())
 
     @property
     def text(self) -> int:
-        return len(self.numbers)
+        """Length of C^nar, the prompt included."""
+        return self.get_seq_length() - self.visual
 
-    def place(self, tokens: Tokens, positions: Tensor) -> Tensor:
-        """Make room for tokens at positions [L]; returns their mask over text and visual part, bool [L, keys]."""
-        slots = []
-        for kind, number in zip(tokens.kind, tokens.number):
-            if kind == VISUAL:
-                slots.append(self.origin + self.visual)
-                self.visual += 1
-            else:
-                slots.append(self.origin - self.text - 1)
-                self.numbers.append(number)
-        if min(slots) < 0 or max(slots) >= self.capacity:
-            shift = self.grow()
-            slots = [slot + shift for slot in slots]
-        self.slots = torch.tensor(slots, device=positions.device)
+    def insert(self, tokens: Tokens, positions: Tensor) -> Tensor:
+        """Take slots for tokens at positions [L]; returns their mask over the slots in use, bool [L, slots]."""
+        while len(free := (self.kind < 0).nonzero()[:, 0]) < len(tokens):
+            self.grow()
+        slots = free[:len(tokens)]
+        self.kind[slots], self.segment[slots], self.number[slots] = (
+            torch.tensor(y) for y in (tokens.kind, tokens.segment, tokens.number))
+        self.slots, self.span = slots.to(positions.device), int((self.kind >= 0).nonzero()[-1]) + 1
         self.positions = self.positions.to(positions.device)
         self.positions[self.slots] = positions
-        self.span = slice(self.origin - self.text, self.origin + self.visual)
-        return self.positions[self.span] <= positions[:, None]
+        return self.positions[:self.span] <= positions[:, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
         """Called by each attention layer: store the new keys and values, return all."""
         if layer == len(self.layers):
-            self.layers.append(tuple(y.new_zeros(*y.shape[:2], self.capacity, y.shape[3]) for y in (keys, values)))
+            self.layers.append(tuple(y.new_zeros(*y.shape[:2], len(self.kind), y.shape[3]) for y in (keys, values)))
         for buffer, new in zip(self.layers[layer], (keys, values)):
             buffer[:, :, self.slots] = new
-        return tuple(buffer[:, :, self.span] for buffer in self.layers[layer])
+        return tuple(buffer[:, :, :self.span] for buffer in self.layers[layer])
 
     def get_seq_length(self, layer: int = 0) -> int:
-        return self.text + self.visual
+        return int((self.kind >= 0).sum())
 
-    def grow(self) -> int:
-        """More room on both sides; returns by how much the slots have moved."""
-        old, needed = self.capacity, 2 * max(self.text, self.visual)
-        self.capacity = max(2 * old, needed + old)
-        shift = self.capacity // 2 - self.origin
-        self.origin += shift
-        pad = (shift, self.capacity - old - shift)
-        self.positions = torch.nn.functional.pad(self.positions, pad)
-        self.layers = [tuple(torch.nn.functional.pad(y, (0, 0, *pad)) for y in layer) for layer in self.layers]
-        return shift
+    def grow(self) -> None:
+        """Twice the slots; layer by layer, so that only one is held twice."""
+        more = len(self.kind)
+        self.kind, self.segment, self.number = (F.pad(y, (0, more), value=-1) for y in (self.kind, self.segment, self.number))
+        self.positions = F.pad(self.positions, (0, more), value=EMPTY)
+        for i, layer in enumerate(self.layers):
+            self.layers[i] = tuple(F.pad(y, (0, 0, 0, more)) for y in layer)
 
-    def drop_visual(self):
-        self.visual = 0
-
-    def drop_narrations(self, before: int):
-        """Keep the prompt and the narrations from number `before` on, moved up to the prompt."""
-        kept = [i for i, number in enumerate(self.numbers) if number < 0 or number >= before]
-        if len(kept) == self.text:
-            return
-        old = self.origin - 1 - torch.tensor(kept, device=self.positions.device)
-        new = self.origin - 1 - torch.arange(len(kept), device=self.positions.device)
-        self.positions[new] = self.positions[old]
-        for layer in self.layers:
-            for buffer in layer:
-                buffer[:, :, new] = buffer[:, :, old]
-        self.numbers = [self.numbers[i] for i in kept]
+    def keep(self, seen: Tensor) -> int:
+        """Free every slot that is not `seen`, bool [slots]; returns how many tokens were removed."""
+        gone = (~seen & (self.kind >= 0)).nonzero()[:, 0]
+        self.kind[gone] = -1
+        self.positions[gone.to(self.positions.device)] = EMPTY
+        return len(gone)
 
     def bytes(self) -> int:
-        """Of the keys and values in use (both parts, all layers)."""
+        """Of the keys and values in use (all layers)."""
         return sum(y[:, :, 0].nbytes * self.get_seq_length() for layer in self.layers for y in layer)
 
 
@@ -126,251 +119,228 @@ class Narration:
     frame: int
     start: float                # seconds
     end: float
-    text: str
+    text: str                   # one line
     p_skip: float | None        # None: the first one is not decided
     tokens: list[int]           # without end of text
 
 
 @dataclass
-class Step:
-    """What one frame did to the stream; cache lengths and counter are those after the frame."""
+class Decision:
+    """What one frame led to; cache lengths and counter are those after it."""
     frame: int
     p_skip: float | None
-    theta: float | None
+    theta: float | None         # the active threshold
     position: int
     text_tokens: int
     visual_tokens: int
     narration: Narration | None = None
+    forced: bool = False        # narrated whatever p_skip says: the first frame, the last of a file, given narrations
+    fed: Tokens | None = None   # with this frame, the narration aside
+    pruned: int = 0             # tokens removed after the narration
 
     def trace(self) -> dict:
         return {"frame": self.frame, "p_skip": self.p_skip, "theta": self.theta, "narrate": self.narration is not None,
-                "position": self.position, "text_tokens": self.text_tokens, "visual_tokens": self.visual_tokens}
+                "position": self.position, "text_tokens": self.text_tokens, "visual_tokens": self.visual_tokens,
+                "forced": self.forced}
 
 
-class State:
-    """All that a stream carries from frame to frame."""
+class Context:
+    """All that a stream carries from frame to frame, with the parts of Algorithm 2 that act on it."""
 
     def __init__(self, narrator: Narrator):
         self.narrator = narrator
-        self.cache = Cache()                                      # C^vid, C^nar
-        self.memory = narrator.memory.initial_state().to(narrator.device)  # S_t
-        self.read = self.memory                                   # the state that M_{t_n} is read from
-        self.position = 0                                         # l
-        self.segment = 0                                          # n
-        self.narrated = 0                                         # frame of the last narration
-        self.logits: list[Tensor] | None = None                   # of all that is fed, if a list is put here
+        self.cache = Cache()                                               # C^vid, C^nar
+        self.state = narrator.memory.initial_state().to(narrator.device)   # S_t
+        self.readable = self.state                                         # what M_t is read from
+        self.memory: Tensor | None = None                                  # M_{t_{n-1}}
+        self.position = 0                                                  # l
+        self.segment, self.new = 0, False                                  # n, b_new
+        self.narrated = 0                                                  # t_{n-1}
+        self.logits: list[Tensor] | None = None                            # of all that is fed, if a list is put here
 
-    @torch.no_grad()
-    def feed(self, tokens: Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """One pass of the LLM over new tokens; returns the logits [V] of the last one."""
-        e = self.narrator.embed(tokens, x, memory)                               # Alg. 2, line 9
+    def absorb(self, x: Tensor):
+        """Line 5, S_t: the memory absorbs a frame x [J, D]; published weights read M_t after its first (CLS) token."""
+        memory = self.narrator.memory
+        if self.narrator.config.readout == "cls":
+            self.readable = memory.step(x[None, :1], self.state)
+            self.state = memory.step(x[None, 1:], self.readable)
+        else:
+            self.readable = self.state = memory.step(x[None], self.state)
+
+    def read(self):
+        """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Nobody needs those of other frames."""
+        if self.narrator.layout.M:
+            self.memory = self.narrator.memory.read(self.readable)
+
+    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
+        """Lines 9-12: one pass of the LLM over new tokens; returns the logits [V] of the last one."""
+        e = self.narrator.embed(tokens, x, self.memory)                                         # line 9
         positions = torch.arange(self.position, self.position + len(tokens), device=e.device)   # line 10
-        self.position += len(tokens)                                             # line 11
-        hidden = self.narrator.run(e, positions, self.cache.place(tokens, positions), self.cache)
+        self.position += len(tokens)                                                            # line 11
+        hidden = self.narrator.run(e, positions, self.cache.insert(tokens, positions), self.cache)   # line 12
         if self.logits is not None:
             self.logits.extend(self.narrator.logits(hidden))
         return self.narrator.logits(hidden[-1])
 
-    @torch.no_grad()
-    def remember(self, x: Tensor):
-        """CLAM absorbs a frame x [J, D]; published weights read out after its first (CLS) token."""
-        memory, cls = self.narrator.memory, self.narrator.config.readout == "cls"
-        if cls:
-            self.read = self.memory = memory.step(x[None, :1], self.memory)
-        self.memory = memory.step(x[None, cls:], self.memory)
-        if not cls:
-            self.read = self.memory
-
-    @torch.no_grad()
-    def recall(self) -> Tensor | None:
-        """The memory tokens M_{t_{n-1}} [1, M, D] that open a segment; None without a memory."""
-        return self.narrator.memory.read(self.read) if self.narrator.layout.M else None
+    def discard(self, now: int) -> int:
+        """Line 18: remove what segment `now` may not see; the number of tokens removed. FlowNar-C: narrations, too."""
+        cache, config = self.cache, self.narrator.config
+        return cache.keep(visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune))
 
 
 def threshold(frame: int, narrated: int, config, static: bool) -> float:
-    """The active threshold (§3.2): theta_low so soon after a narration, else theta."""
-    return config.theta_low if not static and frame - narrated <= config.refractory * config.fps else config.theta
+    """The active threshold (§3.2): theta_low soon after a narration, else theta."""
+    soon = frame - narrated <= config.refractory * config.fps
+    return config.theta_low if soon and not static else config.theta
 
 
-def generate(state: State, forced: list[int] | None = None) -> list[int]:
-    """The narration y_n, greedily (Alg. 2, line 15); forced ids are fed instead, in one pass."""
-    layout, n = state.narrator.layout, state.segment
-    if forced is not None:
-        state.feed(layout.closing(n) + layout.narration(n, forced))
-        return forced
-    ids, logits = [], state.feed(layout.closing(n))
-    while (token := int(logits.argmax())) != layout.eot and len(ids) < state.narrator.config.max_new_tokens:
+def generate(context: Context, given: list[int] | None = None) -> list[int]:
+    """The narration y_n, greedily (line 15); given ids are fed instead, in one pass."""
+    layout, n = context.narrator.layout, context.segment
+    if given is not None:
+        context.feed(layout.closing(n) + layout.narration(n, given))
+        return given
+    ids, logits = [], context.feed(layout.closing(n))
+    while (token := int(logits.argmax())) != layout.eot and len(ids) < context.narrator.config.max_new_tokens:
         ids.append(token)
-        logits = state.feed(layout.narration(n, [token]))
+        logits = context.feed(layout.narration(n, [token]))
     return ids
 
 
 @torch.no_grad()
-def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False, forced: dict[int, list[int]] | None = None,
-            state: State | None = None) -> Iterator[Step]:
-    """Algorithm 2: frame tokens x [J, D] in, one Step a frame out; a Step with a narration when there is one.
+def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
+            forced: dict[int, list[int]] | None = None, context: Context | None = None) -> Iterator[Decision]:
+    """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out; it has a narration where there is one.
 
     It holds one frame at a time and never looks ahead. Frame 0 always narrates; so does the last one: if it has not,
-    a second Step of that frame follows. `forced` gives narrations (frame -> ids) instead of the model's own decisions.
+    a second Decision of that frame follows. `forced` gives narrations (frame -> ids) instead of the model's own.
     """
     layout, config = narrator.layout, narrator.config
-    state = State(narrator) if state is None else state                          # lines 1-3
-    step = None
-    for t, x in enumerate(frames):                                               # line 4
-        x = x.to(narrator.device, narrator.connector[0].weight.dtype)
-        fresh = t == state.narrated + 1                                          # b_new
-        memory = state.recall() if fresh else None                               # M_{t_{n-1}}, lines 5 and 17
-        state.remember(x)                                                        # line 5
-        if t == 0:
-            tokens = layout.first()
+    c = Context(narrator) if context is None else context                             # lines 1-3
+    p_skip = theta = fed = None
+    for t, x in enumerate(chain(frames, [None])):                                     # line 4; None: the source has ended
+        ended = x is None
+        if ended:
+            t -= 1                                                                    # the last frame, once more
+            if t < 0 or c.narrated == t or forced is not None:
+                return
         else:
-            tokens = layout.opening(state.segment) if fresh else layout.frame(state.segment)   # lines 6-8
-        logits = state.feed(tokens, x, memory)                                   # lines 9-12
-        p_skip = theta = None
-        if t:
-            p_skip = logits.softmax(-1)[layout.sep[0]].item()                    # Eq. 1
-            theta = threshold(t, state.narrated, config, static)
-        met = t == 0 or (p_skip <= theta if forced is None else t in forced)     # line 13
-        step = finish(state, t, p_skip, theta, met, forced)
-        yield step
-    if step is not None and step.narration is None and forced is None:           # the last frame of a file
-        yield finish(state, step.frame, step.p_skip, step.theta, True, forced)
+            x = x.to(narrator.device, narrator.connector[0].weight.dtype)
+            c.absorb(x)                                                               # line 5
+            if c.new:
+                fed, c.new = layout.opening(c.segment), False                         # lines 6-8: [M_{t_{n-1}}; X_t]
+            else:
+                fed = layout.frame(c.segment) if t else layout.first()
+            logits = c.feed(fed, x)                                                   # lines 9-12
+            if t:
+                p_skip = logits.softmax(-1)[layout.skip].item()                       # Eq. 1
+                theta = threshold(t, c.narrated, config, static)
+        narration, pruned = None, 0
+        must = t in forced if forced is not None else t == 0 or ended
+        if must or forced is None and p_skip <= theta:                                # line 13
+            start, c.narrated = (c.narrated + 1) / config.fps if t else 0.0, t        # line 14
+            ids = generate(c, None if forced is None else forced[t])                  # line 15
+            text = one_line(layout.decode(ids))                                       # line 16
+            narration = Narration(c.segment, t, start, (t + 1) / config.fps, text, p_skip, ids)
+            c.read()                                                                  # line 17
+            pruned = c.discard(now=c.segment + 1)                                     # line 18
+            c.segment, c.new = c.segment + 1, True                                    # line 19
+        yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned)
 
 
-def finish(state: State, t: int, p_skip: float | None, theta: float | None, met: bool, forced: dict | None) -> Step:
-    """Alg. 2, lines 13-19: narrate if the trigger condition is met, then manage the context."""
-    config, layout, narration = state.narrator.config, state.narrator.layout, None
-    if met:
-        start = 0.0 if t == 0 else (state.narrated + 1) / config.fps
-        ids = generate(state, None if forced is None else forced[t])             # lines 14-15
-        narration = Narration(state.segment, t, start, (t + 1) / config.fps, layout.decode(ids), p_skip, ids)   # line 16
-        state.segment, state.narrated = state.segment + 1, t                     # line 19
-        if config.prune:
-            state.cache.drop_visual()                                            # line 18
-            if config.last_k:
-                state.cache.drop_narrations(state.segment - config.last_k)       # FlowNar-C
-    return Step(t, p_skip, theta, state.position, state.cache.text, state.cache.visual, narration)
-
-
-# ---------------------------------------------------------------------- output
-
-def clock(seconds: float, separator: str = ".", digits: int = 1) -> str:
-    """74.5 -> 00:01:14.5"""
-    ticks = round(seconds * 10 ** digits)
-    whole, part = divmod(ticks, 10 ** digits)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{separator}{part:0{digits}}"
-
-
-class Writers:
-    """The files that the user asked for; every line is flushed, so they are valid whenever the stream stops."""
-
-    def __init__(self, jsonl: str | None, srt: str | None, vtt: str | None, trace: str | None, stack: ExitStack):
-        self.files = {}
-        for name, path in (("jsonl", jsonl), ("srt", srt), ("vtt", vtt), ("trace", trace)):
-            if path:
-                self.files[name] = stack.enter_context(open(path, "w", encoding="utf-8"))
-        self.put("vtt", "WEBVTT\n\n")
-        self.last: Step | None = None
-
-    def put(self, name: str, text: str):
-        if name in self.files:
-            self.files[name].write(text)
-            self.files[name].flush()
-
-    def write(self, step: Step):
-        if self.last is not None and self.last.frame != step.frame:  # the last frame may come twice: its second counts
-            self.put("trace", json.dumps(self.last.trace()) + "\n")
-        self.last = step
-        y = step.narration
-        if y is None:
-            return
-        self.put("jsonl", json.dumps(vars(y)) + "\n")
-        self.put("srt", f"{y.n + 1}\n{clock(y.start, ',', 3)} --> {clock(y.end, ',', 3)}\n{y.text}\n\n")
-        self.put("vtt", f"{clock(y.start, '.', 3)} --> {clock(y.end, '.', 3)}\n{y.text}\n\n")
-
-    def close(self):
-        if self.last is not None:
-            self.put("trace", json.dumps(self.last.trace()) + "\n")
+def explain(decision: Decision, layout: Layout, config, static: bool = False) -> str:
+    """One frame in words: what was fed, p([SKIP]) against which threshold and why, what was pruned, the counter."""
+    names = ["prompt" if kind == PROMPT else name for kind, name in zip(decision.fed.kind, layout.spell(decision.fed))]
+    runs = [(name, len(list(run))) for name, run in groupby(names)]
+    line = f"frame {decision.frame}: fed " + " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs)
+    if decision.p_skip is None:
+        line += "; the first frame always narrates"
+    else:
+        which = "theta" if static or decision.theta == config.theta else f"theta_low, within {config.refractory:g} s"
+        sign = "<=" if decision.p_skip <= decision.theta else ">"
+        line += f"; p([SKIP]) = {decision.p_skip:.4f} {sign} {decision.theta:g} ({which})"
+        line += "; the last frame always narrates" if decision.forced else ""
+    if decision.narration:
+        line += f"; narration {decision.narration.n}, {decision.pruned} tokens removed"
+    return line + f"; l = {decision.position}, cache {decision.text_tokens} text + {decision.visual_tokens} visual"
 
 
 # ---------------------------------------------------------------------- python stream.py
 
-def features(source: str, narrator: Narrator, vision: str | None, fps: float, device: str, dtype: torch.dtype):
-    """(iterator of frame tokens [J, D], number of frames or None, the video or None) for a video or features file."""
+def open_frames(source: str, narrator: Narrator, vision: str | None, device: str, dtype: torch.dtype
+                ) -> tuple[Iterator[Tensor], int | None, Video | None]:
+    """Frame tokens [J, D] of a video or features file, their number if it is known, and the video if it is one."""
     config = narrator.config
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    video = Video(source, fps)
+    video = Video(source, config.fps)
     encoder = VisionEncoder(vision or config.vision, config.grid, device, dtype)
     if encoder.width != config.width:
         raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs {config.width}")
-    return (encoder(torch.from_numpy(frame)[None])[0] for frame in video), video.frames, video
+    return encoder.encode_each(video), video.frames, video
 
 
 def run(args: argparse.Namespace):
     device, dtype = choose(args.device, args.dtype)
-    changes = {name: getattr(args, name) for name in ("fps", "theta", "theta_low", "refractory", "last_k")
+    changes = {name: getattr(args, name) for name in ("fps", "theta", "theta_low", "refractory", "last_k", "keep_newline")
                if getattr(args, name) is not None}
-    narrator = Narrator.load(args.model, args.llm, device, dtype, **changes)
-    frames, total, video = features(args.input, narrator, args.vision, narrator.config.fps, device, dtype)
+    narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **changes)
+    frames, total, video = open_frames(args.input, narrator, args.vision, device, dtype)
+    if args.model is None and video is not None and video.size != TOY_SIZE:
+        print("The bundled narrator knows its miniature kitchen only (toy/kitchen.mp4) and makes no sense of other "
+              "videos: give --model a trained one, such as zeyun-zhong/flownar-1B-ego4d", file=sys.stderr)
     if args.compile:
         narrator.memory.compile()
         for layer in narrator.llm.model.layers:
             layer.mlp.compile(dynamic=True)
     with ExitStack() as stack:
-        writers = Writers(args.jsonl, args.srt, args.vtt, args.trace, stack)
-        stack.callback(writers.close)
-        state, began, count, peak = State(narrator), time.perf_counter(), 0, 0
+        writers = Writers({name: getattr(args, name) for name in ("jsonl", "srt", "vtt", "trace")}, stack)
+        context, began, count, peak = Context(narrator), time.perf_counter(), 0, 0
         progress = stack.enter_context(tqdm(total=total, unit="frame", desc="streaming", leave=False, mininterval=0.5))
-        for step in narrate(narrator, frames, args.static, state=state):
-            writers.write(step)
-            count, peak = step.frame + 1, max(peak, step.text_tokens + step.visual_tokens)
+        for decision in narrate(narrator, frames, args.static, context=context):
+            writers.trace(decision.trace())
+            count, peak = decision.frame + 1, max(peak, decision.text_tokens + decision.visual_tokens)
             progress.update(count - progress.n)
-            progress.set_postfix(cache=f"{step.text_tokens}+{step.visual_tokens} tokens", refresh=False)
-            if step.narration:
+            progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
+            lines = [explain(decision, narrator.layout, narrator.config, args.static)] if args.explain else []
+            if decision.narration:
+                writers.sentence(vars(decision.narration))
+                lines.append(f"[{timestamp(decision.narration.end)}] {decision.narration.text}")
+            if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
-                    print(f"[{clock(step.narration.end)}] {step.narration.text}", flush=True)
+                    print("\n".join(lines), flush=True)
     seconds = time.perf_counter() - began
     if not count:
         raise BadData(f"{args.input} has no frames")
-    print(f"{count} frames, {state.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, now "
-          f"{state.cache.text} text + {state.cache.visual} visual = {state.cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+    cache = context.cache
+    print(f"{count} frames, {context.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, now "
+          f"{cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
     if video is not None:
         video.report()
-
-
-def positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be greater than 0")
-    return value
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
     parser.add_argument("input", help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt")
-    parser.add_argument("--model", default=str(TOY), help="checkpoint folder or hub id (default: the bundled toy narrator)")
+    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy narrator)")
     parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: what the checkpoint names)")
     parser.add_argument("--vision", help="vision encoder: folder or hub id (default: what the checkpoint names)")
-    parser.add_argument("--fps", type=positive, help="frames per second to look at (default: the checkpoint's, 2)")
-    parser.add_argument("--theta", type=float, help="narrate when p([SKIP]) <= theta (default 0.8)")
-    parser.add_argument("--theta-low", type=float, help="the same soon after a narration (default 0.5)")
-    parser.add_argument("--refractory", type=float, help="how soon, in seconds (default 4)")
+    parser.add_argument("--fps", type=positive_float, help="frames per second to look at (default: the checkpoint's, 2)")
+    parser.add_argument("--theta", type=probability, help="narrate when p([SKIP]) <= theta (default 0.8)")
+    parser.add_argument("--theta-low", type=probability, help="the same soon after a narration (default 0.5)")
+    parser.add_argument("--refractory", type=non_negative, help="how soon, in seconds (default 4)")
     parser.add_argument("--static", action="store_true", help="one threshold, theta, all the time")
-    parser.add_argument("--last-k", type=count, help="FlowNar-C: keep only the last k narrations in the cache")
+    parser.add_argument("--last-k", type=whole, help="FlowNar-C: keep only the last k narrations in the cache")
+    parser.add_argument("--keep-newline", action="store_true", default=None,
+                        help="with --last-k: keep every newline, as the published code does (the cache then grows)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--compile", action="store_true", help="torch.compile CLAM and the feed-forwards (needs a C++ compiler)")
-    for name in ("jsonl", "srt", "vtt", "trace"):
-        parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper() if name != 'trace' else 'one line per frame'}")
+    parser.add_argument("--explain", action="store_true", help="say for each frame what was fed, decided and pruned, and why")
+    for name in ("jsonl", "srt", "vtt"):
+        parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
+    parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     args = parser.parse_args()
     command_line(lambda: run(args))
 

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from support.common import BadData, first_line, quiet, read_json, replacing, write_json
 
+# what changes the meaning of LoRA's tensors, and the only value of each that is understood
+PLAIN = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False,
+         "lora_bias": False, "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None}
 ADAPTER, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "narrator.json"
 
 
@@ -27,7 +30,11 @@ def read_checkpoint(source: str) -> tuple[Path, dict, dict | None, dict[str, Ten
     """
     folder = checkpoint_folder(source)
     own = read_object(folder / OWN) if (folder / OWN).exists() else None
-    return folder, read_object(folder / ADAPTER), own, read_weights(folder / WEIGHTS)
+    adapter = read_object(folder / ADAPTER)
+    for key, plain in PLAIN.items():
+        if adapter.get(key) not in (None, plain):
+            raise BadData(f"{folder / ADAPTER}: {key} = {str(adapter[key])[:60]} is not supported; plain LoRA only")
+    return folder, adapter, own, read_weights(folder / WEIGHTS)
 
 
 def write_checkpoint(folder: Path, adapter: dict, own: dict, weights: dict[str, Tensor]) -> None:
@@ -40,7 +47,7 @@ def write_checkpoint(folder: Path, adapter: dict, own: dict, weights: dict[str, 
 
 
 def checkpoint_folder(source: str) -> Path:
-    """The folder of a checkpoint; a name that is no folder is fetched from the hub."""
+    """The folder of a checkpoint; a name that is no folder is fetched from the hub: owner/name or owner/name@revision."""
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -48,7 +55,8 @@ def checkpoint_folder(source: str) -> Path:
         raise BadData(f"model '{source}' is not a folder (nor a hub id owner/name)")
     from huggingface_hub import snapshot_download
     try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
+        name, revision = pinned(source)
+        return Path(snapshot_download(name, **revision, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # whatever the network says, the user needs the same one line
         raise BadData(f"model '{source}' is neither a folder nor could it be fetched from the hub: "
                       f"{first_line(error)}") from error
@@ -89,12 +97,18 @@ def fill(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) 
         parameter.copy_(weights[name])
 
 
-# ---------------------------------------------------------------------- base language models
+# ---------------------------------------------------------------------- frozen models: safetensors or .gguf only
 
-def gguf(source: str) -> tuple[str, dict]:
-    """What transformers wants instead of FILE.gguf; anything else stays as it is."""
+LOADING = OSError, ValueError, ImportError, KeyError, TypeError, SafetensorError       # what transformers raises
+
+
+def pinned(source: str) -> tuple[str, dict]:
+    """"owner/name@revision" -> the id and its revision; "FILE.gguf" -> its folder and name; anything else as it is."""
     path = Path(source)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (source, {})
+    if path.suffix == ".gguf":
+        return str(path.parent), {"gguf_file": path.name}
+    name, at, revision = source.partition("@")
+    return (name, {"revision": revision}) if at and not path.exists() else (source, {})
 
 
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
@@ -102,9 +116,9 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
     try:
-        where, how = gguf(source)
-        llm = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="sdpa", **how)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        name, how = pinned(source)
+        llm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, **how)
+    except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
     return llm, tokenizer
@@ -114,8 +128,27 @@ def load_tokenizer(source: str):
     from transformers import AutoTokenizer
     quiet()
     try:
-        where, how = gguf(source)
-        return AutoTokenizer.from_pretrained(where, **how)
-    except (OSError, ValueError, ImportError) as error:
+        name, how = pinned(source)
+        return AutoTokenizer.from_pretrained(name, **how)
+    except LOADING as error:
         raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
+                      f"{first_line(error)}") from error
+
+
+def load_vision(source: str, dtype: torch.dtype = torch.float32):
+    """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
+    from transformers import AutoConfig, AutoModel
+    quiet()
+    try:
+        name, how = pinned(source)
+        model = AutoModel.from_pretrained(name, dtype=dtype, use_safetensors=True, **how)
+        if hasattr(AutoConfig.from_pretrained(name, **how), "vision_config"):
+            model = model.vision_model
+        file = Path(name) / "preprocessor_config.json"
+        if not file.exists():
+            from huggingface_hub import hf_hub_download
+            file = Path(hf_hub_download(name, "preprocessor_config.json", **how))
+        return model, read_object(file)
+    except LOADING as error:
+        raise BadData(f"vision model '{source}' cannot be loaded (--vision FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error

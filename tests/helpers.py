@@ -3,26 +3,39 @@ import random
 from pathlib import Path
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from support import checkpoint
 import narrator as nar
+from support.checkpoint import load_llm, load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 TOY = ROOT / "toy" / "checkpoint"
 GOLDEN = ROOT.parent / "shared" / "golden"
 
 
-def tiny(seed: int = 0, **changes) -> nar.Narrator:
-    """A narrator with the toy's language model and random weights everywhere else, LoRA included."""
+def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
+    """A narrator with the toy's language model (or a given one) and random weights everywhere else, LoRA included."""
     torch.manual_seed(seed)
     options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0, "lora_rank": 4, "lora_alpha": 8,
                "lora_dropout": 0.0} | changes
-    llm = str(TOY / "llm")
-    model = nar.Narrator(*checkpoint.load_llm(llm), nar.Config(llm=llm, **options))
+    folder = str(TOY / "llm")
+    pair = load_llm(folder) if llm is None else (llm, load_tokenizer(folder))
+    model = nar.Narrator(*pair, nar.Config(llm=folder, **options))
     for name, p in model.trainable().items():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)
     return model.eval()
+
+
+def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A small Llama with grouped-query attention: four heads of queries, two of keys."""
+    torch.manual_seed(0)
+    sizes = LlamaConfig(vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                        num_key_value_heads=2, attn_implementation="sdpa")
+    llm = LlamaForCausalLM(sizes)
+    for p in llm.parameters():                      # not its buffers: rotations stay fp32, as from_pretrained has them
+        p.data = p.data.to(dtype)
+    return llm
 
 
 def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9, 15), seed: int = 0):
@@ -68,7 +81,7 @@ def published_mask(model: nar.Narrator, ids: list[int]):
         if n >= 2:
             mask[begin:, memory[n - 2][0]:memory[n - 2][1] + 1] = False
     starts, ends = ([i for i, token in enumerate(ids) if token == what] for what in (layout.assistant[0], layout.eot))
-    if model.config.last_k:
+    if model.config.last_k is not None:
         for n in range(model.config.last_k + 1, len(starts)):
             gone = n - model.config.last_k - 1
             mask[starts[n]:, starts[gone]:ends[gone] + 1] = False

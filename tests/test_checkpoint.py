@@ -1,11 +1,15 @@
 """Checkpoints (checkpoint.py): saved and loaded, the published names, and what is wrong with a bad one."""
+import json
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import narrator as nar
+from support.checkpoint import load_llm, pinned
 from support.common import BadData
-from helpers import GOLDEN, tiny, video
+from helpers import GOLDEN, TOY, tiny, video
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -53,6 +57,10 @@ def damage(folder, kind):
         (folder / "narrator.json").write_text('{"memory_tokens": "20"}')
     if kind == "unknown memory":
         (folder / "narrator.json").write_text('{"memory": "clamm"}')
+    if kind in ("use_rslora", "use_dora", "rank_pattern"):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        config[kind] = {"q_proj": 4} if kind == "rank_pattern" else True
+        (folder / "adapter_config.json").write_text(json.dumps(config))
     if kind == "list":
         (folder / "adapter_config.json").write_text("[1]")
 
@@ -60,7 +68,8 @@ def damage(folder, kind):
 @pytest.mark.parametrize("kind, message", [
     ("lacks", "lacks 1 tensors: base_model.model.connector.0.weight"), ("unexpected", "unexpected"),
     ("wrong shape", "wrong shape"), ("damaged", "is damaged"), ("missing", "is missing"), ("json", "is not JSON"),
-    ("unknown entries", "thta"), ("wrong value", "memory_tokens"), ("unknown memory", "clamm"), ("list", "an object")])
+    ("unknown entries", "thta"), ("wrong value", "memory_tokens"), ("unknown memory", "clamm"), ("list", "an object"),
+    ("use_rslora", "use_rslora"), ("use_dora", "use_dora"), ("rank_pattern", "rank_pattern")])
 def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
     tiny().save(tmp_path)
     damage(tmp_path, kind)
@@ -73,3 +82,26 @@ def test_no_checkpoint_at_all(tmp_path):
     for source in (str(tmp_path / "nothing"), str(tmp_path), __file__):
         with pytest.raises(BadData):
             nar.Narrator.load(source)
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    """pytorch_model.bin can run code when it is loaded: safetensors or .gguf only."""
+    shutil.copytree(TOY / "llm", tmp_path / "llm")
+    weights = load_file(tmp_path / "llm" / "model.safetensors")
+    (tmp_path / "llm" / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "llm" / "pytorch_model.bin")
+    with pytest.raises(BadData, match="cannot be loaded"):
+        load_llm(str(tmp_path / "llm"))
+
+
+def test_revisions_can_be_pinned(tmp_path, monkeypatch):
+    """owner/name@revision asks the hub for that revision, of narrators, language and vision models alike."""
+    tiny().save(tmp_path)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **kwargs: asked.append((name, kwargs["revision"])) or str(tmp_path))
+    nar.Narrator.load("owner/name@v1.0")
+    assert asked == [("owner/name", "v1.0")]
+    assert pinned("owner/name@abc") == ("owner/name", {"revision": "abc"}) and pinned("owner/name") == ("owner/name", {})
+    assert pinned("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
+    (tmp_path / "b@c").mkdir()
+    assert pinned(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})

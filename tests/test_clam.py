@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines.memories import RecentFrames
-from clam import CLAM, NoMemory, absorb, measure
+from clam import CLAM, NoMemory, absorb, profile
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def make(width=32, tokens=5, heads=2, bias=4.0, **options):
     torch.manual_seed(0)
     clam = CLAM(width, tokens, heads, dropout=0.0, **options)
-    torch.nn.init.constant_(clam.w_gk[1].bias, bias)
+    torch.nn.init.constant_(clam.w_gate[1].bias, bias)
     return clam
 
 
@@ -102,10 +102,17 @@ def test_recent_are_the_last_frames():
 
 
 def test_memory_kept_for_backward():
+    """The recurrent form keeps a state for every token, the chunked one for every read-out."""
     clam = make(width=256, tokens=20, heads=4)
     x, read_at = torch.randn(1, 600, 256), torch.arange(60, 601, 60)[None]
-    fast, slow = (measure(form, clam, x, read_at, 1) for form in (clam.chunked, clam.recurrent))
-    assert slow["bytes"] > 20 * fast["bytes"]
+    fast, slow = (profile(form, clam, x, read_at, 1) for form in (clam.chunked, clam.recurrent))
+    assert slow["bytes"] - fast["bytes"] > 500 * clam.initial_state().nbytes
+
+
+def test_example_is_right():
+    """The numbers of `clam.py --example`, by hand."""
+    run = subprocess.run([sys.executable, "clam.py", "--example"], cwd=ROOT, capture_output=True, text=True)
+    assert "= [3 2.5 ; 0 4]" in run.stdout and "decay (0.125 0.25), update [3 2.5 ; 0 4]" in run.stdout, run.stderr
 
 
 def test_initialise_makes_pictures_of_the_past():
@@ -155,4 +162,6 @@ def test_command():
                          cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
-    assert result["chunked"]["output_error"] < 1e-4 and result["chunked"]["gradient_error"] < 1e-4
+    for form in ("recurrent, every token read out", "chunked"):
+        assert result[form]["output_error"] < 1e-4 and result[form]["gradient_error"] < 1e-4
+    assert result["step_error"] < 1e-4

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
 from support import checkpoint
 import narrator as nar
-from helpers import GOLDEN, ROOT, tiny, video
+from support.common import BadData
+from helpers import GOLDEN, ROOT, grouped, tiny, video
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -43,7 +45,7 @@ def test_what_is_learned():
     tokens = layout.sequence([(0, layout.encode(" You look.")), (3, layout.encode(" You wipe the sink."))])
     before = [tokens.ids[p - 1] for p, learn in enumerate(tokens.learn) if learn and tokens.ids[p - 1] < 0]
     targets = [tokens.ids[p] for p, learn in enumerate(tokens.learn) if learn and tokens.ids[p - 1] < 0]
-    assert before == [nar.FRAME] * 3 and targets == [layout.sep[0]] * 2 + [layout.close[0]]
+    assert before == [nar.FRAME] * 3 and targets == [layout.skip] * 2 + [layout.close[0]]
     learned = "".join(layout.tokenizer.decode([i]) for i, learn in zip(tokens.ids, tokens.learn) if learn)
     assert learned == "Assistant: You look.<|eot_id|>,,]\nAssistant: You wipe the sink.<|eot_id|>"
 
@@ -66,24 +68,25 @@ def test_layout_is_what_the_published_code_streams():
 
 # ------------------------------------------------------------------ the visibility rule (Fig. 4)
 
-@pytest.mark.parametrize("last_k", [None, 1, 2])
+@pytest.mark.parametrize("last_k", [None, 0, 1, 2])
 def test_visible_is_the_rule(last_k):
     layout = tiny(memory_tokens=2).layout
     tokens = layout.sequence([(0, [5, 6]), (2, [7]), (3, [8, 9]), (6, [5])])
-    mask = nar.visible(tokens, last_k)
+    mask = nar.attention_mask(tokens, last_k)
     for i in range(len(tokens)):
         for j in range(len(tokens)):
             segment = tokens.segment[i]
             kept = (tokens.kind[j] == nar.PROMPT
                     or tokens.kind[j] == nar.VISUAL and tokens.segment[j] == segment
-                    or tokens.kind[j] == nar.NARRATION and (last_k is None or tokens.number[j] >= segment - last_k))
+                    or tokens.kind[j] == nar.NARRATION and (last_k is None or tokens.number[j] >= segment - last_k
+                                                            or tokens.segment[j] == segment))
             assert mask[i, j] == (j <= i and kept), (i, j)
     assert mask.diagonal().all()
 
 
 def test_without_pruning_causal():
     tokens = tiny().layout.sequence([(0, [5]), (2, [6])])
-    assert torch.equal(nar.visible(tokens, prune=False), torch.ones(len(tokens), len(tokens)).tril().bool())
+    assert torch.equal(nar.attention_mask(tokens, prune=False), torch.ones(len(tokens), len(tokens)).tril().bool())
 
 
 def test_hidden_frames_have_no_influence():
@@ -102,7 +105,51 @@ def test_hidden_frames_have_no_influence():
     assert not torch.allclose(changed[segment == 4], after[segment == 4], atol=1e-3)
 
 
+# ------------------------------------------------------------------ settings
+
+@pytest.mark.parametrize("name, value", [
+    ("fps", 0), ("fps", float("nan")), ("theta", 1.7), ("theta_low", -0.1), ("last_k", -3), ("memory_heads", 0), ("memory_heads", 3),
+    ("memory_tokens", 0), ("grid", 0), ("width", -1), ("refractory", -1), ("refractory", float("inf")), ("max_new_tokens", 0),
+    ("lora_rank", 0), ("memory", None), ("memory", 5), ("memory", "clamm"), ("readout", "last"), ("prune", 1), ("last_k", 2.5),
+    ("fps", True), ("lora_dropout", 2), ("llm", None)])
+def test_every_setting_is_checked(name, value):
+    with pytest.raises(BadData, match=name):
+        nar.Config(**{name: value})
+
+
+def test_nothing_is_on_another_device():
+    """On meta tensors, which refuse to meet tensors of the CPU: the parallel form, CLAM's forms, the memories."""
+    for memory in nar.MEMORIES:
+        model = tiny(memory=memory).to("meta")
+        x, narrations = video(model)
+        loss, learned = model.loss(x.to("meta"), narrations)
+        assert loss.device.type == "meta" and learned > 0
+        state = model.memory.step(torch.zeros(1, 10, 32, device="meta"), model.memory.initial_state().to("meta"))
+        assert model.memory.read(state).device.type == "meta"
+
+
 # ------------------------------------------------------------------ LoRA
+
+def test_a_training_step_over_a_bf16_base_with_grouped_queries(tmp_path):
+    """LoRA, connector and memory stay fp32 and learn; saved and loaded they are the same."""
+    model = tiny(llm=grouped(torch.bfloat16))
+    x, narrations = video(model)
+    optimizer = torch.optim.AdamW(model.trainable().values(), lr=1e-2)
+    before = {name: p.detach().clone() for name, p in model.trainable().items()}
+    loss, _ = model.loss(x, narrations)
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite() and all(p.dtype == torch.float32 for p in model.trainable().values())
+    assert sum(not torch.equal(p, before[name]) for name, p in model.trainable().items()) > 0.9 * len(before)
+    model.llm.config.save_pretrained(tmp_path / "llm")
+    base = {name.replace("base_layer.", ""): p for name, p in model.llm.state_dict().items() if "lora_" not in name}
+    save_file({name: p.contiguous() for name, p in base.items()}, tmp_path / "llm" / "model.safetensors")
+    model.layout.tokenizer.save_pretrained(tmp_path / "llm")
+    model.save(tmp_path, llm="llm")
+    again = nar.Narrator.load(str(tmp_path), dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
+
 
 def test_lora_starts_as_nothing_and_is_all_linear_layers():
     torch.manual_seed(0)
@@ -167,3 +214,11 @@ def test_draws_figure_4(tmp_path):
                          capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("■") > 100 and (tmp_path / "mask.png").stat().st_size > 5000
+    assert "segment " in run.stdout and "A: Assistant:" in run.stdout
+
+
+def test_lists_the_tokens():
+    run = subprocess.run([sys.executable, "narrator.py", "--tokens", "--last-k", "1"], cwd=ROOT, capture_output=True, text=True)
+    rows = [line.split() for line in run.stdout.splitlines() if line[:8].strip().isdigit()]
+    assert [row[0] for row in rows] == [str(i) for i in range(33)] and rows[15][1:4] == ["[SKIP]", "1", "visual"]
+    assert rows[11][-1] == "removed" and rows[7][-1] == "removed" and rows[31][-1] == "4)"     # (renumbered, it would be 4)

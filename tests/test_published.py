@@ -15,7 +15,7 @@ golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not
 
 
 def load(name):
-    return nar.Narrator.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
+    return nar.Narrator.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **({"last_k": 2, "keep_newline": True} if name == "flownar_c" else {}))
 
 
 @golden

@@ -5,54 +5,117 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import narrator as nar
 import stream
+from support.common import one_line
 from support.features import load_features
-from helpers import GOLDEN, ROOT, tiny, video
+from support.subtitles import srt_cue, timestamp, vtt_cue
+from support.video import write_video
+from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
 
 VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10": {"last_k": 10},
             "VideoLLM-online": {"memory": "none", "prune": False}, "recent": {"memory": "recent", "memory_tokens": 20},
-            "none": {"memory": "none"}, "published": {"readout": "cls", "keep_newline": True, "last_k": 1}}
+            "none": {"memory": "none"}, "no narrations": {"last_k": 0}, "published": {"readout": "cls", "keep_newline": True, "last_k": 1}}
 
 
 def streamed_logits(model, x, narrations):
-    state = stream.State(model)
-    state.logits = []
-    steps = list(stream.narrate(model, x, forced=dict(narrations), state=state))
-    return torch.stack(state.logits), steps, state
+    context = stream.Context(model)
+    context.logits = []
+    steps = list(stream.narrate(model, x, forced=dict(narrations), context=context))
+    return torch.stack(context.logits), steps, context
+
+
+def assert_same(model, narrations, streamed, parallel, tolerance=1e-4):
+    """Training = streaming; otherwise the first token that differs is named, not a tensor."""
+    tokens = model.layout.sequence(narrations)
+    assert len(streamed) == len(tokens) - 1                         # the last EOT waits for a next frame
+    difference = (streamed - parallel[:-1]).abs().amax(1)
+    if (difference > tolerance).any():
+        i = int((difference > tolerance).nonzero()[0])
+        kind = ("prompt", "visual", "narration")[tokens.kind[i]]
+        pytest.fail(f"training and streaming differ first by {difference[i]:.2g} after position {i}, {kind} token "
+                    f"{model.layout.spell(tokens)[i]!r} of segment {tokens.segment[i]}")
 
 
 # ------------------------------------------------------------------ training = streaming
 
+def both_ways(model, frames=40, seed=0):
+    """Random narrations at random frames, teacher-forced through the loop and in parallel: logits of all tokens."""
+    at = torch.randperm(frames - 1, generator=torch.Generator().manual_seed(seed))[:frames // 3].add(1).sort().values.tolist()
+    x, narrations = video(model, frames, at=(0, *at), seed=seed)
+    with torch.no_grad():
+        parallel = model.logits(model(x, narrations)[0])
+    return narrations, streamed_logits(model, x[:at[-1] + 1], narrations)[0], parallel
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_is_streaming(variant, seed, tmp_path):
-    """Random narrations at random frames, teacher-forced through the loop: the logits of the parallel forward."""
     tiny(seed, **VARIANTS[variant]).save(tmp_path)
     model = nar.Narrator.load(str(tmp_path))
-    numbers = torch.Generator().manual_seed(seed)
-    at = torch.randperm(39, generator=numbers)[:13].add(1).sort().values.tolist()
-    x, narrations = video(model, frames=40, at=(0, *at), seed=seed)
-    with torch.no_grad():
-        parallel = model.logits(model(x, narrations)[0])
-    streamed, _, _ = streamed_logits(model, x[:at[-1] + 1], narrations)
-    assert len(streamed) == len(parallel) - 1                       # the last EOT waits for a next frame
-    assert (streamed - parallel[:-1]).abs().max() < 1e-4
+    assert_same(model, *both_ways(model, seed=seed))
 
 
-class Late(stream.State):
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_training_is_streaming_with_grouped_queries(dtype, tolerance):
+    """Two heads of keys for four of queries; with a bf16 base under fp32 LoRA, within bf16's rounding."""
+    model = tiny(llm=grouped(dtype), last_k=2)
+    assert model.trainable()["base_model.model.connector.0.weight"].dtype == torch.float32
+    narrations, streamed, parallel = both_ways(model)
+    assert_same(model, narrations, streamed, parallel, tolerance)
+    assert parallel.std() > 0.5 * tolerance, "logits that are all alike would prove nothing"
+
+
+def test_the_rule_is_one_place(monkeypatch):
+    """Change the rule, and training and streaming change together."""
+    model = tiny(last_k=2)
+    before = both_ways(model)[2]
+    rule = nar.visible
+    changed = lambda kind, segment, number, now, *more: (
+        rule(kind, segment, number, now, *more) | (kind == nar.VISUAL) & (segment == now - 1))   # two segments' frames
+    monkeypatch.setattr(nar, "visible", changed)
+    monkeypatch.setattr(stream, "visible", changed)
+    narrations, streamed, parallel = both_ways(model)
+    assert_same(model, narrations, streamed, parallel)
+    assert (parallel - before).abs().max() > 1e-2
+
+
+class MemoryLast(nar.Layout):
+    """The memory of the past at the end of each segment instead of its beginning."""
+
+    def opening(self, n):
+        tokens = self.end(n - 1).add(self.newline, nar.NARRATION, segment=n, number=n - 1)
+        return tokens.add(self.open + [nar.FRAME] * self.J, nar.VISUAL, segment=n)
+
+    def closing(self, n):
+        memory = self.close + self.open + [nar.MEMORY] * self.M if n else []
+        return nar.Tokens().add(memory, nar.VISUAL, segment=n) + super().closing(n)
+
+
+def test_the_layout_is_one_place():
+    """Move the memory to the end of the segment in Layout, and training is still streaming."""
+    model = tiny(last_k=2)
+    before = both_ways(model)[2]
+    model.layout = MemoryLast(model.layout.tokenizer, model.config.J, model.config.memory_tokens)
+    narrations, streamed, parallel = both_ways(model)
+    assert_same(model, narrations, streamed, parallel)
+    assert (parallel - before).abs().max() > 1e-2
+
+
+class Late(stream.Context):
     """A stream that has gone on for long: its memory holds earlier frames, its counter stands far from the prompt."""
 
     def __init__(self, model, memory, before):
         super().__init__(model)
-        self.memory, self.read, self.before = memory, memory, before
+        self.state, self.readable, self.before = memory, memory, before
 
-    def feed(self, tokens, x=None, memory=None):
-        logits = super().feed(tokens, x, memory)
+    def feed(self, tokens, x=None):
+        logits = super().feed(tokens, x)
         self.position, self.before = self.position + self.before, 0
         return logits
 
@@ -62,13 +125,13 @@ def test_the_middle_of_a_long_stream():
     model = tiny(last_k=2)
     x, narrations = video(model)
     _, memory = model.memory(torch.randn(1, 300, model.config.width), torch.zeros(1, 0, dtype=torch.long))
-    state = Late(model, memory.detach(), 5000)
-    state.logits = []
-    list(stream.narrate(model, x[:16], forced=dict(narrations), state=state))
+    context = Late(model, memory.detach(), 5000)
+    context.logits = []
+    list(stream.narrate(model, x[:16], forced=dict(narrations), context=context))
     with torch.no_grad():
         parallel = model.logits(model(x, narrations, memory, 5000)[0])
         plain = model.logits(model(x, narrations)[0])
-    assert (torch.stack(state.logits) - parallel[:-1]).abs().max() < 1e-4
+    assert_same(model, narrations, torch.stack(context.logits), parallel)
     assert (plain - parallel).abs().max() > 1e-2
 
 
@@ -91,7 +154,7 @@ def test_self_conditioned_is_parallel_too():
     narrations = [(s.frame, s.narration.tokens) for s in steps if s.narration]
     with torch.no_grad():
         hidden, _, tokens = model(x, narrations)
-        p = model.logits(hidden).softmax(-1)[:, model.layout.sep[0]]
+        p = model.logits(hidden).softmax(-1)[:, model.layout.skip]
     decided = [s for s in steps if s.p_skip is not None]
     last = [i for i in range(len(tokens) - 1) if tokens.ids[i] == nar.FRAME and tokens.ids[i + 1] != nar.FRAME][1:]
     assert len({s.frame for s in decided}) == len(last) == 39 and len(narrations) > 3
@@ -104,7 +167,7 @@ def test_self_conditioned_is_parallel_too():
 @pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
 def test_published_narrations(variant, last_k, setting):
     folder = GOLDEN / variant
-    model = nar.Narrator.load(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
+    model = nar.Narrator.load(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k, keep_newline=last_k is not None)
     for name, settings in json.loads((folder / "streaming.json").read_text()).items():
         record = settings[setting]
         x = load_features(f"{folder / 'features.safetensors'}:{name}")
@@ -123,31 +186,64 @@ def test_cache_is_bounded():
     model = tiny(last_k=3)
     at = tuple(range(0, 400, 8))
     x, narrations = video(model, frames=400, at=at)
-    _, steps, state = streamed_logits(model, x[:at[-1] + 1], narrations)
+    _, steps, context = streamed_logits(model, x[:at[-1] + 1], narrations)
     layout, longest = model.layout, max(len(ids) for _, ids in narrations)
     fixed = len(layout.first()) - layout.J - len(layout.open + layout.close)
     text = fixed + 3 * (longest + len(layout.assistant) + 2)
     visual = layout.M + 8 * (layout.J + 1) + len(2 * layout.open + layout.close)
     assert max(s.text_tokens for s in steps) <= text and max(s.visual_tokens for s in steps) <= visual
-    assert state.cache.capacity <= 4 * (text + visual)
+    assert len(context.cache.positions) <= 2 * (text + visual)
     assert [s.visual_tokens for s in steps if s.narration] == [0] * len(at)
-    assert state.position == len(layout.sequence(narrations)) - 1   # the counter goes on as in training
+    assert context.position == len(layout.sequence(narrations)) - 1   # the counter goes on as in training
 
 
 def test_nothing_pruned_grows():
     model = tiny(memory="none", prune=False)
     x, narrations = video(model, frames=30, at=(0, 9, 19, 29))
-    _, steps, state = streamed_logits(model, x, narrations)
-    assert steps[-1].text_tokens + steps[-1].visual_tokens == state.position
+    _, steps, context = streamed_logits(model, x, narrations)
+    assert steps[-1].text_tokens + steps[-1].visual_tokens == context.position
 
 
 def test_cache_counts_what_it_holds():
     model = tiny()
     x, narrations = video(model)
-    _, _, state = streamed_logits(model, x[:16], narrations)
-    used = sum(y[:, :, state.cache.origin - state.cache.text:state.cache.origin + state.cache.visual].nbytes
-               for layer in state.cache.layers for y in layer)
-    assert state.cache.bytes() == used > 0
+    _, steps, context = streamed_logits(model, x[:16], narrations)
+    used = context.cache.positions != stream.EMPTY
+    assert used.sum() == context.cache.text + context.cache.visual == steps[-1].text_tokens + steps[-1].visual_tokens
+    assert context.cache.bytes() == sum(y[:, :, used].nbytes for layer in context.cache.layers for y in layer) > 0
+
+
+@pytest.mark.parametrize("keep_newline", [False, True])
+def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
+    """--last-k on a published folder (no narrator.json): the text part stays; --keep-newline reproduces the leak."""
+    tiny(memory_target=False, memory_heads=8).save(tmp_path)
+    (tmp_path / "narrator.json").unlink()
+    options = {"keep_newline": True} if keep_newline else {}
+    model = nar.Narrator.load(str(tmp_path), last_k=2, **options)
+    assert model.config.readout == "cls" and model.config.keep_newline == keep_newline
+    x, _ = video(model, frames=60)
+    given = {t: [5, 6, 7] for t in range(60)}
+    text = [s.text_tokens for s in stream.narrate(model, x, forced=given)]
+    assert (text[-1] - text[9] == 50) if keep_newline else len(set(text[3:])) == 1
+
+
+def test_no_narration_is_kept():
+    """last_k = 0 means none, never all: after each narration only the prompt is left (Table 13)."""
+    model = tiny(last_k=0)
+    x, narrations = video(model)
+    _, steps, _ = streamed_logits(model, x[:16], narrations)
+    prompt = sum(kind == nar.PROMPT for kind in model.layout.first().kind)
+    assert [s.text_tokens for s in steps if s.narration] == [prompt] * 4
+
+
+def test_slots_are_used_again():
+    """Tokens that are removed make room; what is left keeps its place and its position."""
+    cache = stream.Cache(capacity=4)
+    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), torch.arange(4))
+    assert cache.keep(cache.kind == nar.PROMPT) == 3 and (cache.text, cache.visual) == (1, 0)
+    mask = cache.insert(nar.Tokens().add([5, 6], nar.VISUAL, segment=1), torch.tensor([4, 5]))
+    assert cache.positions.tolist() == [4, 5, stream.EMPTY, 3]
+    assert mask.tolist() == [[True, False, False, True], [True, True, False, True]]
 
 
 def test_frames_are_taken_one_by_one():
@@ -172,7 +268,7 @@ class Constant(nar.Narrator):
 
     def logits(self, hidden):
         logits = torch.full((*hidden.shape[:-1], len(self.layout.tokenizer)), -30.0)
-        logits[..., self.layout.sep[0]], logits[..., 5] = torch.tensor(0.6).log(), torch.tensor(0.4).log()
+        logits[..., self.layout.skip], logits[..., 5] = torch.tensor(0.6).log(), torch.tensor(0.4).log()
         return logits
 
 
@@ -205,9 +301,9 @@ def test_narration_without_end_is_closed():
     steps = list(stream.narrate(model, x))
     narrations = [s.narration for s in steps if s.narration]
     assert all(len(y.tokens) == 3 for y in narrations) and len(narrations) == 5
-    state = stream.State(model)
-    list(stream.narrate(model, x, state=state))
-    assert state.position == len(model.layout.sequence([(y.frame, y.tokens) for y in narrations])) - 1
+    context = stream.Context(model)
+    list(stream.narrate(model, x, context=context))
+    assert context.position == len(model.layout.sequence([(y.frame, y.tokens) for y in narrations])) - 1
 
 
 # ------------------------------------------------------------------ command line
@@ -230,7 +326,7 @@ def test_narrates_the_kitchen(kitchen):
     run, files = kitchen
     truth = json.loads((ROOT / "toy" / "kitchen.json").read_text())
     lines = [json.loads(line) for line in files["jsonl"].splitlines()]
-    assert run.stdout.splitlines() == [f"[{stream.clock(y['end'])}] {y['text']}" for y in lines]
+    assert run.stdout.splitlines() == [f"[{timestamp(y['end'])}] {y['text']}" for y in lines]
     assert abs(len(lines) - len(truth["narrations"])) <= 0.1 * len(truth["narrations"])
     right = {y["text"] for y in truth["narrations"]} & {y["text"] for y in lines}
     assert len(right) >= 0.6 * len({y["text"] for y in truth["narrations"]})
@@ -247,15 +343,16 @@ def test_output_formats(kitchen):
     assert all(a["end"] == b["start"] for a, b in zip(lines, lines[1:]))
     assert [row["frame"] for row in trace] == list(range(len(trace)))
     assert [row["frame"] for row in trace if row["narrate"]] == [y["frame"] for y in lines]
-    assert set(trace[1]) == {"frame", "p_skip", "theta", "narrate", "position", "text_tokens", "visual_tokens"}
+    assert set(trace[1]) == {"frame", "p_skip", "theta", "narrate", "position", "text_tokens", "visual_tokens", "forced"}
+    assert [row["frame"] for row in trace if row["forced"]] == [0, 303]      # the first and the last frame
     assert files["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\n")
     assert files["srt"].startswith("1\n00:00:00,000 --> 00:00:00,500\n")
     assert files["srt"].count(" --> ") == files["vtt"].count(" --> ") == len(lines)
 
 
 def test_clock():
-    assert stream.clock(74.5) == "00:01:14.5" and stream.clock(3600.0, ",", 3) == "01:00:00,000"
-    assert stream.clock(59.96) == "00:01:00.0"
+    assert timestamp(74.5) == "00:01:14.5" and timestamp(3600.0, ",", 3) == "01:00:00,000"
+    assert timestamp(59.96) == "00:01:00.0"
 
 
 def features(path, x, **more):
@@ -290,8 +387,48 @@ def test_bad_options_are_one_line(arguments):
     assert run.returncode == 1 and len(run.stderr.strip().splitlines()) == 1, run.stderr
 
 
-def test_usage_is_2():
-    assert command().returncode == 2 and command("toy/kitchen.mp4", "--last-k", "0").returncode == 2
+@pytest.mark.parametrize("arguments", [[], ["--last-k", "-1"], ["--theta", "1.7"], ["--fps", "0"], ["--refractory", "nan"]])
+def test_usage_is_2(arguments):
+    run = command(*(["toy/kitchen.mp4", *arguments] if arguments else []))
+    assert run.returncode == 2 and (not arguments or arguments[0] in run.stderr)
+
+
+def test_the_bundled_narrator_says_what_it_knows(tmp_path):
+    """Another video without --model: one line of warning; a video of the miniature world: none."""
+    write_video(tmp_path / "a.mp4", [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
+    run = command(tmp_path / "a.mp4")
+    assert run.returncode == 0 and run.stderr.count("--model") == 1 and "miniature kitchen" in run.stderr
+    assert "--model" not in command(tmp_path / "a.mp4", "--model", "toy/checkpoint").stderr
+
+
+def test_explain():
+    """Every frame in words; the last one says that it was forced."""
+    run = command("toy/kitchen.mp4", "--explain")
+    lines = [line for line in run.stdout.splitlines() if line.startswith("frame ")]
+    assert len(lines) == 305 and "the first frame always narrates" in lines[0] and "l = " in lines[0]
+    assert "fed [SKIP] x x 10" in lines[2] and "theta_low, within 4 s" in lines[2] and " > 0.5 " in lines[2]
+    assert "fed $ \\n [ m x 10 ]\\n [ x x 10" in lines[1]
+    assert "the last frame always narrates" in lines[-1] and "narration 42" in lines[-1]
+
+
+def test_generated_text_cannot_forge_a_cue():
+    """Line breaks, times, escapes and tags in a narration are text, in files and on the terminal."""
+    text = one_line("You look.\n\n00:00:01.000 --> 00:00:02.000\nx \x1b[31m\u202e<c>y</c> & z")
+    assert text == "You look. 00:00:01.000 --> 00:00:02.000 x [31m<c>y</c> & z"
+    assert vtt_cue(0, 1, text).count("-->") == srt_cue(0, 0, 1, text).count("-->") == 1
+    assert "<c>" not in vtt_cue(0, 1, text) and "&lt;c&gt;y" in vtt_cue(0, 1, text) and "&amp; z" in vtt_cue(0, 1, text)
+    model = constant(theta=0.7)
+    model.layout.decode = lambda ids: "You\n\nlook \x1b[2J."
+    x, _ = video(model, frames=2)
+    assert [s.narration.text for s in stream.narrate(model, x) if s.narration] == ["You look [2J."] * 2
+
+
+def test_a_repeated_picture_is_encoded_once():
+    encoder, calls = nar.VisionEncoder(str(TOY / "vision")), []
+    encoder.register_forward_hook(lambda *_: calls.append(1))
+    one, two = (np.full((96, 96, 3), k, np.uint8) for k in (3, 200))
+    x = list(encoder.encode_each([one, one, one, two, two, one]))
+    assert len(x) == 6 and len(calls) == 3 and torch.equal(x[0], x[2]) and torch.equal(x[0], x[5])
 
 
 def test_interrupted_leaves_valid_files(tmp_path):

@@ -1,0 +1,54 @@
+"""Timed sentences as files: JSONL, SubRip (.srt), WebVTT (.vtt), and the trace of every frame."""
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+
+
+def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
+    """74.5 -> 00:01:14.5"""
+    ticks = round(seconds * 10 ** digits)
+    whole, part = divmod(ticks, 10 ** digits)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{separator}{part:0{digits}}"
+
+
+def srt_cue(n: int, start: float, end: float, text: str) -> str:
+    """Cue n >= 0. SubRip has no escapes: an arrow in the text, which would look like a time, is shortened."""
+    return f"{n + 1}\n{timestamp(start, ',', 3)} --> {timestamp(end, ',', 3)}\n{text.replace('-->', '->')}\n\n"
+
+
+def vtt_cue(start: float, end: float, text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"{timestamp(start, '.', 3)} --> {timestamp(end, '.', 3)}\n{text}\n\n"
+
+
+class Writers:
+    """The files that the user asked for, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
+    whenever the stream stops. Texts must be single lines (common.py: one_line)."""
+
+    def __init__(self, paths: dict[str, str | None], stack: ExitStack):
+        self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8")) for name, path in paths.items() if path}
+        self.put("vtt", "WEBVTT\n\n")
+        self.last: dict | None = None
+        stack.callback(self.finish)
+
+    def put(self, name: str, text: str) -> None:
+        if name in self.files:
+            self.files[name].write(text)
+            self.files[name].flush()
+
+    def sentence(self, row: dict) -> None:
+        """row: n, start, end (seconds), text, and whatever else the JSONL line shall say."""
+        self.put("jsonl", json.dumps(row) + "\n")
+        self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
+        self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
+
+    def trace(self, row: dict) -> None:
+        """row: at least "frame"; of two rows of one frame (the last frame may be decided twice) the second counts."""
+        if self.last is not None and self.last["frame"] != row["frame"]:
+            self.put("trace", json.dumps(self.last) + "\n")
+        self.last = row
+
+    def finish(self) -> None:
+        if self.last is not None:
+            self.put("trace", json.dumps(self.last) + "\n")
