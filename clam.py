@@ -31,6 +31,7 @@ small numbers. Does not include: kernels (plain PyTorch only).
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -246,7 +247,7 @@ class CLAM(NoMemory):
         size = tokens.square().mean() ** 0.5
         for norm in (self.norm_a, self.norm_y, self.norm_m):
             norm.weight.fill_(size)
-        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])                  # "memory": where features never vary
+        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])  # "memory": where features never vary
         for branch in (self.self_attn.out_proj, self.mlp.down_proj):                  # these start by adding nothing
             branch.weight.zero_()
         if self.target is not None:
@@ -256,7 +257,7 @@ class CLAM(NoMemory):
         self.z.copy_(address[which] @ inverse.T - a @ (inverse @ self.w_q.weight).T)  # W_q (a + z) = address
         u = a + self.z
         one = torch.linalg.pinv(u) @ torch.ones(self.tokens, 1, device=x.device)      # u @ one = 1 for every token
-        self.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)                                  # SiLU(1.28) = 1: an open gate
+        self.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)  # SiLU(1.28) = 1: an open gate
         nn.init.normal_(self.w_gate[1].weight, std=0.02)
 
 
@@ -288,19 +289,21 @@ def worked_example():
     k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     v = torch.tensor([[4.0, 2.0], [0.0, 8.0], [2.0, 2.0]])
     gate = torch.tensor([[0.5, 0.5], [0.5, 1.0], [0.5, 0.5]])
-    show = lambda y: "[" + " ; ".join(" ".join(f"{n:g}" for n in row) for row in y.tolist()) + "]"
+    row = lambda y: " ".join(f"{n:g}" for n in y.tolist())
+    show = lambda y: "[" + " ; ".join(map(row, y)) + "]"
     state = torch.zeros(2, 2)
-    print("S_j = G_j * S_{j-1} + k_j^T v_j, matrices row by row; G decays the rows of S (key channels)\nS_0 = [0 0 ; 0 0]")
+    print("S_j = G_j * S_{j-1} + k_j^T v_j; a matrix is written row by row; G decays its rows, the key channels")
     for j, (k_j, v_j, gate_j) in enumerate(zip(k, v, gate), 1):
         decayed, added = gate_j[:, None] * state, k_j[:, None] * v_j[None]
         state = decayed + added
-        print(f"S_{j} = ({' '.join(f'{n:g}' for n in gate_j.tolist())}) * S_{j - 1} + ({' '.join(f'{n:g}' for n in k_j.tolist())})^T "
-              f"({' '.join(f'{n:g}' for n in v_j.tolist())}) = {show(decayed)} + {show(added)} = {show(state)}")
+        print(f"S_{j} = ({row(gate_j)}) * S_{j - 1} + ({row(k_j)})^T ({row(v_j)}) "
+              f"= {show(decayed)} + {show(added)} = {show(state)}")
     q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}\nQuery 1 finds what keys (1 0) brought: 1/4 of the first value, "
-          "two gates of 1/2 later, and the third in full.\nQuery 2 finds what key (0 1) brought: half of the second, one gate later.")
+    print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}")
+    print("Query (1 0) finds what keys (1 0) brought: a quarter of v_1, two gates of 1/2 later, and v_3 in full.")
+    print("Query (0 1) finds what key (0 1) brought: half of v_2, one gate of 1/2 later.")
     decay, update = absorb(k[:, None], v[:, None], gate[:, None].log())
-    print(f"All three tokens at once (`absorb`): decay ({' '.join(f'{n:g}' for n in decay[0].tolist())}), update {show(update[0])}")
+    print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), update {show(update[0])}")
 
 
 def profile(function: Callable, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
@@ -323,7 +326,8 @@ def profile(function: Callable, clam: CLAM, x: Tensor, read_at: Tensor, repeats:
         seconds.append(time.perf_counter() - start)
     weights = sum(p.untyped_storage().nbytes() for p in clam.parameters() if p.untyped_storage().data_ptr() in kept)
     gradients = {name: p.grad.clone() for name, p in clam.named_parameters() if p.grad is not None}
-    return {"seconds": min(seconds), "bytes": sum(kept.values()) - weights, "memory": memory.detach(), "grads": gradients}
+    return {"seconds": min(seconds), "bytes": sum(kept.values()) - weights, "memory": memory.detach(),
+            "grads": gradients}
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -339,7 +343,8 @@ def compare(clam: CLAM, x: Tensor, read_at: Tensor, compiled: bool) -> dict:
         return memory[:, read_at[0] - 1], state
 
     results = {"recurrent, every token read out": profile(published, clam, x, read_at, 1),
-               "recurrent": profile(clam.recurrent, clam, x, read_at, 1), "chunked": profile(clam.chunked, clam, x, read_at, 5)}
+               "recurrent": profile(clam.recurrent, clam, x, read_at, 1),
+               "chunked": profile(clam.chunked, clam, x, read_at, 5)}
     if compiled:
         clam.compile()
         clam.chunked(x, read_at)[0].mean().backward()     # compilation is not timed
@@ -359,24 +364,25 @@ def compare(clam: CLAM, x: Tensor, read_at: Tensor, compiled: bool) -> dict:
 @torch.no_grad()
 def compare_step(clam: CLAM, x: Tensor, read_at: Tensor, frame: int = 10) -> dict:
     """Streaming: `step` frame by frame with `read` where read_at says, against `chunked`; milliseconds of each."""
-    read_at = read_at.clone() // frame * frame            # at the ends of frames
-    state, reads, seconds = clam.initial_state(), [], {"step": 0.0, "read": 0.0}
+    ends = torch.unique(read_at // frame * frame)         # read-outs at the ends of frames
+    ends = ends[ends > 0]
+    state, reads, seconds = clam.initial_state(), [], Counter()
+
+    def timed(name: str, function: Callable, *args) -> Tensor:
+        synchronise(x)
+        start = time.perf_counter()
+        result = function(*args)
+        synchronise(x)
+        seconds[name] += time.perf_counter() - start
+        return result
+
     for end in range(frame, x.shape[1] + 1, frame):
-        for name, function in (("step", lambda: clam.step(x[:, end - frame:end], state)), ("read", lambda: clam.read(state))):
-            if name == "read" and not (read_at == end).any():
-                continue
-            synchronise(x)
-            start = time.perf_counter()
-            result = function()
-            synchronise(x)
-            seconds[name] += time.perf_counter() - start
-            if name == "step":
-                state = result
-            else:
-                reads.append(result)
-    parallel, _ = clam.chunked(x, torch.unique(read_at[read_at > 0])[None])
-    frames = x.shape[1] // frame
-    return {"step_ms": round(1e3 * seconds["step"] / frames, 3), "read_ms": round(1e3 * seconds["read"] / len(reads), 3),
+        state = timed("step", clam.step, x[:, end - frame:end], state)
+        if end in ends:
+            reads.append(timed("read", clam.read, state))
+    parallel, _ = clam.chunked(x, ends[None])
+    return {"step_ms": round(1e3 * seconds["step"] / (x.shape[1] // frame), 3),
+            "read_ms": round(1e3 * seconds["read"] / len(reads), 3),
             "step_error": float(f"{distance(torch.stack(reads, 1), parallel):.3g}")}
 
 
@@ -399,8 +405,8 @@ def main():
     print(f"D = {args.width}, {args.heads} heads, M = {args.tokens}, {args.length} tokens, {args.reads} read-outs, "
           f"{device}, {torch.get_num_threads()} threads")
     summary = compare(clam, x, read_at, not args.no_compile) | compare_step(clam, x, read_at)
-    print(f"step, frame by frame: {summary['step_ms']} ms a frame of 10 tokens, read {summary['read_ms']} ms a narration; "
-          f"relative error: outputs {summary['step_error']:.1e}")
+    print(f"step {summary['step_ms']} ms a frame of 10 tokens, read {summary['read_ms']} ms a narration, without "
+          f"gradients; relative error: outputs {summary['step_error']:.1e}")
     print(json.dumps(summary))
 
 

@@ -42,6 +42,8 @@ LORA_TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)
 
 MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
+RANGES = {(1, 1e9): "memory_tokens memory_heads grid width max_new_tokens lora_rank lora_alpha",        # of Config
+          (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k", (1e-6, 1e6): "fps"}
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Config:
     memory_heads: int = 8                                 # h
     memory_target: bool = True                            # learned start of each memory token; not the paper's
     memory_dropout: float = 0.1                           # of CLAM's self-attention, in training
-    readout: str = "frame"                                # M_t after the whole frame; published weights: after its "cls"
+    readout: str = "frame"  # M_t after the whole frame; published weights: after its "cls"
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
     last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all of them
     keep_newline: bool = False                            # keep every newline, as the published FlowNar-C does
@@ -64,7 +66,7 @@ class Config:
     theta: float = 0.8                                    # narrate when p([SKIP]) <= theta,
     theta_low: float = 0.5                                # <= theta_low soon after a narration, that is within
     refractory: float = 4.0                               # seconds
-    max_new_tokens: int = 100                             # of a narration, end of text included; published, not in the paper
+    max_new_tokens: int = 100  # of a narration, end of text included; published, not in the paper
     lora_rank: int = 128
     lora_alpha: int = 256
     lora_dropout: float = 0.05                            # published, not in the paper
@@ -80,16 +82,14 @@ class Config:
             if getattr(self, name) not in (MEMORIES if name == "memory" else READOUTS):
                 choices = ", ".join(MEMORIES if name == "memory" else READOUTS)
                 raise BadData(f"{name} of a narrator is one of {choices}, not {getattr(self, name)!r}")
-        for low, high, names in ((1, 1e9, ("memory_tokens", "memory_heads", "grid", "width", "max_new_tokens", "lora_rank",
-                                           "lora_alpha")),
-                                 (0, 1, ("theta", "theta_low", "memory_dropout", "lora_dropout")),
-                                 (0, 1e9, ("refractory", "last_k")), (1e-6, 1e6, ("fps",))):
-            for name in names:
+        for (low, high), names in RANGES.items():
+            for name in names.split():
                 value = getattr(self, name)
                 if value is not None and not low <= value <= high:
                     raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
         if self.memory == "clam" and self.width % (2 * self.memory_heads):
-            raise BadData(f"memory_heads: the features' width {self.width} is not a multiple of twice {self.memory_heads} heads")
+            raise BadData(f"memory_heads: {self.memory_heads} heads do not fit features of width {self.width}, "
+                          "which must be a multiple of twice their number")
 
     @classmethod
     def infer(cls, weights: dict[str, Tensor], folder: Path) -> "Config":
@@ -121,7 +121,7 @@ class VisionEncoder(nn.Module):
         super().__init__()
         model, processor = checkpoint.load_vision(source, dtype)
         self.model, self.grid = model.to(device).eval().requires_grad_(False), grid
-        self.image_size, self.patches = model.config.image_size, (model.config.image_size // model.config.patch_size) ** 2
+        self.image_size = model.config.image_size
         self.mean, self.std = processor["image_mean"], processor["image_std"]
         self.width = model.config.hidden_size
 
@@ -164,7 +164,7 @@ def letterbox(frames: Tensor, size: int) -> Tensor:
     return F.pad(frames, (left, size - new[1] - left, top, size - new[0] - top))
 
 
-# ---------------------------------------------------------------------- §3.2 tokens: one layout for training and streaming
+# ---------------------------------------------------------------------- §3.2 tokens: one layout for both
 
 PROMPT, VISUAL, NARRATION = 0, 1, 2        # kinds of tokens: never removed; of a segment; of a narration
 FRAME, MEMORY = -1, -2                     # ids of the places that frame and memory embeddings take
@@ -301,7 +301,7 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True, device="cpu") -> Tensor:
-    """The training mask (§3.5, Fig. 4), bool [L, L]: query (row) may attend to key (column) if visible and not later."""
+    """The training mask (§3.5, Fig. 4), bool [L, L]: a query (row) attends to visible keys (columns), none later."""
     kind, segment, number = (torch.tensor(y, device=device) for y in (tokens.kind, tokens.segment, tokens.number))
     return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
 
@@ -399,7 +399,8 @@ class Narrator(nn.Module):
             places = [i for i, token in enumerate(tokens.ids) if token == place]
             if places:
                 projected = self.connector(visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype))
-                e = e.index_copy(0, torch.tensor(places, device=e.device), projected.to(e.dtype))  # E = MLP(X), Alg. 2, line 9
+                # E = MLP(X), Alg. 2, line 9
+                e = e.index_copy(0, torch.tensor(places, device=e.device), projected.to(e.dtype))
         return e
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
@@ -443,7 +444,8 @@ class Narrator(nn.Module):
         """
         T, last = len(x), narrations[-1][0]
         if x.dim() != 3 or x.shape[1:] != (self.config.J, self.config.width) or T <= last:
-            raise ValueError(f"expected frame tokens [> {last}, {self.config.J}, {self.config.width}], got {list(x.shape)}")
+            raise ValueError(f"expected frame tokens [> {last}, {self.config.J}, {self.config.width}], "
+                             f"got {list(x.shape)}")
         x = x[:last + 1].to(self.device, self.connector[0].weight.dtype)
         tokens = self.layout.sequence(narrations)
         memory = None
@@ -510,7 +512,7 @@ def three_segments() -> tuple[Layout, Tokens]:
 LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration, $ end of text"
 
 
-def draw(last_k: int | None, png: str | None):
+def draw_mask(last_k: int | None, png: str | None):
     """The mask of a short sequence: rows are queries, columns keys."""
     layout, tokens = three_segments()
     labels = [name.replace("[SKIP]", ",") for name in layout.spell(tokens)]
@@ -529,11 +531,11 @@ def draw(last_k: int | None, png: str | None):
         axes.imshow(image, cmap=colours, vmin=0, vmax=3)
         axes.set_xticks(range(len(labels)), labels, fontsize=7)
         axes.set_yticks(range(len(labels)), labels, fontsize=7)
-        axes.set(title="Training mask: prompt (grey), visual (blue), narrations (orange)", xlabel="keys", ylabel="queries")
+        axes.set(title="Training mask: prompt grey, visual blue, narrations orange", xlabel="keys", ylabel="queries")
         save_figure(figure, png)
 
 
-def table(last_k: int | None):
+def list_tokens(last_k: int | None):
     """The same sequence token by token, with its positions before and after the pruning at the end of segment 2."""
     layout, tokens = three_segments()
     kind, segment, number = (torch.tensor(y) for y in (tokens.kind, tokens.segment, tokens.number))
@@ -547,12 +549,12 @@ def table(last_k: int | None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Draw the training mask (Fig. 4) of a short sequence, or list its tokens.")
+    parser = argparse.ArgumentParser(description="Draw the training mask (Fig. 4) of a short sequence.")
     parser.add_argument("--last-k", type=whole, help="keep only the last k narrations (FlowNar-C)")
     parser.add_argument("--png", help="the mask also as a picture")
-    parser.add_argument("--tokens", action="store_true", help="list the tokens instead")
+    parser.add_argument("--tokens", action="store_true", help="list the tokens of the sequence instead")
     args = parser.parse_args()
-    command_line(lambda: table(args.last_k) if args.tokens else draw(args.last_k, args.png))
+    command_line(lambda: list_tokens(args.last_k) if args.tokens else draw_mask(args.last_k, args.png))
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ class Cache:
     def grow(self) -> None:
         """Twice the slots; layer by layer, so that only one is held twice."""
         more = len(self.kind)
-        self.kind, self.segment, self.number = (F.pad(y, (0, more), value=-1) for y in (self.kind, self.segment, self.number))
+        self.kind, self.segment, self.number = (
+            F.pad(y, (0, more), value=-1) for y in (self.kind, self.segment, self.number))
         self.positions = F.pad(self.positions, (0, more), value=EMPTY)
         for i, layer in enumerate(self.layers):
             self.layers[i] = tuple(F.pad(y, (0, 0, 0, more)) for y in layer)
@@ -218,7 +219,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
     p_skip = theta = fed = None
-    for t, x in enumerate(chain(frames, [None])):                                     # line 4; None: the source has ended
+    for t, x in enumerate(chain(frames, [None])):  # line 4; None: the source has ended
         ended = x is None
         if ended:
             t -= 1                                                                    # the last frame, once more
@@ -283,8 +284,8 @@ def open_frames(source: str, narrator: Narrator, vision: str | None, device: str
 
 def run(args: argparse.Namespace):
     device, dtype = choose(args.device, args.dtype)
-    changes = {name: getattr(args, name) for name in ("fps", "theta", "theta_low", "refractory", "last_k", "keep_newline")
-               if getattr(args, name) is not None}
+    names = "fps", "theta", "theta_low", "refractory", "last_k", "keep_newline"
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **changes)
     frames, total, video = open_frames(args.input, narrator, args.vision, device, dtype)
     if args.model is None and video is not None and video.size != TOY_SIZE:
@@ -314,8 +315,8 @@ def run(args: argparse.Namespace):
     if not count:
         raise BadData(f"{args.input} has no frames")
     cache = context.cache
-    print(f"{count} frames, {context.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, now "
-          f"{cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+    print(f"{count} frames, {context.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, "
+          f"now {cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
     if video is not None:
         video.report()
 
@@ -324,9 +325,9 @@ def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
     parser.add_argument("input", help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy narrator)")
-    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: what the checkpoint names)")
-    parser.add_argument("--vision", help="vision encoder: folder or hub id (default: what the checkpoint names)")
-    parser.add_argument("--fps", type=positive_float, help="frames per second to look at (default: the checkpoint's, 2)")
+    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: the checkpoint's)")
+    parser.add_argument("--vision", help="vision encoder: folder or hub id (default: the checkpoint's)")
+    parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
     parser.add_argument("--theta", type=probability, help="narrate when p([SKIP]) <= theta (default 0.8)")
     parser.add_argument("--theta-low", type=probability, help="the same soon after a narration (default 0.5)")
     parser.add_argument("--refractory", type=non_negative, help="how soon, in seconds (default 4)")
@@ -336,8 +337,8 @@ def main():
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    parser.add_argument("--compile", action="store_true", help="torch.compile CLAM and the feed-forwards (needs a C++ compiler)")
-    parser.add_argument("--explain", action="store_true", help="say for each frame what was fed, decided and pruned, and why")
+    parser.add_argument("--compile", action="store_true", help="torch.compile CLAM and the feed-forwards")
+    parser.add_argument("--explain", action="store_true", help="say what each frame fed, decided and pruned, and why")
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")

@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, adapter: dict, own: dict, weights: dict[str, 
 
 
 def checkpoint_folder(source: str) -> Path:
-    """The folder of a checkpoint; a name that is no folder is fetched from the hub: owner/name or owner/name@revision."""
+    """The folder of a checkpoint; other names, owner/name or owner/name@revision, are fetched from the hub."""
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -117,7 +117,8 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     tokenizer = load_tokenizer(source)
     try:
         name, how = pinned(source)
-        llm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, **how)
+        llm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+                                                   **how)
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error

@@ -189,7 +189,7 @@ def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]
         raise BadData(f"--device is cpu, cuda, cuda:N, mps or auto, not {device}")
     kind, _, number = device.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count() or kind == "mps" and not mps:
-        raise BadData(f"--device {device}: there is no such device here; use --device cpu, or auto for the best there is")
+        raise BadData(f"--device {device}: there is no such device here; use cpu, or auto for the best one")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if dtype not in DTYPES:

@@ -27,7 +27,8 @@ class Writers:
     whenever the stream stops. Texts must be single lines (common.py: one_line)."""
 
     def __init__(self, paths: dict[str, str | None], stack: ExitStack):
-        self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8")) for name, path in paths.items() if path}
+        self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8"))
+                      for name, path in paths.items() if path}
         self.put("vtt", "WEBVTT\n\n")
         self.last: dict | None = None
         stack.callback(self.finish)

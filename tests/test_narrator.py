@@ -221,4 +221,5 @@ def test_lists_the_tokens():
     run = subprocess.run([sys.executable, "narrator.py", "--tokens", "--last-k", "1"], cwd=ROOT, capture_output=True, text=True)
     rows = [line.split() for line in run.stdout.splitlines() if line[:8].strip().isdigit()]
     assert [row[0] for row in rows] == [str(i) for i in range(33)] and rows[15][1:4] == ["[SKIP]", "1", "visual"]
-    assert rows[11][-1] == "removed" and rows[7][-1] == "removed" and rows[31][-1] == "4)"     # (renumbered, it would be 4)
+    # (renumbered, it would be 4)
+    assert rows[11][-1] == "removed" and rows[7][-1] == "removed" and rows[31][-1] == "4)"

@@ -259,7 +259,8 @@ def test_frames_are_taken_one_by_one():
 
 def test_thresholds():
     config = nar.Config(theta=0.8, theta_low=0.5, refractory=4.0, fps=2.0)
-    assert [stream.threshold(t, 10, config, False) for t in (11, 18, 19)] == [0.5, 0.5, 0.8]   # strictly more than 8 frames
+    # strictly more than 8 frames
+    assert [stream.threshold(t, 10, config, False) for t in (11, 18, 19)] == [0.5, 0.5, 0.8]
     assert stream.threshold(11, 10, config, True) == 0.8
 
 
@@ -435,7 +436,8 @@ def test_interrupted_leaves_valid_files(tmp_path):
     path = features(tmp_path / "a.safetensors", torch.randn(20_000, 10, 128))
     process = subprocess.Popen([sys.executable, "stream.py", path, "--jsonl", tmp_path / "n.jsonl", "--trace", tmp_path / "t"],
                                cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # background jobs ignore it
+                               # background jobs ignore it
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline, trace = time.monotonic() + 60, tmp_path / "t"
     while time.monotonic() < deadline and not (trace.exists() and trace.stat().st_size > 500):
         time.sleep(0.1)

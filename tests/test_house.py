@@ -1,0 +1,86 @@
+"""The house: what stands where, imports that only point down, short lines and functions, one meaning for each name."""
+import ast
+from collections import defaultdict
+
+import pytest
+
+from helpers import ROOT
+
+TOP = ["clam.py", "data.py", "evaluate.py", "narrator.py", "stream.py", "train.py"]
+FOLDERS = ["baselines", "experiments", "support", "tests", "toy"]
+FILES = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] in TOP + FOLDERS]
+# whoever imports stands above: a file may import what its row names, and files of its own folder
+BELOW = {"support": [], "clam": ["support"], "baselines": ["clam", "support"], "narrator": ["baselines", "clam", "support"],
+         "toy.world": ["support"], "data": ["narrator", "baselines", "clam", "toy.world", "support"],
+         "stream": ["narrator", "baselines", "clam", "support"],
+         "toy.stages": ["narrator", "baselines", "clam", "toy.world", "support"],
+         "train": ["data", "stream", "narrator", "baselines", "clam", "toy", "support"],
+         "evaluate": ["data", "stream", "narrator", "baselines", "clam", "toy", "support"],
+         "experiments": ["train", "evaluate", "data", "stream", "narrator", "baselines", "clam", "toy", "support"]}
+CODE = [path for path in FILES if path.relative_to(ROOT).parts[0] != "tests"]
+
+
+def module(path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imports(path):
+    """Modules of this repository that a file imports, anywhere in it."""
+    known = {module(p) for p in CODE}
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (name for name in names if name in known)
+
+
+def functions(path):
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+def test_six_files_at_the_top():
+    assert sorted(path.name for path in ROOT.glob("*.py")) == TOP
+    assert sum(len((ROOT / name).read_text().splitlines()) for name in TOP) <= 2600
+
+
+@pytest.mark.parametrize("path", CODE, ids=module)
+def test_imports_point_down(path):
+    name = module(path)
+    own = name.split(".")[0]
+    allowed = next(below for key, below in BELOW.items() if name == key or own == key) if path.stem != "__init__" else []
+    for imported in imports(path):
+        within = imported.split(".")[0] == own and own in ("support", "baselines", "experiments")
+        assert within or any(imported == a or imported.startswith(a + ".") for a in allowed), f"{name} imports {imported}"
+
+
+def test_no_circles():
+    above = {module(path): set(imports(path)) for path in CODE}
+    while above:
+        free = [name for name, needs in above.items() if not needs & above.keys()]
+        assert free, f"these import each other: {sorted(above)}"
+        for name in free:
+            del above[name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_lines_and_functions_are_short(path):
+    lines = path.read_text().splitlines()
+    assert [i for i, line in enumerate(lines, 1) if len(line) > 120] == []
+    for node in functions(path):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 50, f"{node.name}, line {node.lineno}"
+
+
+def test_a_name_is_defined_once():
+    """No function or class of the top level of a file has a namesake in another one (main aside)."""
+    places = defaultdict(list)
+    for path in CODE:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main":
+                places[node.name].append(module(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize("path", CODE, ids=module)
+def test_every_file_says_what_it_is(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
