@@ -45,13 +45,15 @@ def command_line(main: Callable[[], None]) -> None:
     except NotDownloaded as error:                                             # the one message of several lines
         print(f"error: {error}", file=sys.stderr)
         code = 1
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        print(f"error: out of memory ({first_line(error)}); use a smaller model or --dtype bfloat16", file=sys.stderr)
-        code = 1
     except (BadData, OSError) as error:
         named = isinstance(error, OSError) and error.filename is not None
         message = f"{error.filename}: {error.strerror}" if named else str(error) or type(error).__name__
         print("error:", " ".join(message.split()), file=sys.stderr)
+        code = 1
+    except (RuntimeError, MemoryError) as error:                               # torch says it in several ways
+        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+            raise
+        print(f"error: out of memory ({first_line(error)[:200]}); use a smaller model or --dtype bfloat16", file=sys.stderr)
         code = 1
     sys.exit(code)
 

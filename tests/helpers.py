@@ -16,8 +16,8 @@ GOLDEN = ROOT.parent / "shared" / "golden"
 def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
     """A narrator with the toy's language model (or a given one) and random weights everywhere else, LoRA included."""
     torch.manual_seed(seed)
-    options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0, "lora_rank": 4, "lora_alpha": 8,
-               "lora_dropout": 0.0} | changes
+    options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0, "lora_rank": 4,
+               "lora_alpha": 8, "lora_dropout": 0.0} | changes
     folder = str(TOY / "llm")
     pair = load_llm(folder) if llm is None else (llm, load_tokenizer(folder))
     model = nar.Narrator(*pair, nar.Config(llm=folder, **options))
@@ -30,8 +30,8 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
 def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     """A small Llama with grouped-query attention: four heads of queries, two of keys."""
     torch.manual_seed(0)
-    sizes = LlamaConfig(vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                        num_key_value_heads=2, attn_implementation="sdpa")
+    sizes = LlamaConfig(vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                        num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
     llm = LlamaForCausalLM(sizes)
     for p in llm.parameters():                      # not its buffers: rotations stay fp32, as from_pretrained has them
         p.data = p.data.to(dtype)
@@ -47,8 +47,8 @@ def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9,
 
 
 def published(model: nar.Narrator, x: torch.Tensor, case: dict):
-    """The published parallel forward, for comparison only: its token ids (the instruction's full stop and the newline are
-    one token) and its looser training mask. `case` is one of golden/*/teacher_forced.json. Returns as Narrator.forward.
+    """The published parallel forward, for comparison only: its token ids (the instruction's full stop and the newline
+    are one token) and its looser training mask. `case` is one of golden/*/teacher_forced.json. Returns as Narrator.forward.
     """
     tokens, mask = published_mask(model, case["input_ids"])
     memory = None

@@ -98,10 +98,12 @@ def test_revisions_can_be_pinned(tmp_path, monkeypatch):
     """owner/name@revision asks the hub for that revision, of narrators, language and vision models alike."""
     tiny().save(tmp_path)
     asked = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **kwargs: asked.append((name, kwargs["revision"])) or str(tmp_path))
+    fetch = lambda name, revision, **_: asked.append((name, revision)) or str(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     nar.Narrator.load("owner/name@v1.0")
     assert asked == [("owner/name", "v1.0")]
-    assert pinned("owner/name@abc") == ("owner/name", {"revision": "abc"}) and pinned("owner/name") == ("owner/name", {})
+    assert pinned("owner/name@abc") == ("owner/name", {"revision": "abc"})
+    assert pinned("owner/name") == ("owner/name", {})
     assert pinned("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
     (tmp_path / "b@c").mkdir()
     assert pinned(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})

@@ -108,10 +108,10 @@ def test_hidden_frames_have_no_influence():
 # ------------------------------------------------------------------ settings
 
 @pytest.mark.parametrize("name, value", [
-    ("fps", 0), ("fps", float("nan")), ("theta", 1.7), ("theta_low", -0.1), ("last_k", -3), ("memory_heads", 0), ("memory_heads", 3),
-    ("memory_tokens", 0), ("grid", 0), ("width", -1), ("refractory", -1), ("refractory", float("inf")), ("max_new_tokens", 0),
-    ("lora_rank", 0), ("memory", None), ("memory", 5), ("memory", "clamm"), ("readout", "last"), ("prune", 1), ("last_k", 2.5),
-    ("fps", True), ("lora_dropout", 2), ("llm", None)])
+    ("fps", 0), ("fps", float("nan")), ("theta", 1.7), ("theta_low", -0.1), ("last_k", -3), ("memory_heads", 0),
+    ("memory_heads", 3), ("memory_tokens", 0), ("grid", 0), ("width", -1), ("refractory", -1), ("lora_rank", 0),
+    ("refractory", float("inf")), ("max_new_tokens", 0), ("memory", None), ("memory", 5), ("memory", "clamm"),
+    ("readout", "last"), ("prune", 1), ("last_k", 2.5), ("fps", True), ("lora_dropout", 2), ("llm", None)])
 def test_every_setting_is_checked(name, value):
     with pytest.raises(BadData, match=name):
         nar.Config(**{name: value})
@@ -209,16 +209,19 @@ def test_letterbox_keeps_the_aspect_ratio():
     assert square[:, :, 5:15].min() == 1 and square[:, :, :5].max() == 0 and square[:, :, 15:].max() == 0
 
 
+def command(*arguments):
+    return subprocess.run([sys.executable, "narrator.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+
+
 def test_draws_figure_4(tmp_path):
-    run = subprocess.run([sys.executable, "narrator.py", "--last-k", "1", "--png", str(tmp_path / "mask.png")], cwd=ROOT,
-                         capture_output=True, text=True)
+    run = command("--last-k", "1", "--png", tmp_path / "mask.png")
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("■") > 100 and (tmp_path / "mask.png").stat().st_size > 5000
     assert "segment " in run.stdout and "A: Assistant:" in run.stdout
 
 
 def test_lists_the_tokens():
-    run = subprocess.run([sys.executable, "narrator.py", "--tokens", "--last-k", "1"], cwd=ROOT, capture_output=True, text=True)
+    run = command("--tokens", "--last-k", "1")
     rows = [line.split() for line in run.stdout.splitlines() if line[:8].strip().isdigit()]
     assert [row[0] for row in rows] == [str(i) for i in range(33)] and rows[15][1:4] == ["[SKIP]", "1", "visual"]
     # (renumbered, it would be 4)

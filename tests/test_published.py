@@ -1,5 +1,5 @@
-"""The published format (weights such as zeyun-zhong/flownar-1B-ego4d): CLAM, loss, gradients, mask and PEFT, against what the
-published implementation computed. Identical narrations are in test_stream.py, teacher-forced metrics in test_evaluate.py.
+"""The published format with the full vocabulary: gradients, probabilities and PEFT, against what the published
+implementation computed. What needs no licensed tokenizer is in test_golden.py.
 """
 import json
 
@@ -15,7 +15,8 @@ golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not
 
 
 def load(name):
-    return nar.Narrator.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **({"last_k": 2, "keep_newline": True} if name == "flownar_c" else {}))
+    options = {"last_k": 2, "keep_newline": True} if name == "flownar_c" else {}
+    return nar.Narrator.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **options)
 
 
 @golden
@@ -93,7 +94,8 @@ def test_our_checkpoints_load_in_peft(tmp_path):
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["modules_to_save"] == ["connector", "clustering"] and config["peft_type"] == "LORA"
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"modules_to_save": None}))
-    theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(TOY / "llm", dtype=torch.float32), str(tmp_path)).eval()
+    base = AutoModelForCausalLM.from_pretrained(TOY / "llm", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, str(tmp_path)).eval()
     e = torch.randn(1, 12, 128)
     with torch.no_grad():
         ours = model.logits(model.llm.model(inputs_embeds=e).last_hidden_state)
@@ -109,7 +111,8 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     loaded = nar.Narrator.load("zeyun-zhong/flownar-1B-ego4d")
     x, narrations = video(model)
     with torch.no_grad():
-        assert torch.equal(loaded(x, narrations)[0], model(x, narrations)[0]) and asked == ["zeyun-zhong/flownar-1B-ego4d"]
+        assert torch.equal(loaded(x, narrations)[0], model(x, narrations)[0])
+    assert asked == ["zeyun-zhong/flownar-1B-ego4d"]
 
     def refuse(name, **kwargs):
         raise OSError("404 no such\nrepository")

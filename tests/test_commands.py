@@ -1,0 +1,98 @@
+"""Every command, with nonsense for every option: exit code 1 or 2 and a few lines, never a traceback."""
+import argparse
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import clam
+import data
+import evaluate
+import narrator
+import stream
+import train
+from experiments import efficiency, figures
+from helpers import TOY
+from support import captions
+
+NONSENSE = ("nonsense", "-1", "nan", "1e400", "", "../../x\0y")
+# each command with arguments that work, and quickly, in a folder that `world` has furnished
+COMMANDS = {
+    "stream": (stream, "x.safetensors --device cpu"),
+    "score": (evaluate, "score --pred p.json --gt g.json"),
+    "evaluate stream": (evaluate, "stream --data toy --root toys --limit 1 --device cpu"),
+    "evaluate teacher": (evaluate, "teacher --data toy --root toys --limit 1 --device cpu"),
+    "data stats": (data, "stats --data toy --root toys"),
+    "data toy": (data, "toy --seed 1 --minutes 0.02 --output new.mp4"),
+    "data encode": (data, f"encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu"),
+    "data rewrite": (data, f"rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu"),
+    "train": (train, "--data ek100 --root nowhere --device cpu"),
+    "clam": (clam, "--width 16 --heads 2 --length 20 --reads 2 --no-compile"),
+    "narrator": (narrator, ""),
+    "efficiency": (efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --video toys/a.mp4 --device cpu"),
+    "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
+    "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
+}
+
+
+class Parsed(Exception):
+    pass
+
+
+def options(module, line: str) -> list[str]:
+    """The options of a command that take a value."""
+    def caught(parser, *_, **__):
+        raise Parsed(parser)
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(Parsed) as found:
+        module.main()
+    actions, first = found.value.args[0]._actions, line.split(" ")[0]
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction) and first in action.choices:
+            actions = action.choices[first]._actions
+    return [action.option_strings[-1] for action in actions if action.option_strings and action.nargs != 0]
+
+
+def call(module, words: list[str]) -> tuple[int, str]:
+    err = io.StringIO()
+    with mock.patch("sys.argv", ["command", *words]), redirect_stdout(io.StringIO()), redirect_stderr(err):
+        try:
+            module.main()
+            return 0, err.getvalue()
+        except SystemExit as end:
+            return end.code or 0, err.getvalue()
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A folder with a little of everything; models are loaded once, Java is not started."""
+    monkeypatch.chdir(tmp_path)
+    save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
+    (tmp_path / "toys").mkdir()
+    data.write_toy(1, 0.02, tmp_path / "toys" / "a.mp4")
+    for name in ("p.json", "g.json"):
+        (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
+    monkeypatch.setattr(narrator.Narrator, "load", cache(narrator.Narrator.load))
+    monkeypatch.setattr(captions, "java_problem", lambda: "needs Java")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nonsense_is_refused_in_a_few_lines(name, world):
+    module, line = COMMANDS[name]
+    found = options(module, line)
+    assert found or name == "narrator"
+    refused = 0
+    for option in found:
+        for value in NONSENSE:
+            code, err = call(module, line.split() + [f"{option}={value}"])
+            lines = [one for one in err.replace("\r", "\n").splitlines() if one.startswith(("error", "command"))]
+            assert code in (0, 1, 2) and "Traceback" not in err, (option, value, err)
+            assert (code == 0) == (not lines) and len(lines) <= 3, (option, value, err)
+            refused += code != 0
+    assert refused >= len(found)
