@@ -2,7 +2,7 @@
 
     python data.py toy --seed 7 --minutes 3 --output kitchen.mp4     a toy video and its ground truth, kitchen.json
     python data.py stats --data NAME                                 App. B.4's table for a data set
-    python data.py encode VIDEO... --output ROOT/features            frame features of videos (features.py)
+    python data.py encode VIDEO... --output ROOT/features            frame features of videos
     python data.py rewrite --data NAME --llm ID                      raw narrations as sentences, by a language model
 
 Glossary
@@ -12,7 +12,7 @@ narration   (frame, text): the sentence written after its frame; the first is at
 segment     the frames after one narration up to the next: as many segments as narrations
 memory      words of a narration that only visual memory can give; () where there are none (all but the toy)
 
-Annotation files are read in annotations.py, videos in video.py, features in features.py.
+support/ reads annotation files (annotations.py), videos (video.py) and features (features.py).
 """
 from __future__ import annotations
 
@@ -20,30 +20,35 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from narrator import VisionEncoder
 from support import annotations
-from support.annotations import Notes
-from support.common import BadData, choose, command_line, rank, read_json, replacing, write_json
-from support.features import Store, encode
-from toy import world
+from support.annotations import Notes, is_number
+from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, read_json, replacing,
+                            whole, write_json)
+from support.features import Store, encode_pictures, read_header
+from support.rewrite import rewrite
 from support.video import Video, write_video
+from toy import world
 
 
 # ----------------------------------------------------------------------------------------- time and frames
 
 def frame_at(time: float, fps: float) -> int:
     """The frame whose span (i / fps, (i + 1) / fps] holds a time in seconds; frame 0 for anything earlier."""
-    return max(0, ceil(time * fps - 1e-6) - 1)                     # 1e-6: time_of(i) * fps may exceed i + 1 by a rounding
+    return max(0, ceil(time * fps - 1e-6) - 1)                     # 1e-6: time_of(i) * fps may be rounded up
 
 
 def time_of(frame: int, fps: float) -> float:
@@ -61,6 +66,7 @@ class Sample:
     memory: list[tuple[str, ...]]              # one per narration: the words that only visual memory can give
     fps: float
     num_frames: int
+    duration: float                            # seconds of the whole video, of which the sample may be a part
     source: Callable[[], Iterator[np.ndarray]] | None                 # pictures, or
     read: Callable[[int, int], Tensor] | None = None                  # (start, stop) -> features [stop - start, J, D]
     tracks: list[list[tuple[float, str]]] | None = None               # ground truth in seconds, if it is more than that
@@ -72,22 +78,31 @@ class Sample:
         return self.source()
 
     def tokens(self, vision: Callable[[Tensor], Tensor] | None = None) -> Iterator[Tensor]:
-        """Frame tokens [J, D], one frame after the other, never all at once; `vision` encodes where there are pictures."""
+        """Frame tokens [J, D], frame by frame, never all at once; `vision` encodes where there are pictures."""
         if self.read is None:
-            for picture in self.frames():
-                yield vision(torch.from_numpy(picture)[None])[0]
+            yield from encode_pictures(self.frames(), vision)
         else:
             for start in range(0, self.num_frames, 256):
                 yield from self.read(start, min(start + 256, self.num_frames))
 
 
-def make_sample(name: str, told: Iterable[tuple[int, str, tuple]], fps: float, num_frames: int,
+def make_sample(name: str, narrations: Iterable[tuple[int, str, tuple]], fps: float, num_frames: int,
                 source: Callable[[], Iterator[np.ndarray]]) -> Sample:
     """A Sample from (frame, text, memory) in any order; of two on one frame the later replaces the earlier."""
-    by_frame = {frame: (text, memory) for frame, text, memory in told}
+    by_frame = {frame: (text, memory) for frame, text, memory in narrations}
     order = sorted(by_frame)
     return Sample(name, [(frame, by_frame[frame][0]) for frame in order], [by_frame[frame][1] for frame in order],
-                  fps, num_frames, source)
+                  fps, num_frames, num_frames / fps, source)
+
+
+def shorten(sample: Sample, max_frames: int | None) -> Sample:
+    """At most so many frames (None: any number) of a sample: as published, up to the last narration that fits."""
+    if max_frames is None or sample.num_frames <= max_frames:
+        return sample
+    narrations = [(frame, text) for frame, text in sample.narrations if frame < max_frames]
+    count = narrations[-1][0] + 1 if narrations else max_frames
+    return replace(sample, narrations=narrations, memory=sample.memory[:len(narrations)], num_frames=count,
+                   source=sample.source and (lambda: islice(sample.source(), count)))
 
 
 def read_sample(path: str | Path) -> Sample:
@@ -99,35 +114,31 @@ def read_sample(path: str | Path) -> Sample:
     "memory" may be left out. Raises BadData naming the file and the entry that is wrong.
     """
     path = Path(path)
-    content = read_json(path)
+    content, narrations = read_json(path), []
 
-    def check(right: bool, what: str) -> None:
+    def demand(right: bool, what: str) -> None:
         if not right:
             raise BadData(f"{path}: {what}")
 
-    check(isinstance(content, dict), 'must be an object with "video", "fps", "duration" and "narrations"')
-    check(isinstance(content.get("video"), str), '"video" must be the name of a file')
+    demand(isinstance(content, dict), 'must be an object with "video", "fps", "duration" and "narrations"')
+    demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
     for key in ("fps", "duration"):
-        check(is_number(content.get(key)) and content[key] > 0, f'"{key}" must be a number above 0')
-    check(isinstance(content.get("narrations"), list), '"narrations" must be a list')
-    fps, num_frames, told = content["fps"], frame_at(content["duration"], content["fps"]) + 1, []
+        demand(is_number(content.get(key)) and content[key] > 0, f'"{key}" must be a number above 0')
+    demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
+    fps, num_frames = content["fps"], frame_at(content["duration"], content["fps"]) + 1
     for n, entry in enumerate(content["narrations"]):
-        check(isinstance(entry, dict), f"narrations[{n}] must be an object")
+        demand(isinstance(entry, dict), f"narrations[{n}] must be an object")
         time, text, memory = entry.get("time"), entry.get("text"), entry.get("memory", [])
-        check(is_number(time) and time >= 0, f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
-        check(frame_at(time, fps) < num_frames, f"narrations[{n}]: {time} s is after the end ({content['duration']} s)")
-        check(isinstance(text, str) and text.strip(), f'narrations[{n}]: "text" must be a sentence')
-        check(isinstance(memory, list) and all(isinstance(word, str) for word in memory),
-              f'narrations[{n}]: "memory" must be a list of words')
-        told.append((time, text, tuple(memory)))
-    told.sort(key=lambda entry: entry[0])      # stable: "the later" of one frame is the later in time, then in the file
-    frames = ((frame_at(time, fps), text, memory) for time, text, memory in told)
+        demand(is_number(time) and time >= 0, f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
+        demand(frame_at(time, fps) < num_frames, f"narrations[{n}]: {time} s is after the end")
+        demand(isinstance(text, str) and text.strip(), f'narrations[{n}]: "text" must be a sentence')
+        demand(isinstance(memory, list) and all(isinstance(word, str) for word in memory),
+               f'narrations[{n}]: "memory" must be a list of words')
+        narrations.append((time, text, tuple(memory)))
+    narrations.sort(key=lambda entry: entry[0])    # stable: "the later" of one frame is later in time, then in the file
+    frames = ((frame_at(time, fps), text, memory) for time, text, memory in narrations)
     video = path.parent / content["video"]
     return make_sample(path.stem, frames, fps, num_frames, lambda: _decoded(video, fps, num_frames))
-
-
-def is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
 def _decoded(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:
@@ -141,32 +152,14 @@ def _decoded(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:
 
 # ------------------------------------------------------------------------------------------- the toy world
 
-# Seeds below a million are free: for demonstrations (`data.py toy --seed 7`) and tests of the code.
-TOY_SEEDS = {"train": range(1_000_000, 2_000_000), "val": range(2_000_000, 2_100_000),
-             "test": range(3_000_000, 3_100_000)}                  # test: for reported numbers only
-TOY_COUNT = {"train": 800, "val": 30, "test": 30}                  # videos if no limit is given
-TOY_SEGMENTS = (8, 12)                                             # least and most segments of a video
 MEAN_SEGMENT = 3.5                                                 # seconds
 
 
-def toy_sample(seed: int, segments: int) -> Sample:
-    """The toy video of a seed; rendered while its frames are asked for."""
-    kitchen = world.Kitchen(seed, segments)
-    told = ((n.frame, n.text, tuple(n.memory)) for n in kitchen.narrations)
-    return make_sample(f"toy-{seed}", told, world.FPS, len(kitchen), lambda: map(kitchen.render, range(len(kitchen))))
-
-
-def toy_samples(split: str, count: int, segments: tuple[int, int] = TOY_SEGMENTS) -> Iterator[Sample]:
-    """The first `count` toy videos of a split, each of lo to hi segments (inclusive), drawn from its own seed."""
-    if split not in TOY_SEEDS:
-        raise BadData(f"unknown split {split!r}; choose one of {', '.join(TOY_SEEDS)}")
-    seeds, (low, high) = TOY_SEEDS[split], segments
-    if not 1 <= count <= len(seeds):
-        raise BadData(f"toy {split}: give from 1 to {len(seeds)} videos, not {count}")
-    if not 1 <= low <= high:
-        raise BadData(f"toy {split}: segments must be (least, most), from 1 up, not {segments}")
-    draw = lambda seed: int(np.random.default_rng((seed, 0)).integers(low, high + 1))
-    return (toy_sample(seed, draw(seed)) for seed in seeds[:count])
+def toy_sample(kitchen: world.Kitchen) -> Sample:
+    """A toy video; rendered while its frames are asked for."""
+    narrations = ((n.frame, n.text, n.memory) for n in kitchen.narrations)
+    return make_sample(f"toy-{kitchen.seed}", narrations, world.FPS, len(kitchen),
+                       lambda: map(kitchen.render, range(len(kitchen))))
 
 
 def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
@@ -174,64 +167,71 @@ def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
     output = Path(output)
     if output.suffix.lower() != ".mp4":
         raise BadData(f"{output}: the name of the output must end in .mp4")
-    if seed < 0 or not (isfinite(minutes) and minutes > 0):
-        raise BadData(f"--seed must be 0 or more and --minutes more than 0, not {seed} and {minutes}")
+    if not 0 < minutes <= 24 * 60:
+        raise BadData(f"--minutes must be more than 0 and at most {24 * 60}, not {minutes}")
     segments = ceil(60 * minutes / MEAN_SEGMENT)
-    sample = toy_sample(seed, segments)
-    segments = max(1, round(segments * 60 * minutes * sample.fps / sample.num_frames))     # segments vary: correct once
-    sample = toy_sample(seed, segments)
+    frames = len(world.Kitchen(seed, segments))
+    segments = max(1, round(segments * 60 * minutes * world.FPS / frames))                 # segments vary: correct once
+    sample = toy_sample(world.Kitchen(seed, segments))
     narrations = [{"time": time_of(frame, sample.fps), "text": text} | ({"memory": list(words)} if words else {})
                   for (frame, text), words in zip(sample.narrations, sample.memory)]
-    content = {"video": output.name, "fps": sample.fps, "duration": sample.num_frames / sample.fps,
-               "narrations": narrations}
-    with replacing(output.with_suffix(".json")) as part:
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        bar = tqdm(sample.frames(), total=sample.num_frames, desc=output.name, unit="frame", leave=False, disable=None)
-        write_video(output, bar, sample.fps)
+    content = {"video": output.name, "fps": sample.fps, "duration": sample.duration, "narrations": narrations}
+    bar = tqdm(sample.frames(), total=sample.num_frames, desc=output.name, unit="frame", leave=False, disable=None)
+    write_video(output, bar, sample.fps)
+    write_json(output.with_suffix(".json"), content)
     return sample
 
+
+# ------------------------------------------------------------------------------------------- any data set
 
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 
 
 def load_dataset(name: str, root: str | Path | None = None, split: str = "val", limit: int | None = None,
-                 streaming: bool = False, max_frames: int | None = None, shape: tuple = (None, None)) -> Iterator[Sample]:
+                 streaming: bool = False, max_frames: int | None = None,
+                 shape: tuple = (None, None)) -> Iterator[Sample]:
     """The samples of a data set, one after the other.
 
     name        "toy": without a root it is rendered on the fly; with one, it is read from ROOT/SPLIT if there is such a
                 folder, else from ROOT, in the order of the names of the .json files (each beside its .mp4). The others:
                 one sample per annotator and video, from the first narration to the last; root is data/NAME by default
-    limit       at most so many; None: all in the root, or TOY_COUNT of the split
+    limit       at most so many; None: all in the root, or world.VIDEOS of the split
     streaming   what the self-conditioned protocol runs over: a video once, with the tracks of all its annotators
-    max_frames  a sample ends with the last narration before so many frames
+    max_frames  a sample ends with the last narration that fits into so many frames (what is streamed is never cut)
     shape       (J, D) that features must have
     Raises BadData for unknown names and splits, for a root without samples, and for what is damaged in it.
     """
     if name not in DATASETS:
         raise BadData(f"unknown data set {name!r}; choose one of {', '.join(DATASETS)}")
-    if limit is not None and limit < 1:
-        raise BadData(f"the limit must be 1 video or more, not {limit}")
+    for value in (limit, max_frames):
+        if value is not None and value < 1:
+            raise BadData(f"the limit of videos or frames must be 1 or more, not {value}")
+    max_frames = None if streaming else max_frames
     if name != "toy":
         return annotated(name, Path(root or f"data/{name}"), split, limit, streaming, max_frames, shape)
-    if split not in TOY_SEEDS:
-        raise BadData(f"unknown split {split!r}; choose one of {', '.join(TOY_SEEDS)}")
+    if split not in world.SEEDS:
+        raise BadData(f"unknown split {split!r}; choose one of {', '.join(world.SEEDS)}")
     if root is None:
-        return toy_samples(split, limit or TOY_COUNT[split])
+        return (shorten(toy_sample(kitchen), max_frames) for _, kitchen in world.kitchens(split, limit))
     folder = Path(root) / split if (Path(root) / split).is_dir() else Path(root)
     files = sorted(folder.glob("*.json"))[:limit]
     if not files:
         raise BadData(f"{folder}: {'has no .json files' if folder.is_dir() else 'no such folder'}; "
                       f"make some: python data.py toy --count 10 --output {root}")
-    return map(read_sample, files)
+    return (shorten(read_sample(file), max_frames) for file in files)
 
 
 def annotated(name: str, root: Path, split: str, limit: int | None, streaming: bool, max_frames: int | None,
               shape: tuple) -> Iterator[Sample]:
-    """Ego4D, EgoExo4D, EPIC: annotations and features put together; what was put right is said on stderr."""
+    """Ego4D, EgoExo4D, EPIC: annotations and features put together; what was corrected is said on stderr."""
     notes = Notes()
     found = (annotations.intervals if streaming else annotations.tracks)(name, root, split, notes)[:limit]
     store = Store(root, annotations.take_names(root) if name == "egoexo4d" else None)
-    samples = [(streamed if streaming else told)(one, store, shape, notes, max_frames) for one in found]
+    samples = [interval_sample(one, store, shape) if streaming else track_sample(one, store, shape, notes)
+               for one in found]
+    before = sum(len(sample.narrations) for sample in samples)
+    samples = [shorten(sample, max_frames) for sample in samples]
+    notes.add("narrations cut off by the limit of frames", before - sum(len(sample.narrations) for sample in samples))
     if not samples:
         raise BadData(f"{root}: the {split} split of {name} has no narrations")
     if rank()[0] == 0:
@@ -239,27 +239,80 @@ def annotated(name: str, root: Path, split: str, limit: int | None, streaming: b
     return iter(samples)
 
 
-def told(track: annotations.Track, store: Store, shape: tuple, notes: Notes, max_frames: int | None = None) -> Sample:
+def track_sample(track: annotations.Track, store: Store, shape: tuple, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first to the last."""
     entry = store.entry(track.video)
-    placed = annotations.place(track.narrations, entry["duration"], world.FPS, notes, entry.get("frames"))
+    placed = annotations.assign_frames(track.narrations, entry["duration"], world.FPS, notes, entry.get("frames"))
     first = placed[0][0]
-    narrations = [(frame - first, text) for frame, text in placed if max_frames is None or frame - first < max_frames]
-    notes.add("narrations cut off by the limit of frames", len(placed) - len(narrations))
-    return Sample(f"{track.video}/{track.annotator}", narrations, [()] * len(narrations), world.FPS, narrations[-1][0] + 1,
-                  None, lambda start, stop: store.read(track.video, first + start, first + stop, *shape))
+    narrations = [(frame - first, text) for frame, text in placed]
+    return Sample(f"{track.video}/{track.annotator}", narrations, [()] * len(narrations), world.FPS,
+                  narrations[-1][0] + 1, entry["duration"], None,
+                  lambda start, stop: store.read(track.video, first + start, first + stop, *shape))
 
 
-def streamed(interval: annotations.Interval, store: Store, shape: tuple, *_) -> Sample:
+def interval_sample(interval: annotations.Interval, store: Store, shape: tuple) -> Sample:
     """An interval of a video with all its tracks; its narrations' times count from the start of the video."""
-    first, stop = int(interval.start * world.FPS), int(interval.end * world.FPS) + 1
-    count = min(stop, store.rows(interval.video)) - first
+    video, first, stop = interval.video, int(interval.start * world.FPS), int(interval.end * world.FPS) + 1
+    count = min(stop, store.rows(video)) - first
     if count < 1:
-        raise BadData(f"{store.locate(interval.video)[0]}, video {interval.video}: ends before its narrations begin "
-                      f"({interval.start} s)")
-    return Sample(f"{interval.video}_{first}_{stop}", [], [], world.FPS, count, None,
-                  lambda start, stop: store.read(interval.video, first + start, first + stop, *shape),
+        raise BadData(f"{store.locate(video)[0]}, video {video}: ends before its narrations begin ({interval.start} s)")
+    return Sample(f"{video}_{first}_{stop}", [], [], world.FPS, count, store.entry(video)["duration"], None,
+                  lambda start, stop: store.read(video, first + start, first + stop, *shape),
                   [one.narrations for one in interval.tracks], interval.start, interval.origin)
+
+
+# ------------------------------------------------------------------------------------------- features and statistics
+
+def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid: int, batch: int, device: str,
+                  shard: tuple[int, int] = (0, 1)):
+    """Features of videos, one bf16 file per video and features_metadata.json; BadData at the end if any failed.
+
+    batch: frames at once; shard: (i, n), only every n-th video from the i-th on.
+
+    Files appear when they are complete, and finished ones are not made again: after a kill, run it again. BadData at
+    once if the folder holds a damaged file, or one made with other settings.
+    """
+    for name, count in Counter(Path(source).stem for source in videos).items():
+        if count > 1:
+            raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
+    paths = {source: output / f"{Path(source).stem}.safetensors" for source in videos}
+    output.mkdir(parents=True, exist_ok=True)
+    settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}
+    for path in output.glob("*.safetensors"):
+        made = read_header(path)[1]
+        if any(made.get(key) != value for key, value in settings.items()):
+            raise BadData(f"{path}: was made with other settings ({made}); delete it, or choose another --output")
+    mine, failed = [source for source in videos[shard[0]::shard[1]] if not paths[source].exists()], []
+    encoder = VisionEncoder(vision, grid, *choose(device)) if mine else None
+    for source in tqdm(mine, desc=f"encoding {shard[0] + 1}/{shard[1]}", unit="video"):
+        try:
+            video = Video(source, fps, largest=2 * encoder.image_size)
+            x = torch.stack([tokens.to("cpu", torch.bfloat16) for tokens in encode_pictures(video, encoder, batch)])
+        except BadData as error:
+            failed.append(str(error))
+            continue
+        video.report()
+        with replacing(paths[source]) as part:
+            save_file({"features": x}, part, metadata=settings | {"duration": str(len(x) / fps)})
+    write_metadata(output)
+    if failed:
+        print(*failed, sep="\n", file=sys.stderr)
+        raise BadData(f"{len(failed)} of {len(mine)} videos could not be encoded (listed above); the others are done")
+
+
+def write_metadata(output: Path):
+    """features_metadata.json of all feature files in a folder, whichever process has made them.
+
+    Several processes may end at once. Each looks again after it has written, so the one that writes last has seen all
+    files whose process has written before it: none is lost, however they interleave, on any file system.
+    """
+    seen, files = None, sorted(output.glob("*.safetensors"))
+    while files != seen:
+        headers = {path: read_header(path) for path in files}
+        write_json(output / "features_metadata.json", {
+            path.stem: {"duration": float(settings["duration"]), "path": path.name, "frames": frames}
+            for path, (frames, settings) in headers.items()})
+        seen, files = files, sorted(output.glob("*.safetensors"))
 
 
 # What App. B.4 says of the data sets, in the order of `statistics`; narrations are counted in Llama's tokens
@@ -267,13 +320,13 @@ PAPER = {"ego4d": (102986, 17059, 237.7, 92.0, 53, 4.5, 12), "egoexo4d": (3219, 
          "ek100": (495, 138, 493.9, 621.3, 112, 4.4, 10)}
 
 
-def statistics(samples: Iterable[Sample], count: Callable[[str], int] = lambda text: len(text.split())) -> dict:
+def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = lambda text: len(text.split())) -> dict:
     """App. B.4's columns: seconds, counts and words (mean over videos; durations and words over all narrations)."""
     lengths, counts, words, recalled = [], [], [], 0
     for sample in samples:
         lengths.append(sample.num_frames / sample.fps)
         counts.append(len(sample.narrations))
-        words += [count(text) for _, text in sample.narrations]
+        words += [words_in(text) for _, text in sample.narrations]
         recalled += sum(map(bool, sample.memory))
     each = max(1, len(words))                                      # videos without narrations have no segments
     return {"videos": len(lengths), "length_mean": float(np.mean(lengths)), "length_std": float(np.std(lengths)),
@@ -287,11 +340,10 @@ def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
         sample = write_toy(options.seed, options.minutes, output)
-        print(f"{output}, {output.with_suffix('.json')}: {sample.num_frames / sample.fps:g} s, "
-              f"{len(sample.narrations)} narrations")
+        print(f"{output}, {output.with_suffix('.json')}: {sample.duration:g} s, {len(sample.narrations)} narrations")
         return
-    if options.count < 1 or output.suffix.lower() == ".mp4":
-        raise BadData(f"--count must be 1 or more, and from 2 on --output is a folder, not {output} for {options.count}")
+    if output.suffix.lower() == ".mp4":
+        raise BadData(f"{options.count} videos need a folder as --output, not {output}")
     output.mkdir(parents=True, exist_ok=True)
     for seed in tqdm(range(options.seed, options.seed + options.count), desc=str(output), unit="video"):
         video = output / f"toy-{seed:07d}.mp4"
@@ -301,88 +353,50 @@ def toy_command(options: argparse.Namespace) -> None:
 
 
 def stats_command(options: argparse.Namespace) -> None:
-    samples, count, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
+    samples, more, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
     if options.llm:
         from support.checkpoint import load_tokenizer
         tokenizer, unit = load_tokenizer(options.llm), "tokens"
-        count = {"count": lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])}
-    stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **count)
+        more = {"words_in": lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])}
+    stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **more)
     print(f"        videos   length [s]          segments  seg. dur. [s]  {unit} / narration  memory narrations")
-    print("here   {videos:7d}  {length_mean:7.1f} +- {length_std:5.1f}  {segments_per_video:9.1f}  {segment_duration:13.2f}  "
-          "{words_per_narration:17.1f}  {memory_share:17.1%}".format_map(stats))
+    print("here   {videos:7d}  {length_mean:7.1f} +- {length_std:5.1f}  {segments_per_video:9.1f}  "
+          "{segment_duration:13.2f}  {words_per_narration:17.1f}  {memory_share:17.1%}".format_map(stats))
     if options.data in PAPER:
         train, val, mean, deviation, segments, duration, tokens = PAPER[options.data]
-        print(f"paper  {train if options.split == 'train' else val:7d}  {mean:7.1f} +- {deviation:5.1f}  {segments:9.1f}  "
-              f"{duration:13.2f}  {tokens:17.1f}" + ("" if options.llm else "  (tokens of Llama; --llm counts them here, too)"))
+        videos, note = train if options.split == "train" else val, "" if options.llm else "  (tokens of Llama: --llm)"
+        print(f"paper  {videos:7d}  {mean:7.1f} +- {deviation:5.1f}  {segments:9.1f}  {duration:13.2f}  {tokens:17.1f}"
+              f"{note}")
     if options.json:
         print(json.dumps({"data": options.data, "split": options.split, "unit": unit} | stats))
 
 
 def encode_command(options: argparse.Namespace) -> None:
-    shard = rank()
-    if options.shard is not None:
-        match = re.fullmatch(r"(\d+)/(\d+)", options.shard)
-        shard = (int(match[1]) - 1, int(match[2])) if match else (-1, 0)
-        if not 0 <= shard[0] < shard[1]:
-            raise BadData(f"--shard is i/n with i from 1 to n, such as 1/4, not {options.shard}")
-    encode(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch, options.device,
-           shard)
+    encode_videos(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch,
+                  options.device, options.shard or rank())
 
 
-REWRITE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and the "
-           'present tense, with articles and a full stop. Add nothing. Answer with the sentence alone.\nNote: open fridge\n'
-           "Sentence: You open the fridge.\nNote: C puts the knife on the table\nSentence: You put the knife on the table.\n"
-           "Note: {note}\nSentence:")
+def parse_shard(text: str) -> tuple[int, int]:
+    """An argparse type: "I/N", I from 1 to N -> (I - 1, N)."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
+    return int(match[1]) - 1, int(match[2])
 
 
 def rewrite_command(options: argparse.Namespace) -> None:
-    """Write the published layout's annotation file from raw annotations; the sentences of a language model.
-
-    Kept in a .jsonl beside it as they come, so that it goes on where it was stopped.
-    """
-    from support.checkpoint import load_llm
-    name, root, notes = options.data, Path(options.root or f"data/{options.data}"), Notes()
-    target = root / "annotations" / annotations.PUBLISHED[name].format(split=options.split)
-    if there := annotations.find(root, target.name):
-        raise BadData(f"{there} is there already")
-    tracks = annotations.tracks(name, root, options.split, notes)[:options.limit]
-    texts = sorted({text for track in tracks for _, text in track.narrations})
-    device, dtype = choose(options.device)
-    llm, tokenizer = load_llm(options.llm, dtype)
-    llm, done = llm.to(device).eval(), target.with_suffix(".jsonl")
-    done.parent.mkdir(parents=True, exist_ok=True)
-    sentences = dict(map(json.loads, done.read_text().splitlines())) if done.exists() else {}
-    with done.open("a") as file, torch.no_grad():
-        for text in tqdm([text for text in texts if text not in sentences], desc="rewriting", unit="sentence"):
-            ids = tokenizer(REWRITE.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
-            written = llm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False,
-                                   pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]
-            lines = tokenizer.decode(written, skip_special_tokens=True).strip().splitlines()
-            sentences[text] = lines[0].strip() if lines and lines[0].strip() else text
-            file.write(json.dumps([text, sentences[text]]) + "\n")
-            file.flush()
-    rewritten = lambda track: [{"time": time, "text": sentences[text]} for time, text in track.narrations]
-    content: dict = {}
-    for track in tracks:
-        if name == "ek100":
-            content[track.video] = rewritten(track)
-        elif name == "ego4d":
-            content.setdefault(track.video, {})[track.annotator] = rewritten(track)
-        else:
-            rows = [{"timestamp": row["time"], "text": row["text"], "ego_visible": True} for row in rewritten(track)]
-            content.setdefault(track.video, []).append({"descriptions": rows})
-    write_json(target, content)
-    print(f"{target}: {len(texts)} sentences, {len(tracks)} annotators")
+    rewrite(options.data, Path(options.root or f"data/{options.data}"), options.split, options.limit, options.llm,
+            *choose(options.device))
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="data.py", description="Data sets: statistics, features, the toy.")
     commands = parser.add_subparsers(dest="command", required=True)
     toy = commands.add_parser("toy", help="write toy videos with their ground truth")
-    toy.add_argument("--seed", type=int, default=7, help="which video (default: %(default)s)")
-    toy.add_argument("--minutes", type=float, default=3, help="about how long (default: %(default)s)")
+    toy.add_argument("--seed", type=whole, default=7, help="which video (default: %(default)s)")
+    toy.add_argument("--minutes", type=positive_float, default=3, help="about how long (default: %(default)s)")
     toy.add_argument("--output", required=True, help="FILE.mp4 (FILE.json comes beside it); a folder with --count")
-    toy.add_argument("--count", type=int, default=1, help="videos of SEED, SEED + 1, ...; finished ones are kept")
+    toy.add_argument("--count", type=positive_int, default=1, help="videos of SEED, SEED + 1, ...; finished are kept")
     toy.set_defaults(command=toy_command)
     stats = commands.add_parser("stats", help="size, length and narrations of a data set (App. B.4)")
     stats.set_defaults(command=stats_command)
@@ -391,11 +405,13 @@ def main(arguments: list[str] | None = None) -> None:
     encoding = commands.add_parser("encode", help="frame features of videos; finished ones are kept")
     encoding.add_argument("videos", nargs="+", metavar="VIDEO")
     encoding.add_argument("--output", required=True, help="folder; ROOT/features of a data set")
-    encoding.add_argument("--vision", default="google/siglip-large-patch16-384", help="hub id or folder (default: %(default)s)")
-    encoding.add_argument("--fps", type=float, default=2.0, help="default: %(default)s")
-    encoding.add_argument("--grid", type=int, default=3, help="pooled tokens per side (default: %(default)s)")
-    encoding.add_argument("--batch", type=int, default=32, help="frames at once (default: %(default)s)")
-    encoding.add_argument("--shard", metavar="I/N", help="only the I-th of N parts (under torchrun: by process)")
+    encoding.add_argument("--vision", default="google/siglip-large-patch16-384",
+                          help="hub id or folder (default: %(default)s)")
+    encoding.add_argument("--fps", type=positive_float, default=2.0, help="default: %(default)s")
+    encoding.add_argument("--grid", type=positive_int, default=3, help="pooled tokens per side (default: %(default)s)")
+    encoding.add_argument("--batch", type=positive_int, default=32, help="frames at once (default: %(default)s)")
+    encoding.add_argument("--shard", type=parse_shard, metavar="I/N",
+                          help="only the I-th of N parts (under torchrun: by process)")
     encoding.set_defaults(command=encode_command)
     rewriting = commands.add_parser("rewrite", help="raw narrations as sentences, by a language model")
     rewriting.add_argument("--llm", required=True, help="hub id or folder of an instruction-tuned model")
@@ -403,10 +419,11 @@ def main(arguments: list[str] | None = None) -> None:
     for one in (encoding, rewriting):
         one.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     for one in (stats, rewriting):
-        one.add_argument("--data", required=True, choices=None if one is stats else DATASETS[1:], help=" | ".join(DATASETS))
+        names = DATASETS if one is stats else DATASETS[1:]
+        one.add_argument("--data", required=True, choices=names, help=" | ".join(names))
         one.add_argument("--root", help="folder of the data set (default: data/NAME; the toy is rendered)")
         one.add_argument("--split", default="val", help="default: %(default)s")
-        one.add_argument("--limit", type=int, help="at most so many samples")
+        one.add_argument("--limit", type=positive_int, help="at most so many samples")
     options = parser.parse_args(arguments)
     options.command(options)
 

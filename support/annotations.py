@@ -1,13 +1,14 @@
 """Ego4D, EgoExo4D and EPIC-Kitchens-100: from annotation files to narrations in time (paper §4.1, App. B.4).
 
-Each data set comes in two forms, and either will do. *Published*: the sentences that the paper was trained with, rewritten
-by a language model (FlowNar-Data). *Raw*: the files of the data set's owners; tags are cleaned, and EPIC's "open fridge"
-becomes "You open the fridge." (`sentence`; `python data.py rewrite` lets a language model do it better).
+Each data set comes in two forms, and either will do. *Published*: the sentences that the paper was trained with,
+rewritten by a language model (FlowNar-Data). *Raw*: the files of the data set's owners; tags are cleaned, and EPIC's
+"open fridge" becomes "You open the fridge." (`sentence`; `python data.py rewrite` lets a language model do it better).
 
-Glossary:
-    track       what one annotator told about one video: [(seconds, sentence)], sorted
-    interval    the part of a video that is streamed in evaluation, with all tracks in it
-    notes       what was put right while reading, as counts; nothing is dropped in silence
+Glossary
+track       one annotator's narrations of one video: [(seconds, sentence)], sorted
+unseen      EgoExo4D's descriptions of what the camera wearer cannot see: not trained on, but part of what is streamed
+interval    the part of a video that is streamed in evaluation, with all tracks in it
+notes       counts of what was corrected while reading; nothing is dropped silently
 """
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from io import StringIO
+from math import ceil
 from pathlib import Path
 
-from support.common import BadData, NotDownloaded, read_json
+from support.common import BadData, NotDownloaded, read_json, read_text
 
 PUBLISHED = {"ego4d": "refined_narration_stream_{split}.json",
              "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
              "ek100": "refined_{split}_narrations.json"}
 RAW = {"ego4d": ("all_narrations_redacted.json", "narration.json"), "egoexo4d": ("atomic_descriptions_{split}.json",),
        "ek100": ("EPIC_100_{split}.csv",)}
-# Ego4D has no split for narrations: a video is for validation if it is in any benchmark's (key: where its file lists it)
+# Ego4D has no split for narrations: a video is for validation if any benchmark's file for it lists it, under this key
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos", "av": "videos",
               "fho_oscc-pnr": "clips", "fho_sta": "annotations", "vq": "videos"}
 
@@ -36,6 +38,7 @@ class Track:
     video: str
     annotator: str
     narrations: list[tuple[float, str]]
+    unseen: list[tuple[float, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Interval:
 
 @dataclass
 class Notes:
-    """Counts of what was put right."""
+    """Counts of what was corrected."""
     counts: Counter = field(default_factory=Counter)
 
     def add(self, what: str, n: int = 1) -> None:
@@ -61,13 +64,10 @@ class Notes:
 
 # ----------------------------------------------------------------------------------------------- files
 
-def places(root: Path, name: str) -> list[Path]:
-    return [root / "annotations" / name, root / name, root / "v2" / "annotations" / name]
-
-
-def find(root: Path, *names: str) -> Path | None:
-    """The first of the named files that there is, in root/annotations, root or root/v2/annotations."""
-    return next((path for name in names for path in places(root, name) if path.is_file()), None)
+def find_annotations(root: Path, *names: str) -> Path | None:
+    """The first of the named files that exists, in root/annotations, root or root/v2/annotations."""
+    folders = root / "annotations", root, root / "v2" / "annotations"
+    return next((folder / name for name in names for folder in folders if (folder / name).is_file()), None)
 
 
 def expect(right: bool, path: Path, entry: str, what: str) -> None:
@@ -75,8 +75,13 @@ def expect(right: bool, path: Path, entry: str, what: str) -> None:
         raise BadData(f"{path}, {entry}: {what}")
 
 
+def is_number(value) -> bool:
+    """A number that can be a time or a count: no NaN, no infinity, no true or false, nothing beyond a billion."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
-    """Said when no annotations of a data set are found."""
+    """The error when no annotations of a data set are found: what to get, and where to put it."""
     published = PUBLISHED[name].format(split=split)
     raw = " or ".join(file.format(split=epic_split(split) if name == "ek100" else split) for file in RAW[name])
     more = {"ego4d": ", with the benchmarks' files of the same release (they say which video is for validation)",
@@ -86,8 +91,8 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
         f"{name} is not in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data,\n"
         f"               or {raw} from {owner}{more}\n"
-        f"  features     {root}/features_metadata.json and the files it names under {root}/features, from FlowNar-Data,\n"
-        f"               or made of the videos: python data.py encode VIDEO... --output {root}/features\n"
+        f"  features     {root}/features_metadata.json and the files it names under {root}/features,\n"
+        f"               from FlowNar-Data, or by python data.py encode VIDEO... --output {root}/features\n"
         f"To try training at once, without any data: --data toy")
 
 
@@ -100,8 +105,8 @@ def clean(text: str) -> str:
     return " ".join([words[0].capitalize(), *words[1:]]) + "." if words else ""
 
 
-ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both", "all", "one", "two",
-            "three", "four", "it", "them", "this", "that", "these", "those"}
+ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both", "all", "one",
+            "two", "three", "four", "it", "them", "this", "that", "these", "those"}
 PREPOSITIONS = {"in", "into", "on", "onto", "from", "with", "to", "of", "off", "out", "over", "under", "around", "at",
                 "inside", "through", "for", "behind", "between", "near", "against", "towards", "by", "and"}
 PARTICLES = {"down", "up", "off", "on", "out", "in", "away", "back", "over", "around", "together", "apart"}
@@ -115,30 +120,30 @@ def sentence(narration: str, verb: str = "") -> str:
         return ""
     known = verb.lower().split("-")
     length = len(known) if words[:len(known)] == known else 1 + (len(words) > 2 and words[1] in PARTICLES)
-    told, rest = ["You", *words[:length]], words[length:]
+    written, rest = ["You", *words[:length]], words[length:]
     for before, word in zip([""] + rest, rest):
         if (before in PREPOSITIONS or not before) and word not in ARTICLES | PREPOSITIONS | PARTICLES:
-            told.append("the")
-        told.append(word)
-    return " ".join(told) + "."
+            written.append("the")
+        written.append(word)
+    return " ".join(written) + "."
 
 
 # ------------------------------------------------------------------------------------------------ tracks
 
 def seconds(value, path: Path, entry: str) -> float:
-    expect(isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value), path, entry,
-           f"the time must be a number of seconds, not {value!r}")
+    expect(is_number(value), path, entry, f"the time must be a number of seconds, not {value!r}")
     return float(value)
 
 
-def track(video: str, annotator: str, told: Iterable[tuple[float, str]], notes: Notes) -> Track:
-    """Sorted by time; narrations without words are left out."""
-    told = list(told)
-    kept = [(time, text) for time, text in told if text.strip(" .\n")]
-    notes.add("narrations without words left out", len(told) - len(kept))
+def track(video: str, annotator: str, rows: Iterable[tuple[float, str]], notes: Notes) -> Track:
+    """Sorted by time, none before 0; narrations without words are left out."""
+    rows = list(rows)
+    kept = [(time, text) for time, text in rows if text.strip(" .\n")]
+    notes.add("narrations without words left out", len(rows) - len(kept))
     ordered = sorted(kept, key=lambda pair: pair[0])
     notes.add("narrations that were not in the order of time", sum(a is not b for a, b in zip(kept, ordered)))
-    return Track(video, annotator, ordered)
+    notes.add("narrations moved from before the start of their video to 0 s", sum(time < 0 for time, _ in ordered))
+    return Track(video, annotator, [(max(0.0, time), text) for time, text in ordered])
 
 
 def published_rows(rows, path: Path, entry: str) -> list[tuple[float, str]]:
@@ -151,21 +156,27 @@ def published_rows(rows, path: Path, entry: str) -> list[tuple[float, str]]:
 
 
 def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
-    """All tracks of a split: published sentences if they are there, else raw annotations.
+    """All tracks of a split, for training and teacher-forced evaluation: without what the camera wearer cannot see.
 
-    Raises NotDownloaded if neither is, BadData naming file and entry if one is damaged.
+    Raises NotDownloaded if there are no annotations, BadData naming file and entry if they are damaged.
     """
+    found = every_track(name, root, split, notes)
+    notes.add("descriptions of what the camera wearer cannot see left out", sum(len(one.unseen) for one in found))
+    notes.add("annotators without narrations", sum(not one.narrations for one in found))
+    return [one for one in found if one.narrations]
+
+
+def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
+    """As `tracks`, with those that have nothing to train on; published sentences if they are there, else raw ones."""
     splits = ("train", "val", "test") if name == "ego4d" else ("train", "val")
     if split not in splits:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(splits)}")
-    if path := find(root, PUBLISHED[name].format(split=split)):
-        content = read_json(path)
-        expect(isinstance(content, dict), path, "top level", "expected an object with one entry per video")
-        found = READERS[name](content, path, notes)
-    else:
-        found = RAW_READERS[name](root, split, notes)
-    notes.add("annotators without narrations", sum(not t.narrations for t in found))
-    return [t for t in found if t.narrations]
+    path = find_annotations(root, PUBLISHED[name].format(split=split))
+    if path is None:
+        return RAW_READERS[name](root, split, notes)
+    content = read_json(path)
+    expect(isinstance(content, dict), path, "top level", "expected an object with one entry per video")
+    return READERS[name](content, path, notes)
 
 
 def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
@@ -178,7 +189,7 @@ def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
 
 def ego4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
     """narration.json: two passes per video, a track each; all_narrations_redacted.json: a track per annotator."""
-    path = find(root, *RAW["ego4d"])
+    path = find_annotations(root, *RAW["ego4d"])
     if path is None:
         raise what_to_download("ego4d", root, split)
     content = read_json(path)
@@ -186,50 +197,56 @@ def ego4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
     videos = content["videos"] if isinstance(content.get("videos"), dict) else content
     found = []
     for video in ego4d_split(root, split, videos):
-        entry, passes = videos[video], defaultdict(list)
+        entry, passes, rows = videos[video], defaultdict(list), []
         expect(isinstance(entry, dict), path, f"video {video}", "expected an object")
-        rows = [(None, row, "time", "text") for row in entry.get("narrations", [])]
-        for name, one in entry.items():
-            if name.startswith("narration_pass") and isinstance(one, dict):
-                rows += [(name, row, "timestamp_sec", "narration_text") for row in one.get("narrations", [])]
+        sources = [(None, entry, "time", "text")] + [(name, one, "timestamp_sec", "narration_text") for name, one
+                                                     in entry.items() if name.startswith("narration_pass")]
+        for name, one, time, text in sources:
+            listed = one.get("narrations", []) if isinstance(one, dict) else []
+            expect(isinstance(listed, list), path, f"video {video}", '"narrations" must be a list')
+            rows += [(name, row, time, text) for row in listed]
         for i, (annotator, row, time, text) in enumerate(rows):
             where = f"video {video}, narration {i}"
             expect(isinstance(row, dict) and isinstance(row.get(text), str), path, where, f"has no {text}")
-            told, words = seconds(row.get(time), path, where), clean(row[text])
+            when, words = seconds(row.get(time), path, where), clean(row[text])
             if len(words.split()) == 1:
                 notes.add("narrations of one word left out")
                 continue
-            passes[annotator or str(row.get("_annotation_uid"))].append((told, words))
-        found += [track(video, annotator, told, notes) for annotator, told in passes.items()]
+            passes[annotator or str(row.get("_annotation_uid"))].append((when, words))
+        found += [track(video, annotator, narrations, notes) for annotator, narrations in passes.items()]
     return found
 
 
 def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
     """val: in a benchmark's validation set; test: in one's test set and in none's validation set; train: all others."""
-    if path := find(root, f"narration_stream_video_uids_{split}.json"):
-        chosen = set(read_json(path))
+    if path := find_annotations(root, f"narration_stream_video_uids_{split}.json"):
+        chosen = read_json(path)
+        expect(isinstance(chosen, list), path, "top level", "expected a list of videos")
+        chosen = set(map(str, chosen))
         return [video for video in videos if video in chosen]
     held, missing = {"val": set(), "test": set()}, []
     for part, suffix in (("val", "val"), ("test", "test_unannotated")):
         for benchmark, key in BENCHMARKS.items():
-            path = find(root, f"{benchmark}_{suffix}.json")
+            path = find_annotations(root, f"{benchmark}_{suffix}.json")
             if path is None:
                 missing.append(f"{benchmark}_{suffix}.json")
                 continue
             content = read_json(path)
             expect(isinstance(content, dict) and isinstance(content.get(key), list), path, "top level",
                    f'expected a list "{key}"')
-            held[part] |= {row["video_uid"] for row in content[key] if isinstance(row, dict) and "video_uid" in row}
+            rows = (row for row in content[key] if isinstance(row, dict))
+            held[part] |= {row["video_uid"] for row in rows if isinstance(row.get("video_uid"), str)}
     if missing:
-        raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' files, and {len(missing)} are "
-                      f"missing: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}; put them into {root}/annotations")
+        few = ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
+        raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' files, and "
+                      f"{len(missing)} are missing: {few}; put them into {root}/annotations")
     held["test"] -= held["val"]
     return [video for video in videos
             if (video in held[split] if split in held else video not in held["val"] | held["test"])]
 
 
 def egoexo4d(content: dict, path: Path, notes: Notes) -> list[Track]:
-    """{take: [{"descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}; what the wearer cannot see is left out."""
+    """{take: [{"descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}"""
     found = []
     for take, annotators in content.items():
         expect(isinstance(annotators, list), path, f"take {take}", "expected a list of annotators")
@@ -240,20 +257,19 @@ def egoexo4d(content: dict, path: Path, notes: Notes) -> list[Track]:
                 notes.add("rejected annotators left out")
                 continue
             expect(isinstance(rows, list), path, entry, 'expected {"descriptions": [...]}')
-            told = []
+            visible: dict[bool, list] = {True: [], False: []}
             for i, row in enumerate(rows):
                 expect(isinstance(row, dict) and isinstance(row.get("text"), str), path, f"{entry}, description {i}",
                        "has no text")
-                if row.get("ego_visible") is False:
-                    notes.add("descriptions of what the wearer cannot see left out")
-                    continue
-                told.append((seconds(row.get("timestamp"), path, f"{entry}, description {i}"), row["text"].strip()))
-            found.append(track(take, str(number), told, notes))
+                time = seconds(row.get("timestamp"), path, f"{entry}, description {i}")
+                visible[row.get("ego_visible") is not False].append((time, row["text"].strip()))
+            found.append(track(take, str(number), visible[True], notes))
+            found[-1].unseen = track(take, str(number), visible[False], notes).narrations
     return found
 
 
 def egoexo4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
-    path = find(root, RAW["egoexo4d"][0].format(split=split))
+    path = find_annotations(root, RAW["egoexo4d"][0].format(split=split))
     if path is None:
         raise what_to_download("egoexo4d", root, split)
     content = read_json(path)
@@ -264,12 +280,12 @@ def egoexo4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
 
 def take_names(root: Path) -> dict[str, str]:
     """EgoExo4D: take_uid -> take_name, from takes.json; {} without it."""
-    path = find(root, "takes.json")
+    path = find_annotations(root, "takes.json")
     if path is None:
         return {}
     content = read_json(path)
     expect(isinstance(content, list), path, "top level", "expected a list of takes")
-    return {take["take_uid"]: take["take_name"] for take in content
+    return {str(take["take_uid"]): str(take["take_name"]) for take in content
             if isinstance(take, dict) and {"take_uid", "take_name"} <= take.keys()}
 
 
@@ -284,34 +300,38 @@ def epic_split(split: str) -> str:
 
 def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
     """EPIC's rows are not in the order of time; where one has no narration_timestamp, its action's start stands in."""
-    path = find(root, RAW["ek100"][0].format(split=epic_split(split)))
+    path = find_annotations(root, RAW["ek100"][0].format(split=epic_split(split)))
     if path is None:
         raise what_to_download("ek100", root, split)
-    told = defaultdict(list)
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        wanted = {"video_id", "narration", "start_timestamp"}
+    text, narrations = read_text(path), defaultdict(list)
+    if "\0" in text:
+        raise BadData(f"{path}: has zero bytes; damaged? get it again")
+    reader, wanted = csv.DictReader(StringIO(text)), {"video_id", "narration", "start_timestamp"}
+    try:
         expect(wanted <= set(reader.fieldnames or ()), path, "first line",
                f"expected the columns {', '.join(sorted(wanted))}")
         for row in reader:
             entry = f"line {reader.line_num}"
-            expect(None not in row and row["narration"] is not None and row["start_timestamp"] is not None, path, entry,
+            expect(None not in row and None not in map(row.get, wanted), path, entry,
                    "has not as many columns as the first line")
             stamp = (row.get("narration_timestamp") or "").strip()
             if stamp in ("", "nan", "NaN"):
                 notes.add("narrations without a timestamp, put at the start of their action")
                 stamp = row["start_timestamp"].strip()
-            told[row["video_id"]].append((clock(stamp, path, entry), sentence(row["narration"], row.get("verb") or "")))
-    return [track(video, "0", rows, notes) for video, rows in told.items()]
+            narrations[row["video_id"]].append((parse_time(stamp, path, entry),
+                                                sentence(row["narration"], row.get("verb") or "")))
+    except csv.Error as error:
+        raise BadData(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
+    return [track(video, "0", rows, notes) for video, rows in narrations.items()]
 
 
-def clock(text: str, path: Path, entry: str) -> float:
+def parse_time(text: str, path: Path, entry: str) -> float:
     """'00:01:02.5' -> 62.5"""
     parts = text.split(":")
-    expect(len(parts) == 3 and all(re.fullmatch(r"\d+(\.\d*)?", part) for part in parts), path, entry,
+    expect(len(parts) == 3 and all(re.fullmatch(r"\d{1,9}(\.\d*)?", part) for part in parts), path, entry,
            f"the time must be HH:MM:SS.sss, not {text!r}")
     hours, minutes, rest = map(float, parts)
-    return hours * 3600 + minutes * 60 + rest
+    return seconds(hours * 3600 + minutes * 60 + rest, path, entry)
 
 
 READERS = {"ego4d": ego4d, "egoexo4d": egoexo4d, "ek100": ek100}
@@ -323,43 +343,53 @@ RAW_READERS = {"ego4d": ego4d_raw, "egoexo4d": egoexo4d_raw, "ek100": ek100_raw}
 def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]:
     """What evaluation streams: Ego4D's summarised intervals, else each video from its first to its last narration.
 
-    The first segment begins with the interval in Ego4D, at 0 in the others (as published).
+    As published, the first segment begins with the interval in Ego4D, at 0 in the others, and EgoExo4D's unseen
+    descriptions are part of it.
     """
-    summaries = find(root, "segment_summaries.json") if name == "ego4d" and split == "val" else None
-    if summaries is None:
-        videos = defaultdict(list)
-        for one in tracks(name, root, split, notes):
-            videos[one.video].append(one)
-        span = lambda found: [time for one in found for time, _ in one.narrations]
-        return [Interval(video, min(span(found)), max(span(found)), found, min(span(found)) if name == "ego4d" else 0.0)
-                for video, found in videos.items()]
-    found, content = [], read_json(summaries)
-    expect(isinstance(content, dict), summaries, "top level", "expected an object with one entry per video")
-    for video, parts in content.items():
-        expect(isinstance(parts, dict), summaries, f"video {video}", 'expected {"start, end": {annotator: {...}}}')
-        for key, annotators in parts.items():
-            entry = f"video {video}, interval {key!r}"
-            match = re.fullmatch(r"\s*([\d.]+)\s*,\s*([\d.]+)\s*", key)
-            expect(match is not None and isinstance(annotators, dict), summaries, entry,
-                   'expected "start, end": {annotator: {...}}')
-            told = []
-            for annotator, one in annotators.items():
-                rows = one.get("narration") if isinstance(one, dict) else None
-                told.append(track(video, annotator, published_rows(rows, summaries, f"{entry}, annotator {annotator}"), notes))
-            start, end = map(float, match.groups())
-            found.append(Interval(video, start, end, [t for t in told if t.narrations], start))
+    summaries = find_annotations(root, "segment_summaries.json") if name == "ego4d" and split == "val" else None
+    if summaries is not None:
+        return summarised(summaries, notes)
+    videos = defaultdict(list)
+    for one in every_track(name, root, split, notes):
+        if rows := sorted(one.narrations + one.unseen, key=lambda pair: pair[0]):
+            videos[one.video].append(Track(one.video, one.annotator, rows))
+    found = []
+    for video, several in videos.items():
+        start, end = min(one.narrations[0][0] for one in several), max(one.narrations[-1][0] for one in several)
+        found.append(Interval(video, start, end, several, start if name == "ego4d" else 0.0))
     return found
 
 
-def place(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes,
-          frames_there: int | None = None) -> list[tuple[int, str]]:
+def summarised(path: Path, notes: Notes) -> list[Interval]:
+    """Ego4D's segment_summaries.json: {video: {"start, end": {annotator: {"narration": [{"time", "text"}]}}}}"""
+    found, content = [], read_json(path)
+    expect(isinstance(content, dict), path, "top level", "expected an object with one entry per video")
+    for video, parts in content.items():
+        expect(isinstance(parts, dict), path, f"video {video}", 'expected {"start, end": {annotator: {...}}}')
+        for key, annotators in parts.items():
+            entry = f"video {video}, interval {key!r}"
+            match = re.fullmatch(r"\s*(\d+\.?\d*)\s*,\s*(\d+\.?\d*)\s*", key)
+            expect(match is not None and isinstance(annotators, dict), path, entry,
+                   'expected "start, end": {annotator: {...}}')
+            start, end = (seconds(float(number), path, entry) for number in match.groups())
+            several = []
+            for annotator, one in annotators.items():
+                rows = published_rows(one.get("narration") if isinstance(one, dict) else None, path,
+                                      f"{entry}, annotator {annotator}")
+                several.append(track(video, annotator, rows, notes))
+            found.append(Interval(video, start, end, [one for one in several if one.narrations], start))
+    return found
+
+
+def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes,
+                  frames_there: int | None = None) -> list[tuple[int, str]]:
     """Narrations in seconds, sorted -> (frame of the feature file, sentence), frames strictly increasing.
 
     frames_there: how many frames the file has, if that is known; as published, it is taken to have one at the very end.
 
-    A narration is told at the first frame not before it. A sentence that repeats the one before it is left out. Two in
-    one frame's time are told one frame apart (the published loader loses one of them). Beyond the end of the video,
-    the first is told at the last frame and the others are left out.
+    A narration stands at the first frame not before it. A sentence that repeats the one before it is left out. Two in
+    one frame's time stand one frame apart (the published loader loses one of them). Beyond the end of the video, the
+    first is moved to the last frame and the others are left out.
     """
     last = int(duration * fps) if frames_there is None else min(int(duration * fps), frames_there - 1)
     kept, beyond = [], False
@@ -368,7 +398,7 @@ def place(narrations: list[tuple[float, str]], duration: float, fps: float, note
             notes.add("repeated sentences left out")
             continue
         if time > duration:
-            notes.add("narrations beyond the end of their video " + ("left out" if beyond else "told at its last frame"))
+            notes.add(f"narrations beyond the end of their video {'left out' if beyond else 'moved to its last frame'}")
             if beyond:
                 continue
             beyond = True
@@ -380,6 +410,6 @@ def place(narrations: list[tuple[float, str]], duration: float, fps: float, note
         frames.append(max(frame, frames[-1] + 1) if frames else frame)
     for i in range(len(frames) - 1, -1, -1):                       # no further than the last frame
         frames[i] = min(frames[i], last - (len(frames) - 1 - i))
-    notes.add("narrations told a frame later or earlier, because another is told at theirs",
+    notes.add("narrations moved by a frame or more, because another stands at theirs",
               sum(frame != wanted for frame, (wanted, _) in zip(frames, kept)))
     return [(frame, text) for frame, (_, text) in zip(frames, kept)]

@@ -1,26 +1,25 @@
-"""Frame features on disk (paper §3.1, App. B.4): read by range, and extracted from videos.
-
-    python data.py encode VIDEO... --output DIR       SigLIP's CLS and 3x3 pooled tokens at 2 FPS, one file per video
+"""Frame features (paper §3.1, App. B.4): pictures encoded, feature files read whole or by range.
 
 x           frame features [T, J, D]: frames, tokens per frame, width
-store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that it names; our own
-            also say how many "frames" a file has
+store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that it names; those of
+            `python data.py encode` also say how many "frames" a file has
 """
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
-from support.common import BadData, choose, chunks, read_json, replacing, write_json
-from support.video import Video
+from support.annotations import expect, is_number
+from support.common import BadData, chunks, read_json
 
 FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
 
@@ -70,14 +69,49 @@ def _read_safetensors(path: Path, name: str | None) -> Tensor:
 
 
 def _read_pt(path: Path) -> Tensor:
+    """A tensor saved by torch, of which only what is used is read (files of torch < 1.6 cannot be mapped)."""
+    load = partial(torch.load, path, map_location="cpu", weights_only=True)
     try:
-        x = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            x = load(mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            x = load()
     except Exception as error:                 # a damaged pickle can raise nearly anything
         reason = type(error).__name__          # the message itself can be a page long
         raise BadData(f"{path}: cannot be read as a tensor ({reason}); damaged, or no plain tensor?") from error
     if not isinstance(x, Tensor):
         raise BadData(f"{path}: holds a {type(x).__name__}; save one tensor [frames, tokens, width]")
     return x.detach()
+
+
+def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
+                    batch: int = 1) -> Iterator[Tensor]:
+    """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size), `batch` pictures at a time.
+
+    vision: uint8 [B, H, W, 3] -> [B, J, D]. A picture that is the one before it (the same array) is not encoded again.
+    """
+    last, x = None, None                                           # the picture before, and its tokens
+    for chunk in chunks(pictures, batch):
+        new = [picture for before, picture in zip([last, *chunk], chunk) if picture is not before]
+        encoded = iter(vision(torch.from_numpy(np.stack(new))) if new else ())
+        for picture in chunk:
+            if picture is not last:
+                last, x = picture, next(encoded)
+            yield x
+
+
+def read_header(path: Path) -> tuple[int, dict[str, str]]:
+    """Frames and settings of a file of `python data.py encode`; BadData if it is damaged, or from elsewhere."""
+    try:
+        with safe_open(path, "pt") as file:
+            frames, settings = file.get_slice("features").get_shape()[0], file.metadata() or {}
+        float(settings["duration"])
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        raise BadData(f"{path}: is damaged, or no file of data.py encode ({type(error).__name__}); delete it, and "
+                      f"encode its video again") from error
+    return frames, settings
 
 
 # ----------------------------------------------------------------------------------------- a data set's features
@@ -95,135 +129,83 @@ class Store:
         name = "features_metadata.json"
         self.file = next((file for file in (root / name, root / "features" / name) if file.is_file()), None)
         if self.file is None:
-            raise BadData(f"{root}: has no features_metadata.json; get it with the features (FlowNar-Data), or make both: "
-                          f"python data.py encode VIDEO... --output {root / 'features'}")
+            raise BadData(f"{root}: has no features_metadata.json; get it with the features (FlowNar-Data), or make "
+                          f"both: python data.py encode VIDEO... --output {root / 'features'}")
         self.videos = read_json(self.file)
         if not isinstance(self.videos, dict):
             raise BadData(f"{self.file}: expected an object with one entry per video")
 
     def entry(self, video: str) -> dict:
-        """{"duration", "path"} of a video; BadData if it has none."""
+        """{"duration", "path"} of a video, perhaps "frames"; BadData if it has none, or an invalid one."""
         entry = self.videos.get(video, self.videos.get(self.names.get(video, "")))
-        known = entry if isinstance(entry, dict) else {}
-        if not isinstance(known.get("path"), str) or not isinstance(known.get("duration"), int | float):
+        if not isinstance(entry, dict) or not {"duration", "path"} <= entry.keys():
             raise BadData(f'{self.file}: video {video} has no entry {{"duration": seconds, "path": file}}; '
                           f"get its features, or encode it")
+        duration, path, frames = entry["duration"], entry["path"], entry.get("frames", 1)
+        check = partial(expect, path=self.file, entry=f"video {video}")
+        check(is_number(duration) and duration > 0, what=f'"duration" must be seconds, above 0, not {duration!r}')
+        check(isinstance(frames, int) and is_number(frames) and frames > 0,
+              what=f'"frames" must be a whole number above 0, not {frames!r}')
+        parts = Path(path).parts if isinstance(path, str) else ()
+        check(bool(parts) and ".." not in parts and not Path(path).anchor,
+              what=f'"path" must be a file in the folder of the data set, not {path!r}')
         return entry
 
     def locate(self, video: str) -> tuple[Path, str | None]:
         """The file of a video, and the name of its tensor if the file holds several videos."""
         name = self.entry(video)["path"]
-        for folder in (self.file.parent, self.root, self.root / "features", *sorted((self.root / "features").glob("*/"))):
+        features = self.root / "features"
+        for folder in (self.file.parent, self.root, features, *sorted(features.glob("*/"))):
             for path in (folder / name, (folder / name).with_suffix(".safetensors")):
                 if path.is_file():
                     return path, None
         if (self.root / "features.safetensors").is_file():
             return self.root / "features.safetensors", video
-        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; look into {self.root / 'features'}, "
-                      f"or encode the video")
+        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; look into {features}, or encode "
+                      f"the video")
 
-    def read(self, video: str, start: int, stop: int | None, tokens: int | None = None, width: int | None = None) -> Tensor:
-        """Frames start .. stop of a video [stop - start, J, D] (all from start on without a stop), fp32.
-
-        tokens, width: what J and D must be, if given. BadData if the file is shorter than its range.
-        """
+    @contextmanager
+    def _frames(self, video: str) -> Iterator[tuple[str, list[int], Any]]:
+        """What to call it in messages, the shape [T, J, D], and the frames, to be sliced while the file is open."""
         path, name = self.locate(video)
         where = f"{path}, video {video}"
         try:
-            if path.suffix == ".safetensors":
-                with safe_open(path, "pt") as file:
+            with ExitStack() as stack:
+                if path.suffix == ".safetensors":
+                    file = stack.enter_context(safe_open(path, "pt"))
                     names = list(file.keys())
                     name = name if name in names else names[0] if name is None and len(names) == 1 else None
                     if name is None:
                         raise BadData(f"{where}: holds no tensor of that name")
-                    rows = file.get_slice(name)
-                    shape, x = rows.get_shape(), rows[start:stop]
-            else:
-                rows = memory_mapped(path)
-                shape, x = list(rows.shape), rows[start:stop].clone()
-        except (SafetensorError, OSError, RuntimeError, AttributeError) as error:
+                    frames = file.get_slice(name)
+                    shape = frames.get_shape()
+                else:
+                    frames = _read_pt(path)
+                    shape = list(frames.shape)
+                if len(shape) != 3:
+                    raise BadData(f"{where}: must be [frames, tokens, width], not {shape}")
+                yield where, shape, frames
+        except (SafetensorError, OSError, RuntimeError) as error:
             raise BadData(f"{where}: cannot be read ({type(error).__name__}); damaged? get it again") from error
-        if len(shape) != 3 or tokens not in (None, shape[1]) or width not in (None, shape[2]):
-            raise BadData(f"{where}: is {list(shape)}, the narrator needs [frames, {tokens or 'tokens'}, {width or 'width'}]; "
-                          f"use its vision model")
-        if stop is not None and len(x) < stop - start:
-            raise BadData(f"{where}: has {shape[0]} frames, its annotations need {stop}; get the features again")
-        return x.float()
+
+    def read(self, video: str, start: int, stop: int | None, tokens: int | None = None,
+             width: int | None = None) -> Tensor:
+        """Frames start .. stop of a video [stop - start, J, D] (all from start on without a stop), fp32.
+
+        tokens, width: what J and D must be, if given. BadData if the file is too short for the range, or damaged.
+        """
+        with self._frames(video) as (where, shape, frames):
+            if tokens not in (None, shape[1]) or width not in (None, shape[2]):
+                raise BadData(f"{where}: is {shape}, the narrator needs [frames, {tokens or 'tokens'}, "
+                              f"{width or 'width'}]; use its vision model")
+            if stop is not None and shape[0] < stop:
+                raise BadData(f"{where}: has {shape[0]} frames, its annotations need {stop}; get the features again")
+            x = frames[start:stop].to(torch.float32, copy=True)           # of a mapped file, too
+        if not x.isfinite().all():
+            raise BadData(f"{where}: has NaN or infinite values after frame {start}; encode the video again")
+        return x
 
     def rows(self, video: str) -> int:
         """How many frames the file of a video holds."""
-        path, name = self.locate(video)
-        if path.suffix != ".safetensors":
-            return len(memory_mapped(path))
-        with safe_open(path, "pt") as file:
-            return file.get_slice(name or next(iter(file.keys()))).get_shape()[0]
-
-
-def memory_mapped(path: Path) -> Tensor:
-    """A tensor saved by torch, of which only what is used is read (files of torch < 1.6 cannot be mapped)."""
-    try:
-        x = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-        x = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(x, Tensor):
-        raise BadData(f"{path}: holds a {type(x).__name__}; save one tensor [frames, tokens, width]")
-    return x
-
-
-# ----------------------------------------------------------------------------------------- python data.py encode
-
-def encode(videos: list[str], output: Path, vision: str, fps: float, grid: int, batch: int, device: str,
-           shard: tuple[int, int]):
-    """Features of videos, one bf16 file per video and features_metadata.json; BadData at the end if any failed.
-
-    batch: frames at once; shard: (i, n), only every n-th video from the i-th on.
-
-    Files appear when they are complete, and finished ones are not made again: kill it and start it anew.
-    """
-    from narrator import VisionEncoder
-    names = [Path(video).stem for video in videos]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadData(f"two of the videos are named {twice}; features are kept by that name")
-    output.mkdir(parents=True, exist_ok=True)
-    settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}
-    mine, failed = videos[shard[0]::shard[1]], []
-    device, dtype = choose(device)
-    encoder = None
-    for source in tqdm(mine, desc=f"encoding {shard[0] + 1}/{shard[1]}" if shard[1] > 1 else "encoding", unit="video"):
-        path = output / f"{Path(source).stem}.safetensors"
-        if path.exists():
-            with safe_open(path, "pt") as file:
-                made = file.metadata() or {}
-            if any(made.get(key) != value for key, value in settings.items()):
-                raise BadData(f"{path}: was made with other settings ({made}); delete it, or choose another --output")
-            continue
-        encoder = encoder or VisionEncoder(vision, grid, device, dtype)
-        try:
-            video, encoded = Video(source, fps), []
-            for pictures in chunks(video, batch):
-                encoded.append(encoder(torch.from_numpy(np.stack(pictures))).to("cpu", torch.bfloat16))
-            video.report()
-        except BadData as error:
-            failed.append(str(error))
-            continue
-        x = torch.cat(encoded)
-        with replacing(path) as part:
-            save_file({"features": x}, part, metadata=settings | {"duration": str(len(x) / fps)})
-    write_metadata(output)
-    if failed:
-        for line in failed:
-            print(line, file=sys.stderr)
-        raise BadData(f"{len(failed)} of {len(mine)} videos could not be encoded (listed above); the others are done")
-
-
-def write_metadata(output: Path):
-    """features_metadata.json of all feature files in a folder, whichever process has made them."""
-    entries = {}
-    for path in sorted(output.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            frames = file.get_slice("features").get_shape()[0]
-            entries[path.stem] = {"duration": float(file.metadata()["duration"]), "path": path.name, "frames": frames}
-    write_json(output / "features_metadata.json", entries)
+        with self._frames(video) as (_, shape, _):
+            return shape[0]

@@ -3,6 +3,7 @@
     for picture in Video("kitchen.mp4", fps=2): ...       uint8 [H, W, 3], whatever the rate of the file
 
 damaged     packets of a video file that could not be decoded faithfully
+gap         time between two pictures; where it is too long to be true, the file's clock is taken to be damaged
 
 Memory does not grow with the length of a video, and only pictures that are kept are converted.
 """
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 from pathlib import Path
 
 import av
@@ -26,54 +27,63 @@ from support.common import BadData, replacing
 TOLERANCE = 0.0012                             # seconds; Matroska rounds this time and the first to milliseconds
 MAX_FAILURES = 100                             # packets in a row that cannot even be read: give the rest up
 BACKWARDS = 3.0                                # seconds; a larger step back in time starts a new clock
+LONGEST = 60.0, 3600.0                         # seconds of a gap: always believed, and if the file is at least so long
 
 
 class Video:
     """The RGB pictures of a video file at a fixed rate. Each iteration opens the file anew and closes it.
 
     path, fps   file; frames a second to give
-    size        height and width of the pictures as shown (rotated as the file asks)
+    largest     pictures are scaled down so that no side is longer (pixels); None: as they are
+    size        height and width of the pictures as given (rotated as the file asks)
     duration    seconds that the file's header promises, or None; `frames` is the number of frames expected from it
     damaged     after (or during) an iteration: packets not decoded faithfully, and one more if the end is missing
+    gaps        likewise: seconds of each gap too long to be believed; the picture after it follows without one
 
     A picture is chosen by its presentation time, counted from the start of the video stream. If that start cannot be
     decoded, the first picture that can be stands in for it, so that no later picture moves. Repeated frames are the
     same array. Mirroring is ignored, and so is the aspect ratio of non-square pixels. Memory does not grow with length.
+    If the size changes on the way, all pictures are scaled to the first one's.
     Raises BadData when the file is missing, is no video, or when not one picture can be decoded.
     """
 
-    def __init__(self, path: str | Path, fps: float = 2.0):
+    def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None):
         if not (isfinite(fps) and fps > 0):
             raise BadData(f"frames a second must be more than 0, not {fps}")
-        self.path, self.fps, self.damaged = Path(path), float(fps), 0
+        self.path, self.fps, self.damaged, self.gaps = Path(path), float(fps), 0, []
         with self._open() as (container, stream):
             self.duration = promised(container, stream)
             first = next(self._decode(container, stream), None)
             if first is None:
                 raise BadData(f"{path}: not one picture can be decoded; damaged; get the file again")
-            quarter_turns = round(first.rotation / 90)
-            self.size = (first.width, first.height) if quarter_turns % 2 else (first.height, first.width)
+            scale = min(1, (largest or inf) / max(first.width, first.height))
+            self._stored = max(1, round(first.width * scale)), max(1, round(first.height * scale))    # not turned yet
+            self.size = self._stored if round(first.rotation / 90) % 2 else self._stored[::-1]
         self.frames = None if self.duration is None else max(1, ceil((self.duration - TOLERANCE) * self.fps))
         self.damaged = 0
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """uint8 [H, W, 3], frame by frame; frame i comes as soon as the picture after it has been decoded."""
-        self.damaged = 0
+        self.damaged, self.gaps = 0, []
         reformatter, index = VideoReformatter(), 0
         with self._open() as (container, stream):
             for frame, until in self._shown(container, stream):
                 picture = None                                     # converted only if kept, and only once
                 while index / self.fps < until - TOLERANCE:
-                    picture = to_rgb(frame, reformatter) if picture is None else picture
+                    picture = to_rgb(frame, reformatter, *self._stored) if picture is None else picture
                     yield picture
                     index += 1
-            if self.duration is not None and self.duration - until > 1:
+            if self.duration is not None and self.duration - until - sum(self.gaps) > 1:
                 self.damaged += 1                                  # a file cut between two packets has no other sign
 
     def report(self) -> None:
         """Says on stderr, in one line, what was damaged (if anything). For whoever iterates."""
-        if self.damaged:
-            tqdm.write(f"{self.path}: {self.damaged} damaged or missing parts were skipped", file=sys.stderr)
+        said = [f"{self.damaged} damaged or missing parts were skipped"] if self.damaged else []
+        if self.gaps:
+            said.append(f"gaps in its clock left out: {len(self.gaps)}, the longest {max(self.gaps):.0f} s; "
+                        f"times after them are earlier than the file says")
+        if said:
+            tqdm.write(f"{self.path}: {'; '.join(said)}", file=sys.stderr)
 
     @contextmanager
     def _open(self) -> Iterator[tuple]:
@@ -99,7 +109,7 @@ class Video:
             yield container, stream
 
     def _decode(self, container, stream) -> Iterator[av.VideoFrame]:
-        """Pictures in the order of presentation. Damage is counted, and decoding goes on behind it."""
+        """Pictures in the order of presentation. Damage is counted, and decoding continues after it."""
         packets, failures = container.demux(stream), 0
         while failures < MAX_FAILURES:
             try:
@@ -134,22 +144,23 @@ class Video:
 
     def _timed(self, container, stream) -> Iterator[tuple[av.VideoFrame, float, float]]:
         """Each picture with its time from the start of the stream and its own duration, in seconds. Never runs back."""
-        usual = 1 / float(stream.average_rate or stream.guessed_rate or self.fps)
-        longest = 3600 if self.duration is None else max(60, self.duration)
+        longest = min(max(LONGEST[0], self.duration or 0), LONGEST[1])
         origin = None if stream.start_time is None else float(stream.start_time * stream.time_base)
-        now, step = 0.0, 0.0
+        now, step = 0.0, min(LONGEST[0], 1 / float(stream.average_rate or stream.guessed_rate or self.fps))
         for count, frame in enumerate(self._decode(container, stream)):
-            expected = now + step
+            expected = now + step if count else 0.0
             if frame.pts is None:                                  # raw streams carry no times at all
                 now = expected
             else:
                 pts = float(frame.pts * frame.time_base)
                 back = 0 if count == 0 else BACKWARDS
+                if origin is not None and pts - origin > now + longest:        # or a few bytes would fill days
+                    self.gaps.append(pts - origin - expected)
                 if origin is None or not now - back <= pts - origin <= now + longest:
                     origin = pts - expected                        # a new clock: concatenated, or a damaged time
                 now = max(now, pts - origin)
-            step = float((frame.duration or 0) * frame.time_base)
-            step = step if 0 < step <= longest else usual
+            stated = float((frame.duration or 0) * frame.time_base)
+            step = stated if 0 < stated <= longest else step
             yield frame, now, step
 
 
@@ -157,7 +168,7 @@ def promised(container, stream) -> float | None:
     """The duration in seconds that a file's header states for its video stream, or None."""
     if stream.duration is not None:
         return float(stream.duration * stream.time_base)
-    tag = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))
+    tag = re.fullmatch(r"(\d{1,9}):(\d{1,9}):(\d{1,9}(?:\.\d*)?)", stream.metadata.get("DURATION", ""))
     if tag:                                                        # Matroska
         end = 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
     elif container.duration is not None:
@@ -168,9 +179,13 @@ def promised(container, stream) -> float | None:
     return max(0.0, end - float((stream.start_time or 0) * stream.time_base)) if matroska else end
 
 
-def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter) -> np.ndarray:
-    """uint8 [H, W, 3], upright. By far the most expensive step after decoding: only for frames that are kept."""
-    rgb = reformatter.reformat(frame, format="rgb24").to_ndarray()                                     # [H, W, 3]
+def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter, width: int, height: int) -> np.ndarray:
+    """uint8 [H, W, 3], upright; scaled if the frame is not width x height as stored.
+
+    By far the most expensive step after decoding: only for frames that are kept.
+    """
+    how = {} if (frame.width, frame.height) == (width, height) else {"interpolation": "BICUBIC"}
+    rgb = reformatter.reformat(frame, width, height, "rgb24", **how).to_ndarray()                      # [H, W, 3]
     return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))      # both turn counter-clockwise
 
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from support.common import BadData
 from toy import world
 from toy.world import COLOUR, DOOR, HAND, HELD, Kitchen, LABELS, OTHER, PLACES, SIZES, TYPE
 
@@ -57,7 +58,7 @@ def test_the_picture_shows_what_the_labels_say():
 def test_segments_end_where_they_are_annotated():
     for video in VIDEOS:
         frames = [narration.frame for narration in video.narrations]
-        assert video.narrations[0] == world.Narration(0, world.OPENING) and frames[-1] == len(video) - 1
+        assert video.narrations[0] == world.Annotation(0, world.OPENING) and frames[-1] == len(video) - 1
         assert len(frames) == 13 and all(2 <= b - a <= 14 for a, b in zip(frames, frames[1:]))
         assert not video.labels()[0, :, [HAND, OTHER]].any()
 
@@ -77,7 +78,7 @@ def test_ends_are_ambiguous():
 
 
 def test_only_who_fills_comes_with_something():
-    """Your hand carries a thing on the way to a place that is filled, and on no other way; it still holds it when a door
+    """Your hand carries a thing on the way to a place that is filled, on no other way; it still holds it when a door
     opens, on nothing: so a fill is not a check."""
     for video in VIDEOS:
         labels = video.labels()
@@ -171,3 +172,22 @@ def test_bad_arguments(arguments):
         Kitchen(*arguments)
     with pytest.raises(IndexError):
         Kitchen(0, 1).render(1000)
+
+
+def test_splits_are_disjoint_and_reproducible():
+    ranges = list(world.SEEDS.values())
+    assert all(not set((a[0], a[-1])) & set(b) and a.stop <= b.start for a, b in zip(ranges, ranges[1:]))
+    assert list(world.SEEDS) == ["train", "val", "test"]
+    assert ranges[0].start > 100_000                               # demonstrations stay below
+    seeds = {split: [seed for seed, _ in world.kitchens(split, 4)] for split in world.SEEDS}
+    assert all(seeds[split] == list(world.SEEDS[split][:4]) for split in seeds)
+    one, two = (list(world.kitchens("val", 6, (2, 5))) for _ in range(2))
+    assert all(a.seed == seed == b.seed and a.narrations == b.narrations for (seed, a), (_, b) in zip(one, two))
+    counts = {len(kitchen.narrations) - 1 for _, kitchen in world.kitchens("train", 40, (2, 5))}   # less the opening
+    assert counts == {2, 3, 4, 5}
+    assert {len(kitchen.narrations) - 1 for _, kitchen in world.kitchens("test", 40)} == {8, 9, 10, 11, 12}
+    assert sum(1 for _ in world.kitchens("val")) == world.VIDEOS["val"]
+    for arguments, says in ((("dev",), "unknown split"), (("val", 0), "give from 1"), (("val", 10 ** 6), "give from 1"),
+                            (("val", 1, (0, 3)), "segments"), (("val", 1, (4, 3)), "segments")):
+        with pytest.raises(BadData, match=says):
+            world.kitchens(*arguments)

@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import data
 import narrator as nar
 from support.common import chunks, replacing, write_json
 from toy import world
@@ -90,7 +89,7 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
                                                  num_attention_heads=4, image_size=world.SIZE, patch_size=16))
     heads, chance = CellHeads(128), random.Random(seed)
     frames, labels = [], []
-    for number in tqdm(data.TOY_SEEDS["train"][:videos], desc="rendering", unit="video"):
+    for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
         kitchen = world.Kitchen(number)
         every = kitchen.labels()
         carried = np.flatnonzero((every[..., world.HELD] == world.YOURS).any(1)).tolist()
@@ -189,14 +188,13 @@ class Scene:
 def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Path) -> list[Scene]:
     """The first `limit` training videos; their frame tokens are encoded once and kept in the file `cache`."""
     stored, found = load_file(cache) if cache.exists() else {}, []
-    samples = zip(data.TOY_SEEDS["train"], data.toy_samples("train", limit))
-    for seed, sample in tqdm(samples, total=limit, desc="encoding", unit="video"):
+    for seed, kitchen in tqdm(world.kitchens("train", limit), total=limit, desc="encoding", unit="video"):
         name = str(seed)
         if name not in stored:
-            frames = map(torch.from_numpy, sample.frames())
+            frames = (torch.from_numpy(kitchen.render(frame)) for frame in range(len(kitchen)))
             stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
-        labels = torch.from_numpy(world.Kitchen(seed, len(sample.narrations) - 1).labels()[..., :2]).long()
-        narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
+        labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
+        narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
         found.append(Scene(stored[name].float(), narrations, labels))
     with replacing(cache) as part:
         save_file(stored, part)

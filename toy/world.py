@@ -24,6 +24,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from support.common import BadData
+
 FPS = 2
 SIZE = 96                                                                      # pixels, both ways
 CELL = SIZE // 3
@@ -72,7 +74,8 @@ CHORES = {"restock": 5, "take": 7, "set": 5}   # weights of the other cook's wor
 
 
 @dataclass(frozen=True)
-class Narration:
+class Annotation:
+    """A narration of the ground truth."""
     frame: int                                 # the last frame of its segment, as annotated
     text: str
     memory: tuple[str, ...] = ()               # the words that only visual memory can give
@@ -137,7 +140,7 @@ class Kitchen:
         if segments < 1:
             raise ValueError(f"a video needs at least one segment, not {segments}")
         self.seed = seed
-        self.narrations = [Narration(0, OPENING)]
+        self.narrations = [Annotation(0, OPENING)]
         self._rng = rng = np.random.default_rng(seed)
         self._content: list[Thing | None] = [
             Thing.random(rng) if name in CONTAINERS or rng.random() < OCCUPIED else None for name in PLACES]
@@ -148,7 +151,7 @@ class Kitchen:
         for _ in range(segments):
             self._segment()
         end = min(self.narrations[-1].frame, len(self) - 1)    # nothing is left to see after the nominal end
-        self.narrations[-1] = Narration(end, self.narrations[-1].text, self.narrations[-1].memory)
+        self.narrations[-1] = Annotation(end, self.narrations[-1].text, self.narrations[-1].memory)
         del self._frames[end + 1:]
 
     def __len__(self) -> int:
@@ -174,16 +177,16 @@ class Kitchen:
         chore = self._chore(len(moves), busy=place) if rng.random() < COOKING else [None] * len(moves)
         for you, cook, hand in zip(moves, chore, self._travel(moves)):
             self._record(you, cook, hand)
-        frame = len(self) - 1 + draw(rng, JITTER)
+        frame = len(self) - 1 + weighted_choice(rng, JITTER)
         if "{thing}" in event.sentence:
             thing.named = True
-        self.narrations.append(Narration(frame, event.sentence.format(place=PLACES[place], thing=thing),
+        self.narrations.append(Annotation(frame, event.sentence.format(place=PLACES[place], thing=thing),
                                          thing.words if name in ("tap", "wipe") else ()))
 
     def _choose(self) -> tuple[str, int]:
         """An event among those possible now, then one of the places where it is possible."""
         where = {name: [place for place in range(9) if self._possible(name, place)] for name in EVENTS}
-        name = draw(self._rng, {name: EVENTS[name].weight for name in EVENTS if where[name]})
+        name = weighted_choice(self._rng, {name: EVENTS[name].weight for name in EVENTS if where[name]})
         return name, int(self._rng.choice(where[name]))
 
     def _possible(self, name: str, place: int) -> bool:
@@ -206,7 +209,7 @@ class Kitchen:
     def _schedule(self, least: int) -> list[int]:
         """The pose in each frame of a segment: REACH.., ACT.., LIFT LIFT; sometimes a LIFT amid the acting."""
         rng = self._rng
-        acts = [ACT] * draw(rng, {n: weight for n, weight in ACT_FRAMES.items() if n >= least})
+        acts = [ACT] * weighted_choice(rng, {n: weight for n, weight in ACT_FRAMES.items() if n >= least})
         if len(acts) >= 3 and rng.random() < PAUSE:
             acts[rng.integers(1, len(acts) - 1)] = LIFT
         return [REACH] * int(rng.integers(1, 3)) + acts + [LIFT] * 2
@@ -225,7 +228,7 @@ class Kitchen:
         names = {name: weight for name, weight in CHORES.items() if where[name]}
         if not names:
             return [None] * length
-        name = draw(rng, names)
+        name = weighted_choice(rng, names)
         place = int(rng.choice(where[name]))
         old, new, n = content[place], Thing.random(rng), int(rng.integers(1, 3))
         moves = {"restock": [Move(place, old)] + [Move(place, new, opened=True)] * (n + 1),
@@ -351,10 +354,36 @@ def your_moves(name: str, place: int, poses: list[int], old: Thing | None, new: 
     return moves
 
 
-def draw(rng: np.random.Generator, weights: dict):
-    """A key of `weights`, in proportion."""
+def weighted_choice(rng: np.random.Generator, weights: dict):
+    """A key of `weights`, each as likely as its weight."""
     p = np.array(list(weights.values()), float)
     return list(weights)[rng.choice(len(p), p=p / p.sum())]
+
+
+# ------------------------------------------------------------------------------------------------- the splits
+
+# Seeds below a million are free: for demonstrations (`data.py toy --seed 7`) and tests of the code.
+SEEDS = {"train": range(1_000_000, 2_000_000), "val": range(2_000_000, 2_100_000),
+         "test": range(3_000_000, 3_100_000)}                  # test: for reported numbers only
+VIDEOS = {"train": 800, "val": 30, "test": 30}                 # of a split, if no number is given
+SEGMENTS = (8, 12)                                             # least and most segments of a video
+
+
+def kitchens(split: str, count: int | None = None,
+             segments: tuple[int, int] = SEGMENTS) -> Iterator[tuple[int, Kitchen]]:
+    """(seed, video) of the first `count` videos of a split; the number of segments is drawn from the seed.
+
+    Raises BadData for an unknown split, and for a count or segments out of range.
+    """
+    if split not in SEEDS:
+        raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
+    seeds, (low, high), count = SEEDS[split], segments, VIDEOS[split] if count is None else count
+    if not 1 <= count <= len(seeds):
+        raise BadData(f"toy {split}: give from 1 to {len(seeds)} videos, not {count}")
+    if not 1 <= low <= high:
+        raise BadData(f"toy {split}: segments must be (least, most), from 1 up, not {segments}")
+    length = lambda seed: int(np.random.default_rng((seed, 0)).integers(low, high + 1))
+    return ((seed, Kitchen(seed, length(seed))) for seed in seeds[:count])
 
 
 # -------------------------------------------------------------------------------------------- the paint box

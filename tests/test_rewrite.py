@@ -1,0 +1,63 @@
+"""support/rewrite.py: raw annotations into the published layout, by a language model; interrupted and resumed."""
+import json
+
+import pytest
+
+import data
+from helpers import TOY
+from support import rewrite
+from support.common import BadData
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    write(tmp_path / "EPIC_100_validation.csv", "video_id,narration_timestamp,start_timestamp,narration,verb\n"
+          "P01,00:00:01.0,00:00:01,open door,open\nP01,00:00:03.0,00:00:01,take cup,take\n")
+    return tmp_path
+
+
+def run(root, name="ek100", *more):
+    data.main(["rewrite", "--data", name, "--root", str(root), "--llm", str(TOY / "llm"), "--device", "cpu", *more])
+
+
+@pytest.mark.parametrize("torn", ["", '["You take the cup.", "You ta', "[", "\xff"])
+def test_rewrite_resumes(root, torn):
+    """Sentences of an earlier run are kept; half a line at the end, left by a kill, is written anew."""
+    kept = root / "annotations" / "refined_val_narrations.jsonl"
+    first = json.dumps(["You open the door.", "You pull the door open."]) + "\n"
+    write(kept, "").write_bytes(first.encode() + torn.encode("latin-1"))
+    run(root)
+    rows = json.loads((root / "annotations" / "refined_val_narrations.json").read_text())["P01"]
+    assert rows[0] == {"time": 1.0, "text": "You pull the door open."} and rows[1]["text"].strip()
+    lines = kept.read_text().splitlines()
+    assert len(lines) == 2 and lines[0] + "\n" == first
+    assert json.loads(lines[1]) == ["You take the cup.", rows[1]["text"]]
+    with pytest.raises(BadData, match="exists"):
+        run(root)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[1, 2]", b'["a"]', b"x", b"\xff", b"[" * 100_000])
+def test_damaged_lines_are_named(tmp_path, line):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'["a", "b"]\n' + line + b"\n")
+    with pytest.raises(BadData, match="x.jsonl, line 2: must be .note, sentence.; delete the line"):
+        rewrite.resume(path)
+
+
+def test_unseen_descriptions_stay_unseen(tmp_path, monkeypatch):
+    """What is rewritten can be trained on and streamed as the raw annotations."""
+    described = [{"timestamp": 1.0, "text": "C sits.", "ego_visible": False},
+                 {"timestamp": 2.0, "text": "C cuts.", "ego_visible": True}]
+    write(tmp_path / "atomic_descriptions_val.json", json.dumps({"annotations": {"t": [{"descriptions": described}]}}))
+    kept = tmp_path / "annotations" / "refined_egocentric_atomic_descriptions_gpt_val.jsonl"
+    write(kept, '["C sits.", "You sit."]\n["C cuts.", "You cut."]\n')
+    run(tmp_path, "egoexo4d")
+    notes = rewrite.Notes()
+    track, = rewrite.every_track("egoexo4d", tmp_path, "val", notes)
+    assert (track.narrations, track.unseen) == ([(2.0, "You cut.")], [(1.0, "You sit.")])
