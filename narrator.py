@@ -20,11 +20,9 @@ one video at a time, with gradient accumulation).
 """
 import argparse
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
@@ -131,14 +129,6 @@ class VisionEncoder(nn.Module):
         pixels = letterbox(frames.to(p.device).float() / 255, self.image_size)            # [T, 3, S, S]
         mean, std = (torch.tensor(value, device=p.device)[:, None, None] for value in (self.mean, self.std))
         return frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)
-
-    def encode_each(self, pictures: Iterable[np.ndarray]) -> Iterator[Tensor]:
-        """Pictures uint8 [H, W, 3], one after the other -> x [J, D] of each; one that repeats is encoded once."""
-        shown, x = None, None
-        for picture in pictures:
-            if picture is not shown:
-                shown, x = picture, self(torch.from_numpy(picture)[None])[0]
-            yield x
 
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:

@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from narrator import PROMPT, VISUAL, Layout, Narrator, Tokens, VisionEncoder, visible
 from support.common import BadData, choose, command_line, non_negative, one_line, positive_float, probability, whole
-from support.features import is_features, load_features
+from support.features import encode_pictures, is_features, load_features
 from support.subtitles import Writers, timestamp
 from support.video import Video
 
@@ -275,11 +275,11 @@ def open_frames(source: str, narrator: Narrator, vision: str | None, device: str
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    video = Video(source, config.fps)
     encoder = VisionEncoder(vision or config.vision, config.grid, device, dtype)
+    video = Video(source, config.fps, largest=2 * encoder.image_size)
     if encoder.width != config.width:
         raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs {config.width}")
-    return encoder.encode_each(video), video.frames, video
+    return encode_pictures(video, encoder), video.frames, video
 
 
 def run(args: argparse.Namespace):

@@ -72,7 +72,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     No reader ever sees half a file. Raises BadData if `path` cannot be written.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     if path.is_dir():
         raise BadData(f"{path}: is a directory; give the name of a file")
     try:
@@ -106,9 +106,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path):
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise BadData(f"{path}: is not JSON ({first_line(error)})") from None
 
 
@@ -118,7 +119,7 @@ def read_jsonl(path: Path) -> list[dict]:
     for n, line in enumerate(read_text(path).splitlines(), 1):
         try:
             rows.append(json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise BadData(f"{path}, line {n}: is not JSON ({first_line(error)})") from None
         if not isinstance(rows[-1], dict):
             raise BadData(f"{path}, line {n}: expected an object")

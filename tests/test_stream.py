@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 from support.common import one_line
-from support.features import load_features
+from support.features import encode_pictures, load_features
 from support.subtitles import srt_cue, timestamp, vtt_cue
 from support.video import write_video
 from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
@@ -431,7 +431,7 @@ def test_a_repeated_picture_is_encoded_once():
     encoder, calls = nar.VisionEncoder(str(TOY / "vision")), []
     encoder.register_forward_hook(lambda *_: calls.append(1))
     one, two = (np.full((96, 96, 3), k, np.uint8) for k in (3, 200))
-    x = list(encoder.encode_each([one, one, one, two, two, one]))
+    x = list(encode_pictures([one, one, one, two, two, one], encoder))
     assert len(x) == 6 and len(calls) == 3 and torch.equal(x[0], x[2]) and torch.equal(x[0], x[5])
 
 
