@@ -272,13 +272,13 @@ def run_stream(args: argparse.Namespace):
             continue
         lines[sample.name] = stream_sample(narrator, sample, vision, args.static)
         if folder:
-            folder.write(sample.name, lines[sample.name], mark)
+            folder.save_rows(sample.name, lines[sample.name], mark)
     if world > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
         if me:
             return
-    lines |= {sample.name: folder.read(sample.name) for sample in every if sample.name not in lines}
+    lines |= {sample.name: folder.load_rows(sample.name) for sample in every if sample.name not in lines}
     predictions = {name: to_sentences(rows, name) for name, rows in lines.items()}
     print_scores({sample.name: truth_of(sample) for sample in every}, predictions,
                  {sample.name: minutes_of(sample) for sample in every}, args)

