@@ -1,14 +1,19 @@
 """What a stream costs (paper §4.1, Fig. 1, App. C.3): multiply-accumulates, cache, memory and speed against frames.
 
+    python -m experiments.efficiency --frames 10000 --png efficiency.png
+    python -m experiments.efficiency --config llama-3.2-1b
+
 FlowNar, FlowNar-C and the baseline VideoLLM-online run side by side around one language model, with the same frames and
 the same narrations, given at a data set's rate, so that they do the same work: only the context differs. Weights do
-not matter, sizes do; `python evaluate.py efficiency` is the command.
+not matter, sizes do.
 
     held        bytes of all tensors that a stream keeps from frame to frame
+    window      so many frames, by which memory and speed are reported
     stages      clam (step and read-out), llm (one pass for a frame), generation (a narration, word by word);
                 before them, decode and encode are timed apart
 """
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -21,13 +26,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from support import checkpoint
-import data
 import narrator as nar
 import stream
-from support.common import BadData, choose, pyplot, save_figure, synchronise
+from evaluate import print_table
+from support import checkpoint
+from support.common import BadData, choose, command_line, positive_int, pyplot, save_figure, synchronise
+from support.options import device_options
+from support.video import Video
 
-LLAMA = {                                      # hidden, feed-forward, layers, heads; 8 key and value heads, 128,256 words
+LLAMA = {                                  # hidden, feed-forward, layers, heads; 8 key and value heads, 128,256 words
     "llama-3.2-1b": (2048, 8192, 16, 32),
     "llama-3-8b": (4096, 14336, 32, 32),
 }
@@ -35,45 +42,47 @@ VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"mem
 
 
 class Timed(stream.State):
-    """A stream that clocks its stages, and feeds given narrations word by word, as a model would generate them."""
+    """A stream that times its stages, and feeds given narrations word by word, as a model would generate them."""
 
     def __init__(self, narrator: nar.Narrator):
         super().__init__(narrator)
-        self.seconds = Counter()
+        self.seconds, self.peak = Counter(), 0                                        # of stages; tokens in the cache
 
-    def clock(self, stage: str, function: Callable, *args):
+    def run_stage(self, stage: str, function: Callable, *args):
         synchronise(self.narrator.device)
         began = time.perf_counter()
         result = function(*args)
         synchronise(self.narrator.device)
         self.seconds[stage] += time.perf_counter() - began
+        self.peak = max(self.peak, self.cache.get_seq_length())
         return result
 
     def feed(self, tokens: nar.Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         if x is not None:
-            return self.clock("llm", super().feed, tokens, x, memory)
-        words = next((i for i, number in enumerate(tokens.number) if number >= 0), 0) + len(self.narrator.layout.assistant)
+            return self.run_stage("llm", super().feed, tokens, x, memory)
+        assistant = next((i for i, number in enumerate(tokens.number) if number >= 0), 0)
+        words = assistant + len(self.narrator.layout.assistant)
         for a, b in [(0, words)] + [(i, i + 1) for i in range(words, len(tokens))]:
             piece = nar.Tokens(*(values[a:b] for values in vars(tokens).values()))
-            logits = self.clock("generation", super().feed, piece)
+            logits = self.run_stage("generation", super().feed, piece)
         return logits
 
     def remember(self, x: Tensor):
-        self.clock("clam", super().remember, x)
+        self.run_stage("clam", super().remember, x)
 
     def recall(self) -> Tensor | None:
-        return self.clock("clam", super().recall)
+        return self.run_stage("clam", super().recall)
 
     def held(self) -> int:
         """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state."""
         return sum(y.nbytes for layer in self.cache.layers for y in layer) + self.memory.nbytes
 
 
-def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window: int) -> dict:
+def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, window: int) -> dict:
     """Stream `frames` random frames, with a narration of `words` tokens after every `every` frames.
 
-    Returns the median and 95th percentile of the time of a frame and of a narration, and, for each window of frames, the
-    cache and the speed. Stops early, and says so, where the device's memory is full.
+    Returns the median and 95th percentile of the time of a frame and of a narration, the largest cache in tokens, and
+    for each window of frames the cache and the speed. Stops early, and says so, where the device's memory is full.
     """
     state, config, device = Timed(narrator), narrator.config, narrator.device
     random = torch.Generator().manual_seed(0)
@@ -105,8 +114,10 @@ def measure(narrator: nar.Narrator, frames: int, every: int, words: int, window:
     quantile = lambda values, q: float(np.quantile(values, q)) * 1e3 if values else None
     return {"frames": rows[-1]["frames"] if rows else 0, "narrations": len(narrating), "out_of_memory": out_of_memory,
             "fps": rows[-1]["frames"] / rows[-1]["seconds"] if rows else 0.0, "stages_s": dict(state.seconds),
+            "cache_tokens_peak": state.peak,
             "frame_ms_p50": quantile(plain, 0.5), "frame_ms_p95": quantile(plain, 0.95),
-            "narration_ms_p50": quantile(narrating, 0.5), "narration_ms_p95": quantile(narrating, 0.95), "windows": rows}
+            "narration_ms_p50": quantile(narrating, 0.5), "narration_ms_p95": quantile(narrating, 0.95),
+            "windows": rows}
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -121,11 +132,11 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def macs(narrator: nar.Narrator, frames: int, every: int, words: int) -> int:
-    """Multiply-accumulates of connector, CLAM and language model for a video of so many frames (vision encoder aside)."""
+    """Multiply-accumulates of connector, CLAM and language model for so many frames (vision encoder aside)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        measure(narrator, frames, every, words, frames)
+        measure_stream(narrator, frames, every, words, frames)
     return counter.get_total_flops() // 2
 
 
@@ -148,7 +159,8 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
         toy = nar.Narrator.load(str(stream.TOY))
         llm, tokenizer, base = toy.llm, toy.layout.tokenizer, replace(toy.config, last_k=None)
     for name, changes in VARIANTS.items():
-        yield name, nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device, dtype).eval().requires_grad_(False)
+        narrator = nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device, dtype)
+        yield name, narrator.eval().requires_grad_(False)
 
 
 def decoding(args: argparse.Namespace) -> dict[str, float]:
@@ -156,7 +168,7 @@ def decoding(args: argparse.Namespace) -> dict[str, float]:
     device, dtype = choose(args.device, args.dtype)
     vision = nar.VisionEncoder(args.vision or str(stream.TOY / "vision"), device=device, dtype=dtype)
     began = time.perf_counter()
-    frames = [torch.from_numpy(frame) for frame in islice(data.Video(args.video, 2.0), 64)]
+    frames = [torch.from_numpy(frame) for frame in islice(Video(args.video, 2.0), 64)]
     middle = time.perf_counter()
     if not frames:
         raise BadData(f"{args.video} has no frames")
@@ -169,7 +181,7 @@ def decoding(args: argparse.Namespace) -> dict[str, float]:
     return {"decode": (middle - began) / len(frames), "encode": (time.perf_counter() - start) / len(frames)}
 
 
-def plot(results: dict, png: str):
+def plot_efficiency(results: dict, png: str):
     """Fig. 1, middle and right, and the speed over frames of App. C.3."""
     plt = pyplot()
     figure, (memory, bars, speed) = plt.subplots(1, 3, figsize=(13, 3.6))
@@ -184,3 +196,65 @@ def plot(results: dict, png: str):
     speed.legend()
     figure.tight_layout()
     save_figure(figure, png)
+
+
+def print_costs(results: dict[str, dict], macs_frames: int):
+    """The table: one column per variant; ms a frame are means of all that a frame costs, its narration included."""
+    columns = []
+    for name, r in results.items():
+        windows = r["windows"]
+        row = {"frames": r["frames"], f"GMACs, {macs_frames} frames": round(r["macs"] / 1e9, 1),
+               "cache, MB": windows[-1]["cache_bytes"] / 1e6, "held, MB": windows[-1]["held_bytes"] / 1e6,
+               "cache, tokens, at most": r["cache_tokens_peak"], "FPS": r["fps"]}
+        speeds = [window["fps"] for window in windows]
+        second = {"window 2": speeds[1], "slowest from 2": min(speeds[1:])} if len(speeds) > 1 else {}
+        for label, fps in ({"window 1": speeds[0]} | second | {"last window": speeds[-1]}).items():
+            row[f"ms a frame, {label}"] = 1e3 / fps
+        for what in ("frame", "narration"):
+            for q in ("p50", "p95"):
+                row[f"{what}, ms, {q}"] = r[f"{what}_ms_{q}"]
+        row |= {f"{stage}, ms a frame": 1e3 * seconds / r["frames"] for stage, seconds in r["stages_s"].items()}
+        columns.append((name, row | ({"out of memory": "yes"} if r["out_of_memory"] else {})))
+    print_table(columns)
+
+
+def run_efficiency(args: argparse.Namespace):
+    results, macs_frames, frontend = {}, min(args.macs_frames, args.frames), decoding(args)
+    for name, narrator in variants(args):
+        measure_stream(narrator, 2 * args.every, args.every, args.words, args.every)  # the first calls are not counted
+        results[name] = measure_stream(narrator, args.frames, args.every, args.words, args.window)
+        results[name]["macs"] = macs(narrator, macs_frames, args.every, args.words)
+        del narrator
+    shown = {name: r for name, r in results.items() if r["windows"]}
+    if not shown:
+        raise BadData("the device's memory is full before the first window of frames; choose a smaller model")
+    print_costs(shown, macs_frames)
+    print("before that, ms a frame: " + ", ".join(f"{stage} {1e3 * s:.2f}" for stage, s in frontend.items()))
+    if args.png:
+        plot_efficiency(results, args.png)
+    if args.json:
+        print(json.dumps({"frames": args.frames, "every": args.every, "words": args.words, "variants": results,
+                          "frontend_s": frontend}))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description="FlowNar, FlowNar-C and "
+                                     "VideoLLM-online: multiply-accumulates, cache, memory, speed (Fig. 1).")
+    parser.add_argument("--config", choices=list(LLAMA), help="a language model of this size, random weights",
+                        type=lambda name: {"1b": "llama-3.2-1b", "8b": "llama-3-8b"}.get(name, name))
+    for name, default, text in (("frames", 2000, "frames to stream"), ("every", 8, "frames between two narrations"),
+                                ("macs-frames", 240, "length of the video whose MACs are counted"),
+                                ("words", 12, "tokens of a narration"),
+                                ("window", 500, "frames of a row of the curve")):
+        parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
+    parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
+                        help="for the time of decoding and encoding (default: the toy's)")
+    device_options(parser)
+    parser.add_argument("--png", metavar="FILE", help="also as a picture")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args()
+    command_line(lambda: run_efficiency(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,24 @@
-"""Figures of a stream: where a narration looks (paper App. C.2), and one video as a timeline.
+"""Figures of a stream: where its narrations look (paper App. C.2), and one video as a timeline.
 
-What is drawn is computed here or comes from stream.py's trace; evaluate.py has the commands.
+    python -m experiments.figures attention --data toy --teacher --png attention.png
+    python -m experiments.figures timeline toy/kitchen.mp4
 """
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from support import captions as metrics
 import narrator as nar
-from support.common import pyplot, save_figure
-from support.captions import Told
+import stream
+from evaluate import load_narrator, load_vision, overlaps, print_table, samples, segments, true_narrations
+from support.common import BadData, choose, command_line, positive_float, pyplot, read_jsonl, save_figure
+from support.narrations import Sentence, read_truth, to_sentences
+from support.options import data_options, model_options, trigger_options
 
 # ---------------------------------------------------------------------- attention (App. C.2)
 
@@ -20,7 +29,7 @@ GROUPS = ("past narrations", "current frames", "past frames", "memory tokens")
 def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]]) -> np.ndarray:
     """Attention of the last layer, mean over heads, from the tokens that predict a narration to four groups of tokens.
 
-    Mean over all narrations but the first -> [4], as in GROUPS; what is left goes to the prompt and the narration itself.
+    Mean over all narrations but the first -> [4], as in GROUPS; the rest goes to the prompt and the narration itself.
     """
     seen, layer = {}, narrator.llm.model.layers[-1].self_attn
     hook = layer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
@@ -28,69 +37,206 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
         _, labels, tokens = narrator(x, narrations)
     finally:
         hook.remove()
-    weights = weights_of(layer, seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"])      # [L, L]
-    segment, number, ids = (torch.tensor(y, device=weights.device) for y in (tokens.segment, tokens.number, tokens.ids))
-    rows = []
-    for n in range(1, len(narrations)):
-        asking = (segment == n) & (labels != -100) & (number == n)
-        past = (number >= 0) & (number < n)
+    segment, number, ids = (torch.tensor(y, device=labels.device) for y in (tokens.segment, tokens.number, tokens.ids))
+    asking = [(segment == n) & (labels != -100) & (number == n) for n in range(1, len(narrations))]
+    inputs = seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"]
+    shares = []
+    for n, weights in enumerate(attention_rows(layer, *inputs, asking), 1):
         memory, frames = (ids == nar.MEMORY) & (segment == n), ids == nar.FRAME
-        groups = past, frames & (segment == n), frames & (segment < n), memory
-        rows.append([weights[asking][:, group].sum(1).mean().item() for group in groups])
-    return np.mean(rows, axis=0)
+        groups = (number >= 0) & (number < n), frames & (segment == n), frames & (segment < n), memory
+        shares.append([weights[:, group].sum(1).mean().item() for group in groups])
+    return np.mean(shares, axis=0)
 
 
-def weights_of(attn, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-    """softmax(Q K^T) of a Llama attention layer, mean over heads: hidden [1, L, D_lm] -> [L, L]."""
+def attention_rows(attn, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor,
+                   asking: list[Tensor]) -> Iterator[Tensor]:
+    """softmax(Q K^T) of a Llama attention layer, mean over heads, only for the queries asked for.
+
+    hidden [1, L, D_lm], mask [1, 1, L, L]; for each bool [L] in `asking`: its rows [rows, L].
+    """
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
     split = lambda y: y.unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
     q, k = apply_rotary_pos_emb(split(attn.q_proj(hidden)), split(attn.k_proj(hidden)), *rotation)
-    scores = (q @ repeat_kv(k, attn.num_key_value_groups).transpose(2, 3)).float() * attn.scaling
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1)[0].mean(0)
+    k = repeat_kv(k, attn.num_key_value_groups).transpose(2, 3)
+    for rows in asking:
+        scores = (q[:, :, rows] @ k).float() * attn.scaling
+        yield scores.masked_fill(~mask[:, :, rows], float("-inf")).softmax(-1)[0].mean(0)
 
 
-def plot_attention(results: dict[str, dict[str, float]], png: str):
+def plot_attention(results: dict[str, dict[str, float]], narrations: str, png: str):
     """Bars of {model: {group: share}}."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3))
     for i, (model, row) in enumerate(results.items()):
         axes.bar(np.arange(4) + i * 0.8 / len(results), list(row.values()), 0.8 / len(results), label=model)
     axes.set_xticks(np.arange(4) + 0.4 - 0.4 / len(results), GROUPS)
-    axes.set(ylabel="attention", title="Where a narration looks (last layer)")
+    axes.set(ylabel="attention", title=f"Where a narration looks (last layer; {narrations})")
     axes.legend(fontsize=7)
     figure.tight_layout()
     save_figure(figure, png)
 
 
+def run_attention(args: argparse.Namespace):
+    results, narrations = {}, "true narrations" if args.teacher else "the model's own narrations"
+    for model in args.model:
+        narrator = load_narrator(args, model)
+        vision, shares = load_vision(args, narrator), []
+        for sample in tqdm(samples(args, narrator), unit="video", desc=model, leave=False):
+            x = torch.stack(list(sample.tokens(vision)))
+            if args.teacher:
+                given = true_narrations(narrator, sample)
+            else:
+                written = [step.narration for step in stream.narrate(narrator, x, args.static) if step.narration]
+                given = [(y.frame, y.tokens) for y in written]
+            if len(given) > 1:
+                shares.append(attention(narrator, x, given))
+        if not shares:
+            raise BadData(f"{model}: no video has a narration ({narrations}) after the first frame's")
+        results[model] = dict(zip(GROUPS, np.mean(shares, axis=0).tolist()))
+    print(f"attention of the last layer while it predicts {narrations}")
+    print_table([(Path(model).name[-16:], row) for model, row in results.items()])
+    if args.png:
+        plot_attention(results, narrations, args.png)
+    if args.json:
+        print(json.dumps({"narrations": narrations, "models": results}))
+
+
 # ---------------------------------------------------------------------- timeline
 
-def plot_timeline(trace: list[dict], said: list[Told], true: list[Told], fps: float, png: str):
-    """True and predicted segments, p([SKIP]) with its thresholds, the cache; `trace` as stream.py writes it."""
+def plot_timeline(trace: list[dict], said: list[Sentence], true: list[Sentence], fps: float, memory: int, png: str):
+    """True and predicted segments, p([SKIP]) with its thresholds, the cache; `trace` as stream.py writes it.
+
+    A predicted sentence is red if the true segment that fits its own best says something else. memory: how many of the
+    visual tokens are memory tokens (0 where that is not known: no band of their own).
+    """
     plt = pyplot()
     heights = [3.2] * bool(true) + [3.2, 1.2, 1.0]                                    # inches
     width = min(60, max(10, 0.28 * max(len(said), len(true))))
     figure, axes = plt.subplots(len(heights), 1, figsize=(width, sum(heights)), sharex=True,
                                 gridspec_kw={"height_ratios": heights, "hspace": 0.08})
-    for axis, title, narrations, colour in zip(axes, ["truth"] * bool(true) + ["narrated"], [true] * bool(true) + [said],
-                                               ["#4c9be8"] * bool(true) + ["#e8a04c"]):
-        for i, (low, high) in enumerate(metrics.segments([y.time for y in narrations])):
-            axis.axvspan(low, high, color=colour, alpha=0.25 + 0.25 * (i % 2), linewidth=0)
-            if high - low >= 2 / fps:                                                 # there is room for a line
-                axis.text((low + high) / 2, 0.03, narrations[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
-                          transform=axis.get_xaxis_transform(), clip_on=True)
-        axis.set(ylabel=title, yticks=[])
-    skip, cache = axes[-2:]
-    decided = [row for row in trace if row["p_skip"] is not None]
-    at = [(row["frame"] + 1) / fps for row in decided]
-    skip.step(at, [row["theta"] for row in decided], where="mid", color="#b0b0b0", label="threshold")
-    skip.plot(at, [row["p_skip"] for row in decided], color="#2060a0", label="p([SKIP])")
-    skip.plot([a for a, row in zip(at, decided) if row["narrate"]], [row["p_skip"] for row in decided if row["narrate"]], "o",
-              color="#c03020", markersize=3, label="narrate")
-    skip.set(ylabel="trigger", ylim=(-0.05, 1.05))
+    if true:
+        draw_sentences(axes[0], "truth", "#4c9be8", true, fps, [False] * len(true))
+    draw_sentences(axes[-3], "narrated", "#e8a04c", said, fps, wrong_sentences(said, true))
+    draw_trigger(axes[-2], trace, fps)
     every = [(row["frame"] + 1) / fps for row in trace]
-    cache.stackplot(every, [row["text_tokens"] for row in trace], [row["visual_tokens"] for row in trace],
-                    labels=["text", "current segment"], colors=["#e8c08c", "#9cc8f0"], step="pre")
-    for axis in (skip, cache):
+    bands = {"text": ([row["text_tokens"] for row in trace], "#e8c08c")}
+    if memory:
+        bands["memory"] = [min(memory, row["visual_tokens"]) for row in trace], "#8cc89c"
+    bands["frames" if memory else "current segment"] = (
+        [max(0, row["visual_tokens"] - memory) for row in trace], "#9cc8f0")
+    axes[-1].stackplot(every, *(band for band, _ in bands.values()), labels=list(bands), step="pre",
+                       colors=[colour for _, colour in bands.values()])
+    axes[-1].set(ylabel="cache, tokens", xlabel="seconds", xlim=(0, every[-1]))
+    for axis in axes[-2:]:
         axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    cache.set(ylabel="cache, tokens", xlabel="seconds", xlim=(0, every[-1]))
     save_figure(figure, png)
+
+
+def draw_sentences(axis, title: str, colour: str, sentences: list[Sentence], fps: float, wrong: list[bool]):
+    for i, (low, high) in enumerate(segments([y.time for y in sentences])):
+        axis.axvspan(low, high, color=colour, alpha=0.25 + 0.25 * (i % 2), linewidth=0)
+        if high - low >= 2 / fps:                                                     # there is room for a line
+            axis.text((low + high) / 2, 0.03, sentences[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
+                      color="#c03020" if wrong[i] else "black", transform=axis.get_xaxis_transform(), clip_on=True,
+                      parse_math=False)
+    axis.set(ylabel=title, yticks=[])
+
+
+def wrong_sentences(said: list[Sentence], true: list[Sentence]) -> list[bool]:
+    """Of each predicted sentence, whether the true segment that fits its own best (GIoU) says something else."""
+    if not true or not any(y.text for y in said):                                     # nothing to compare with
+        return [False] * len(said)
+    _, giou = overlaps(segments([y.time for y in true]), segments([y.time for y in said]))
+    return [y.text != true[i].text for y, i in zip(said, giou.argmax(0))]
+
+
+def draw_trigger(axis, trace: list[dict], fps: float):
+    """p([SKIP]) and the active threshold; a dot for each narration, hollow where it was forced (the last frame's)."""
+    decided = [((row["frame"] + 1) / fps, row) for row in trace if row["p_skip"] is not None]
+    at = [time for time, _ in decided]
+    axis.step(at, [row["theta"] for _, row in decided], where="mid", color="#b0b0b0", label="threshold")
+    axis.plot(at, [row["p_skip"] for _, row in decided], color="#2060a0", label="p([SKIP])")
+    for forced, label, face in ((False, "narrates", "#c03020"), (True, "forced", "white")):
+        dots = [(time, row["p_skip"]) for time, row in decided if row["narrate"] and row.get("forced", False) == forced]
+        if dots:
+            axis.plot(*zip(*dots), "o", color="#c03020", markerfacecolor=face, markersize=4, label=label)
+    axis.set(ylabel="trigger", ylim=(-0.05, 1.05))
+
+
+def check_trace(trace: list[dict], source: Path):
+    """BadData unless it is what stream.py writes."""
+    if not trace:
+        raise BadData(f"{source}: has no frames")
+    number = lambda value: isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
+    right = {key: number for key in ("frame", "text_tokens", "visual_tokens")}
+    right |= {key: lambda value: value is None or number(value) for key in ("p_skip", "theta")}
+    right["narrate"] = lambda value: isinstance(value, bool)
+    if not all(key in row and check(row[key]) for row in trace for key, check in right.items()):
+        raise BadData(f"{source}: is no trace of stream.py (it needs {', '.join(right)} in every line)")
+
+
+def truth_for(source: Path, gt: str | None) -> list[Sentence]:
+    """The first annotator's sentences for a video: of the file given, or of the .json beside the video; else none."""
+    beside = source.with_suffix(".json")
+    if gt is None and (source.suffix == ".jsonl" or not beside.exists()):
+        return []
+    file = Path(gt or beside)
+    truths = read_truth(file)
+    chosen = truths.get(source.stem) or (next(iter(truths.values())) if len(truths) == 1 else None)
+    if chosen is None or not any(chosen.annotators):
+        raise BadData(f"{file}: has no narrations of {source.stem}")
+    return next(annotator for annotator in chosen.annotators if annotator)
+
+
+def run_timeline(args: argparse.Namespace):
+    """A video, or a trace that stream.py has written (with its --jsonl as --pred), as one picture."""
+    source, fps, memory = Path(args.input), args.fps, 0
+    true = truth_for(source, args.gt)
+    if source.suffix == ".jsonl":
+        trace = read_jsonl(source)
+        said = to_sentences(read_jsonl(Path(args.pred)), args.pred) if args.pred else None
+    else:
+        narrator = load_narrator(args, args.model)
+        fps, memory = narrator.config.fps, narrator.layout.M if narrator.config.prune else 0
+        place = choose(args.device, args.dtype)
+        frames, _, _ = stream.features(args.input, narrator, args.vision, fps, *place)
+        steps = {step.frame: step for step in stream.narrate(narrator, frames, args.static)}
+        trace = [step.trace() for step in steps.values()]
+        said = [Sentence(step.narration.end, step.narration.text) for step in steps.values() if step.narration]
+    check_trace(trace, source)
+    if said is None:
+        said = [Sentence((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]]
+    plot_timeline(trace, said, true, fps, memory, args.png or str(source.with_suffix(".png")))
+
+
+# ---------------------------------------------------------------------- the command line
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m experiments.figures", description="Figures of a stream.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    text = "where narrations look, for one or more models"
+    look = commands.add_parser("attention", help=text, description=text)
+    look.set_defaults(run=run_attention)
+    data_options(look)
+    model_options(look, nargs="+", default=[str(stream.TOY)])
+    look.add_argument("--teacher", action="store_true",
+                      help="of the true narrations, as in the paper's figure (default: of the model's own)")
+    look.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    line = commands.add_parser("timeline", help="one video as a picture", description="One video as a picture.")
+    line.set_defaults(run=run_timeline)
+    line.add_argument("input", metavar="VIDEO_OR_TRACE",
+                      help="a video, frame features, or a trace of stream.py (.jsonl)")
+    line.add_argument("--pred", help="with a trace: the narrations, stream.py's --jsonl")
+    line.add_argument("--gt", help="ground truth (default: the .json beside a video, if there is one)")
+    line.add_argument("--fps", type=positive_float, default=2.0, help="of a trace (default 2)")
+    model_options(line, default=str(stream.TOY))
+    for one in (look, line):
+        trigger_options(one)
+    look.add_argument("--png", metavar="FILE", help="also as a picture")
+    line.add_argument("--png", metavar="FILE", help="the picture (default: beside the input)")
+    args = parser.parse_args()
+    command_line(lambda: args.run(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,5 @@
-"""Evaluation (§4): teacher forcing by hand and as published, efficiency, attention, and the commands."""
+"""Evaluation (§4.1, App. B.5): alignment and both protocols, by hand and as published, and the commands."""
+import argparse
 import io
 import json
 import os
@@ -10,26 +11,28 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from experiments import efficiency
+import data
 import evaluate
-from experiments import figures
-from support import captions as metrics
 import narrator as nar
-import stream
-from helpers import GOLDEN, ROOT, TOY, published, tiny, video
+from helpers import GOLDEN, ROOT, published, tiny, video
+from support import captions
+from support.narrations import Sentence, Truth, read_predictions
+from support.options import model_options
+from support.predictions import Predictions
+from test_captions import NAMES, published_case
 from test_train import epic
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
 
-def command(*args, ok=True):
-    """`python evaluate.py ARGS` in this process: what it prints, parsed with --json; or its one line of error."""
+def command(*args, ok=True, main=evaluate.main):
+    """A command line in this process: what it prints, parsed with --json; or its one line of error."""
     out, err = io.StringIO(), io.StringIO()
-    with mock.patch("sys.argv", ["evaluate.py", *map(str, args)]), redirect_stdout(out), redirect_stderr(err):
+    with mock.patch("sys.argv", ["command", *map(str, args)]), redirect_stdout(out), redirect_stderr(err):
         with pytest.raises(SystemExit) as end:
-            evaluate.main()
+            main()
     assert (end.value.code == 0) == ok, err.getvalue()
     if not ok:
         errors = [line for line in err.getvalue().splitlines() if line.startswith("error") or "Traceback" in line]
@@ -45,8 +48,110 @@ def write(path, content):
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch):
-    """METEOR takes seconds to start; test_metrics.py tests it once."""
-    monkeypatch.setattr(metrics, "java_problem", lambda: "needs Java")
+    """METEOR takes seconds to start; test_captions.py tests it once."""
+    monkeypatch.setattr(captions, "java_problem", lambda: "needs Java")
+
+
+# ---------------------------------------------------------------------- temporal alignment (App. B.5)
+
+def test_segments_are_chained_and_turned():
+    assert evaluate.segments([2, 5, 4], start=1.0).tolist() == [[1, 2], [2, 5], [4, 5]]
+    assert evaluate.segments([]).shape == (0, 2)
+
+
+def test_overlaps_by_hand():
+    iou, giou = evaluate.overlaps(np.array([[0, 4], [4, 6.0]]), np.array([[0, 2], [2, 6.0], [8, 10]]))
+    assert iou == pytest.approx(np.array([[0.5, 2 / 6, 0], [0, 0.5, 0]]))
+    assert giou[0, 2] == pytest.approx(0 - 4 / 10) and giou[1, 0] == pytest.approx(0 - 2 / 6)
+
+
+def test_alignment_by_hand():
+    assert evaluate.alignment(np.array([[0.5, 0.2, 0.1], [0.49, 0.6, 0]])) == pytest.approx(
+        {"precision": 2 / 3, "recall": 1, "f1": 0.8})
+    assert evaluate.alignment(np.zeros((3, 0))) == {"precision": 0, "recall": 0, "f1": 0}
+
+
+@golden
+def test_overlaps_are_the_published():
+    case = published_case("matching_small.json")
+    iou, giou = evaluate.overlaps(np.array(case["gt_segments"]), np.array(case["pred_segments"]))
+    assert iou == pytest.approx(np.array(case["iou"]), abs=1e-6)
+    assert giou == pytest.approx(np.array(case["giou"]), abs=1e-6)
+    assert [[i, int(best)] for i, best in enumerate(giou.argmax(1))] == case["indices"]
+    assert list(evaluate.alignment(iou).values()) == pytest.approx(case["t"], abs=1e-6)
+
+
+@golden
+def test_a_whole_evaluation_is_the_published():
+    case = published_case("ek100.json")
+    read = lambda rows: [Sentence(row["time"], row["text"]) for row in rows]
+    result, rows = evaluate.evaluate({name: Truth([read(y)]) for name, y in case["gts"].items()},
+                                     {name: read(y) for name, y in case["predictions"].items()})
+    for theirs, ours in NAMES.items():
+        if result[ours] is not None:
+            assert result[ours] == pytest.approx(case["corpus_metrics"][theirs], abs=1e-6), ours
+        for name, row in rows.items():
+            if ours in row:
+                assert row[ours] == pytest.approx(case["per_video_metrics"][name][theirs], abs=1e-6), (name, ours)
+    matches = [pair for name, y in case["gts"].items()
+               for pair in evaluate.match(Truth([read(y)]), read(case["predictions"][name]))[1]]
+    theirs = [(pair["gt"], pair["pred"]) for pair in case["matched_pairs"].values()]
+    assert [(true.text, said) for true, said in matches] == theirs
+
+
+def test_several_annotators_are_chained_apart():
+    truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], start=1.0)
+    row, matched = evaluate.match(truth, [Sentence(2, "p"), Sentence(4, "q")])
+    assert [(true.text, said) for true, said in matched] == [("a", "p"), ("b", "q"), ("c", "p")]
+    assert row["recall"] == 1 and row["precision"] == 1
+
+
+@pytest.mark.parametrize("predicted", [
+    [], [Sentence(2, "a")], [Sentence(2, "a"), Sentence(2, "b")], [Sentence(99, "late")],
+    [Sentence(5, "a"), Sentence(1, "b")], [Sentence(2, "")]])
+@pytest.mark.parametrize("true", [
+    [Sentence(2, "a")], [Sentence(2, ""), Sentence(2, "b")], [Sentence(3, "a b c"), Sentence(1, "d")]])
+def test_edges_give_finite_numbers(true, predicted):
+    result, rows = evaluate.evaluate({"v": Truth([true])}, {"v": predicted})
+    assert all(np.isfinite(value) for value in result.values() if value is not None)
+    assert 0 <= result["f1"] <= 1 and result["narrations"] == len(true)
+    if not predicted and all(sentence.text for sentence in true):
+        assert result["f1"] == result["cider"] == result["rouge_l"] == 0
+
+
+def test_the_toys_own_measures_by_hand():
+    """One true sentence is matched, one memory word of two is right, one sentence without memory is wrong."""
+    true = [Sentence(0.5, "You look."), Sentence(2, "You tap the fridge hiding the red cup.", ("red", "cup")),
+            Sentence(4, "You wash the pan.")]
+    said = [Sentence(0.5, "You look."), Sentence(2, "You tap the fridge hiding the red pan."),
+            Sentence(4, "You wash the cup.")]
+    result, each = evaluate.evaluate({"v": Truth([true]), "w": Truth([true[:1]])}, {"v": said, "w": said[:1]})
+    assert result["f1"] == 1 and result["exact"] == 0.5
+    assert result["exact_without_memory"] == pytest.approx(2 / 3) and result["memory_words"] == 0.5
+    assert each["v"]["exact"] == pytest.approx(1 / 3) and each["w"]["exact"] == 1 and each["w"]["memory_words"] is None
+
+
+def test_a_video_without_truth_is_left_out():
+    """As published; a video with truth but without predictions counts as 0."""
+    truths = {"a": Truth([[Sentence(2, "x")]]), "b": Truth([[]]), "c": Truth([[Sentence(2, "x")]])}
+    result, rows = evaluate.evaluate(truths, {"a": [Sentence(2, "x")], "b": [Sentence(1, "y")], "c": []})
+    assert set(rows) == {"a", "c"} and (result["videos"], result["without_truth"], result["predicted"]) == (2, 1, 1)
+    assert result["precision"] == result["recall"] == result["f1"] == 0.5
+    with pytest.raises(evaluate.BadData, match="no video has a true narration"):
+        evaluate.evaluate({"b": Truth([[], []])}, {"b": []})
+
+
+def test_mean_segments_by_hand():
+    truths = {"a": Truth([[Sentence(2, "x"), Sentence(6, "y")]]), "b": Truth([[Sentence(5, "x")]], start=1.0)}
+    result, rows = evaluate.evaluate(truths, {"a": [Sentence(6, "x")], "b": []})
+    assert (rows["a"]["segment_s"], rows["a"]["true_segment_s"]) == (6, 3) and rows["b"]["segment_s"] is None
+    assert (result["segment_s"], result["true_segment_s"]) == (6, 3.5)
+
+
+def test_groups_of_length():
+    minutes = {"a": 1.9, "b": 2, "c": 2.1, "d": 4, "e": 7.9, "f": 8, "g": 60}
+    assert evaluate.by_duration(minutes) == [("<= 2 min", ["a", "b"]), ("2 - 4 min", ["c", "d"]), ("4 - 8 min", ["e"]),
+                                             (">= 8 min", ["f", "g"])]
 
 
 # ---------------------------------------------------------------------- score
@@ -70,19 +175,47 @@ def test_score_reads_our_own_files(tmp_path):
     lines = [{"n": 0, "frame": 3, "start": 0.0, "end": 2.0, "text": "You look.", "p_skip": None, "tokens": [1]}]
     (tmp_path / "pred").mkdir()
     (tmp_path / "pred" / "kitchen.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    toy = {"video": "kitchen.mp4", "fps": 2, "duration": 4.0, "narrations": [{"time": 2.0, "text": "You look.", "memory": []}]}
+    toy = {"video": "kitchen.mp4", "fps": 2, "duration": 4.0,
+           "narrations": [{"time": 2.0, "text": "You look.", "memory": []}]}
     result = command("score", "--pred", tmp_path / "pred", "--gt", write(tmp_path / "kitchen.json", toy), "--json")
     assert result["f1"] == 1 and result["rouge_l"] == 1
 
 
 @pytest.mark.parametrize("predicted, true, says", [
-    ("{", TRUE, "not JSON"), ([1], TRUE, "expected an object"), ({"a": [{"time": "2", "text": "x"}]}, TRUE, "narration 0"),
-    ({"a": [{"time": 2}]}, TRUE, "narration 0"), ({"b": []}, TRUE, "are not in"), ({"a": [], "b": []}, TRUE, "are not in"),
-    ({}, {}, "nothing to score"), ({"a": []}, {"a": 3}, "expected"), ({"a": []}, {"a": {"start": 0}}, "annotators")])
+    ("{", TRUE, "not JSON"), ([1], TRUE, "expected an object"), ({"a": [{"time": "2", "text": "x"}]}, TRUE, "narr"),
+    ({"a": [{"time": 2}]}, TRUE, "narration 0"), ({"b": [], "c": []}, TRUE, "are not in"),
+    ({"a": [], "b": []}, TRUE, "are not in"),
+    ({}, {}, "nothing to score"), ({"a": []}, {"a": 3}, "expected"), ({"a": []}, {"a": {"start": 0}}, "annotators"),
+    ({"a": []}, {"a": {"start": 0, "annotators": [3]}}, "annotators"), ({"a": []}, {"a": []}, "no video has"),
+    ({"a": [{"time": 2, "text": "x", "memory": None}]}, TRUE, "list of words"), ({"a": [5]}, TRUE, "narration 0"),
+    ({"a": [{"time": 2, "text": "x", "memory": 5}]}, TRUE, "list of words"), ({"a": 7}, TRUE, "expected a list"),
+    ({"a": [{"time": True, "text": "x"}]}, TRUE, "narr"), ({"a": [{"time": 10 ** 400, "text": "x"}]}, TRUE, "narr"),
+    (b"\xff\xfe", TRUE, "not UTF-8"), ("[" * 9999, TRUE, "not JSON")])
 def test_bad_files_get_one_line(tmp_path, predicted, true, says):
     pred, gt = tmp_path / "p.json", write(tmp_path / "g.json", true)
-    pred.write_text(predicted if isinstance(predicted, str) else json.dumps(predicted))
+    content = predicted if isinstance(predicted, str | bytes) else json.dumps(predicted)
+    pred.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert says in command("score", "--pred", pred, "--gt", gt, ok=False)
+
+
+@pytest.mark.parametrize("content, says", [(b"\xff\xfe", "not UTF-8"), (b"[1]\n", "line 1"), (b"{}\n{", "line 2")])
+def test_bad_lines_get_one_line(tmp_path, content, says):
+    pred, gt = tmp_path / "a.jsonl", write(tmp_path / "g.json", TRUE)
+    pred.write_bytes(content)
+    assert says in command("score", "--pred", pred, "--gt", gt, ok=False)
+
+
+def test_one_prediction_and_one_truth_whatever_their_names(tmp_path):
+    pred, gt = write(tmp_path / "p.json", {"mine": TRUE["a"]}), write(tmp_path / "g.json", TRUE)
+    assert command("score", "--pred", pred, "--gt", gt, "--json")["f1"] == 1
+    two = write(tmp_path / "g.json", TRUE | {"b": TRUE["a"]})
+    assert "are not in" in command("score", "--pred", pred, "--gt", two, ok=False)
+
+
+def test_score_counts_what_is_left_out(tmp_path):
+    pred, gt = write(tmp_path / "p.json", TRUE | {"b": []}), write(tmp_path / "g.json", TRUE | {"b": [[], []]})
+    result = command("score", "--pred", pred, "--gt", gt, "--json")
+    assert (result["f1"], result["videos"], result["without_truth"]) == (1, 1, 1)
 
 
 def test_score_without_java(tmp_path):
@@ -110,16 +243,17 @@ def test_stream_is_resumable_and_sharded(tmp_path):
     files[1].unlink()                                                                 # as if killed before the second
     again = command("stream", "--data", "toy", "--limit", 2, "--output", out, "--json")
     assert files[0].stat().st_mtime_ns == kept and files[1].read_text() == before and again["cider"] == one["cider"]
-    assert "other settings" in command("stream", "--data", "toy", "--limit", 2, "--output", out, "--theta", 0.7, ok=False)
+    other = command("stream", "--data", "toy", "--limit", 2, "--output", out, "--theta", 0.7, ok=False)
+    assert "other settings (theta)" in other
 
 
 def test_stream_in_two_processes(tmp_path):
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                          str(ROOT / "evaluate.py"), "stream", "--data", "toy", "--limit", "3", "--output", str(tmp_path), "--json"],
-                         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+                          str(ROOT / "evaluate.py"), "stream", "--data", "toy", "--limit", "3", "--json",
+                          "--output", str(tmp_path)], capture_output=True, text=True, env=one_thread)
     assert run.returncode == 0, run.stderr[-2000:]
     assert len(list((tmp_path / "predictions").iterdir())) == 3
-    (tmp_path / "again").mkdir()
     assert json.loads(run.stdout.splitlines()[-1])["videos"] == 3
 
 
@@ -128,14 +262,73 @@ def test_annotated_data_sets(tmp_path):
     root, model = tmp_path / "root", tiny(width=16, max_new_tokens=5)
     epic(root)
     model.save(tmp_path / "model")
-    result = command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--output", tmp_path / "out", "--json")
+    ours = ("--data", "ek100", "--root", root, "--model", tmp_path / "model")
+    result = command("stream", *ours, "--output", tmp_path / "out", "--json")
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
     first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
     assert (first["start"], first["end"]) == (0.4, 0.9)
-    teacher = command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--json")
+    teacher = command("teacher", *ours, "--json")
     assert teacher["videos"] == 6 and teacher["ppl"] > 1
+    assert command("teacher", *ours, "--json", "--max-frames", 6)["ppl"] != teacher["ppl"]
     tiny(width=32).save(tmp_path / "wide")
     assert "32" in command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "wide", ok=False)
+
+
+def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
+    """The same folder and names, but other weights, another root, another dtype, another video."""
+    root, other, model = tmp_path / "root", tmp_path / "other", tiny(width=16, max_new_tokens=2)
+    epic(root, videos=1)
+    epic(other, videos=1)
+    model.save(tmp_path / "model")
+
+    def again(*more, root=root, ok=False):
+        return command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--limit", 1,
+                       "--output", tmp_path / "out", "--json", *more, ok=ok)
+
+    first = again(ok=True)
+    assert again(ok=True) == first
+    assert "(root)" in again(root=other)
+    assert "(dtype, weights)" in again("--dtype", "bfloat16")
+    assert "(static)" in again("--static") and "(last_k)" in again("--last-k", 3)
+    features = load_file(root / "features.safetensors")
+    save_file({name: y + 1 for name, y in features.items()}, root / "features.safetensors")
+    assert "another video val_0" in again()
+    save_file(features, root / "features.safetensors")
+    assert again(ok=True) == first
+    for p in model.trainable().values():
+        torch.nn.init.zeros_(p)
+    model.save(tmp_path / "model")
+    assert "(weights)" in again()
+
+
+def test_no_name_leaves_the_folder(tmp_path):
+    folder = Predictions(tmp_path / "in" / "out")
+    folder.keep_settings({})
+    for name in ("../../../ESCAPED", "/tmp/x", "a/b", "..", "."):
+        folder.save_rows(name, [{"end": 1.0, "text": name}], "mark")
+        assert folder.finished(name, "mark") and folder.load_rows(name) == [{"end": 1.0, "text": name}]
+    assert len(list((tmp_path / "in" / "out").rglob("*.json*"))) == 1 + 2 * 5
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and folder.folder not in file.parents]
+    assert "../../../ESCAPED" in read_predictions(folder.folder / "predictions")
+
+
+def test_last_k_all(tmp_path):
+    """A FlowNar-C checkpoint without last-k."""
+    tiny(last_k=2).save(tmp_path)
+    parser = argparse.ArgumentParser()
+    model_options(parser)
+    loaded = lambda *more: evaluate.load_narrator(parser.parse_args(more), str(tmp_path)).config.last_k
+    assert (loaded(), loaded("--last-k", "5"), loaded("--last-k", "all")) == (2, 5, None)
+    with pytest.raises(SystemExit) as end, redirect_stderr(io.StringIO()):
+        loaded("--last-k", "-1")
+    assert end.value.code == 2
+
+
+def test_videos_are_grouped_by_their_own_length():
+    sample = next(data.load_dataset("toy", limit=1))
+    assert evaluate.minutes_of(sample) == sample.num_frames / sample.fps / 60
+    sample.duration = 90.0
+    assert evaluate.minutes_of(sample) == 1.5
 
 
 # ---------------------------------------------------------------------- teacher
@@ -145,7 +338,8 @@ class Scripted:
 
     def __init__(self, replies, words):
         self.model = tiny(grid=1)
-        self.layout, self.config, self.replies, self.words = self.model.layout, self.model.config, replies, words
+        self.layout, self.config, self.llm = self.model.layout, self.model.config, self.model.llm
+        self.replies, self.words = replies, words
 
     def __call__(self, x, narrations):
         tokens = self.layout.sequence(narrations)
@@ -159,7 +353,8 @@ class Scripted:
                 logits[row] = 0
                 logits[row, self.layout.close[0] if t in self.replies else skip] = 3.0
         for row in self.words:                                                        # rows counted among learned words
-            words = [r for r, (i, label) in enumerate(zip(tokens.ids, labels.tolist())) if label != -100 and i != nar.FRAME]
+            words = [r for r, (i, label) in enumerate(zip(tokens.ids, labels.tolist()))
+                     if label != -100 and i != nar.FRAME]
             logits[words[row], labels[words[row]]] = -3.0
         return logits, labels, tokens
 
@@ -167,9 +362,49 @@ class Scripted:
         return hidden
 
 
-def test_turns_by_hand():
+def by_whole_forwards(narrations):
+    """Stands in for evaluate.further: a whole forward for every segment that goes on, which is plain and slow."""
+    def further(narrator, x, tokens, kept, n, more):
+        *before, (frame, ids) = narrations[:n + 1]
+        hidden, _, tokens = narrator(x, [*before, (frame + more, ids)])
+        ends = [i for i, (token, m) in enumerate(zip(tokens.ids, tokens.segment)) if token == nar.FRAME and m == n]
+        return hidden[ends[narrator.config.J - 1::narrator.config.J]][-more:]
+    return further
+
+
+@pytest.mark.parametrize("variant", [{}, {"last_k": 1}, {"memory": "none", "prune": False}, {"memory": "recent"},
+                                     {"readout": "cls", "keep_newline": True, "last_k": 1}], ids=str)
+@torch.no_grad()
+def test_segments_go_on_from_the_keys_and_values(variant):
+    """One forward for all late turns: the hidden states, and the turns, of a whole forward for each."""
+    model = tiny(**variant)
+    x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
+    slow = by_whole_forwards(narrations)
+    with evaluate.keys_and_values(model.llm.model) as kept:
+        _, _, tokens = model(x, narrations)
+    for n in (1, 2, 3, 4):
+        for more in (1, 4):
+            found = evaluate.further(model, x, tokens, kept, n, more)
+            assert (found - slow(model, x, tokens, kept, n, more)).abs().max() < 1e-4
+    logits, skip, forwards = model.logits, torch.tensor(model.layout.sep[0]), []
+    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    for push in (100, 12, 10):                                                        # always, often, sometimes [SKIP]
+        more = torch.nn.functional.one_hot(skip, len(model.layout.tokenizer)) * push
+        with mock.patch.object(model, "logits", lambda hidden: logits(hidden) + more):
+            forwards.clear()
+            fast = evaluate.turns(model, x, narrations)
+            assert len(forwards) == 1
+            if push == 100:
+                assert [turn.difference for turn in fast[1:]] == [-2, -5, -1, 0, 0]
+            with mock.patch.object(evaluate, "further", slow):
+                assert evaluate.turns(model, x, narrations) == fast
+    hook.remove()
+
+
+def test_turns_by_hand(monkeypatch):
     """Turn 1 replies two frames early; turn 2 two frames late, which is one frame early for turn 3."""
     narrations = [(0, [7, 8]), (5, [7, 8, 9]), (9, [7]), (12, [7, 8])]
+    monkeypatch.setattr(evaluate, "further", by_whole_forwards(narrations))
     model = Scripted(replies={3, 11}, words=[])
     found = evaluate.turns(model, torch.zeros(13, 2, 32), narrations)
     assert [turn.difference for turn in found] == [None, 2, -2, 1]
@@ -194,7 +429,7 @@ def test_correctness_is_the_length_of_the_right_beginning():
 def test_reply_threshold():
     model = Scripted(replies=set(), words=[])
     found = evaluate.turns(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], theta=0.999999)
-    assert found[1].difference == 2                                                   # p([SKIP]) is below from the start
+    assert found[1].difference == 2                                                   # p([SKIP]) is below at once
 
 
 @golden
@@ -204,7 +439,8 @@ def test_teacher_forced_is_the_published(name):
     """With the published mask and tokens: the published loss and metrics. With ours: how far the stricter mask and the
     unmerged token move them."""
     base = GOLDEN / name
-    model = nar.Narrator.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=2 if name == "flownar_c" else None)
+    last_k = 2 if name == "flownar_c" else None
+    model = nar.Narrator.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
     features = load_file(base / "features.safetensors")
     for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
         x = features[key.split("/")[0]][:case["num_frames"]]
@@ -221,14 +457,16 @@ def test_teacher_forced_is_the_published(name):
         assert loss.item() == pytest.approx(case["loss"], abs=1e-4), key
         for theta in (0.0, 0.8):
             theirs = case[f"interval_threshold_{theta}"]
+            right = theirs["per_turn"]["lm_correctness"]
             found = evaluate.turns(model, x, narrations, theta, forward)
             assert [turn.ppl for turn in found] == pytest.approx(theirs["per_turn"]["lm_ppl"], abs=1e-3), key
-            assert [turn.correctness for turn in found] == pytest.approx(theirs["per_turn"]["lm_correctness"], abs=1e-6), key
+            assert [turn.correctness for turn in found] == pytest.approx(right, abs=1e-6), key
             assert [abs(turn.difference) for turn in found[1:]] == theirs["per_turn"]["abs_frame_diff"], key
             assert [turn.fluency for turn in found[1:]] == pytest.approx(theirs["per_turn"]["fluency"], abs=1e-6), key
-            ours = evaluate.summary(evaluate.turns(model, x, narrations, theta), model.config.fps)
-            assert ours["time_diff"] == pytest.approx(theirs["time_diff_s"], abs=0.5), key
-            later = [turn.ppl for turn in evaluate.turns(model, x, narrations, theta)][1:]
+            ours = evaluate.turns(model, x, narrations, theta)
+            difference = evaluate.summary(ours, model.config.fps)["time_diff"]
+            assert difference == pytest.approx(theirs["time_diff_s"], abs=0.5), key
+            later = [turn.ppl for turn in ours[1:]]
             assert later == pytest.approx(theirs["per_turn"]["lm_ppl"][1:], rel=0.1), key
         assert len(calls) == 2
 
@@ -238,87 +476,18 @@ def test_teacher_command():
     assert result["ppl"] >= 1 and 0 <= result["fluency"] <= 1 and result["by_duration"]
 
 
-# ---------------------------------------------------------------------- efficiency, attention, timeline
-
-def test_cache_bytes_are_what_the_tensors_hold():
-    model = tiny(last_k=2)
-    state = efficiency.Timed(model)
-    x, narrations = video(model)
-    for step in stream.narrate(model, x, forced=dict(narrations), state=state):
-        used = sum(y[:, :, state.cache.origin - state.cache.text:state.cache.origin + state.cache.visual].numel() * 4
-                   for layer in state.cache.layers for y in layer)
-        assert state.cache.bytes() == used <= state.held()
+def test_teacher_forcing_needs_a_first_narration(tmp_path):
+    toy = {"video": "a.mp4", "fps": 2, "duration": 4.0, "narrations": [{"time": 2.0, "text": "You look."}]}
+    write(tmp_path / "a.json", toy)
+    assert "at the first frame" in command("teacher", "--data", "toy", "--root", tmp_path, ok=False)
 
 
-def test_timed_is_the_same_stream():
-    """Clocking the stages and feeding narrations word by word changes no logit."""
-    model = tiny()
-    x, narrations = video(model)
-    logits = []
-    for kind in (stream.State, efficiency.Timed):
-        state = kind(model)
-        state.logits = []
-        list(stream.narrate(model, x, forced=dict(narrations), state=state))
-        logits.append(torch.stack(state.logits))
-    assert torch.allclose(*logits, atol=1e-4) and set(state.seconds) == {"clam", "llm", "generation"}
+@pytest.mark.parametrize("options", [("--theta", 1.5), ("--theta", "x"), ("--limit", 0), ("--last-k", "few"),
+                                     ("--refractory", -1), ("--refractory", "nan"), ("--dtype", "nonsense")])
+def test_usage(options):
+    with pytest.raises(SystemExit) as end, redirect_stderr(io.StringIO()):
+        with mock.patch("sys.argv", ["evaluate.py", "stream", "--data", "toy", *map(str, options)]):
+            evaluate.main()
+    assert end.value.code == 2
 
 
-@torch.no_grad()
-def test_macs_of_the_language_model():
-    """FlopCounter's total for the baseline without LoRA's tiny rank, against the layers' sizes: within 15 %."""
-    model = tiny(memory="none", prune=False, lora_rank=1).requires_grad_(False)
-    frames, words = 8, 4
-    total = efficiency.macs(model, frames, every=8, words=words)
-    layers = sum(p.numel() for n, p in model.llm.named_parameters() if "layers" in n and p.dim() == 2)
-    tokens = len(model.layout.sequence([(0, [1] * words), (7, [1] * words)])) - 1
-    assert layers * tokens < total < 1.4 * layers * tokens
-
-
-def test_efficiency_command(tmp_path):
-    result = command("efficiency", "--frames", 60, "--window", 20, "--macs-frames", 20, "--png", tmp_path / "e.png", "--json")
-    rows = {name: [row["cache_bytes"] for row in r["windows"]] for name, r in result["variants"].items()}
-    assert rows["VideoLLM-online"][-1] > rows["FlowNar"][-1] and all(len(r) == 3 for r in rows.values())
-    assert all(r["macs"] > 1e6 for r in result["variants"].values()) and (tmp_path / "e.png").stat().st_size > 5000
-
-
-def test_attention_sums_to_one():
-    """Against the layer's own output: the weights, applied to its values, give what it computed."""
-    for changes in ({}, {"memory": "none", "prune": False}):
-        model = tiny(**changes)
-        x, narrations = video(model)
-        groups = figures.attention(model, x, narrations)
-        assert groups.shape == (4,) and (groups >= 0).all() and groups.sum() <= 1
-        assert (groups[2] > 0) == (not model.config.prune) and (groups[3] > 0) == bool(model.layout.M)
-        seen, layer = {}, model.llm.model.layers[-1].self_attn
-        layer.register_forward_hook(lambda m, a, kw, out: seen.update(kw, out=out[0], hidden=kw["hidden_states"]), with_kwargs=True)
-        with torch.no_grad():
-            model(x, narrations)
-            weights = figures.weights_of(layer, seen["hidden"], seen["position_embeddings"], seen["attention_mask"])
-        assert torch.allclose(weights.sum(1), torch.ones(len(weights)), atol=1e-5)
-
-
-def test_attention_weights_reproduce_the_layer():
-    """One head's worth: with a single head, weights times values through W_o is the layer's output."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-    torch.manual_seed(0)
-    llm = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                                       num_attention_heads=1, num_key_value_heads=1)).eval()
-    attn, seen = llm.model.layers[0].self_attn, {}
-    attn.register_forward_hook(lambda m, a, kw, out: seen.update(kw, out=out[0]), with_kwargs=True)
-    mask = torch.rand(1, 1, 9, 9).round().bool() | torch.eye(9, dtype=torch.bool)
-    with torch.no_grad():
-        llm.model(inputs_embeds=torch.randn(1, 9, 16), attention_mask=mask)
-        weights = figures.weights_of(attn, seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"])
-        expected = attn.o_proj(weights @ attn.v_proj(seen["hidden_states"][0]))
-    assert torch.allclose(expected, seen["out"][0], atol=1e-5)
-
-
-def test_attention_and_timeline_commands(tmp_path):
-    result = command("attention", "--data", "toy", "--limit", 1, "--png", tmp_path / "a.png", "--json")
-    assert set(result[str(TOY)]) == set(figures.GROUPS) and (tmp_path / "a.png").stat().st_size > 5000
-    trace, said = tmp_path / "trace.jsonl", tmp_path / "said.jsonl"
-    subprocess.run([sys.executable, "stream.py", "toy/kitchen.mp4", "--trace", str(trace), "--jsonl", str(said)], cwd=ROOT,
-                   capture_output=True, check=True)
-    command("timeline", trace, "--pred", said, "--gt", ROOT / "toy" / "kitchen.json", "--png", tmp_path / "t.png")
-    assert (tmp_path / "t.png").stat().st_size > 20000
-    assert "is no trace" in command("timeline", said, "--png", tmp_path / "u.png", ok=False) and not (tmp_path / "u.png").exists()

@@ -1,0 +1,98 @@
+"""Narrations in files: time-stamped sentences, as predictions or as the ground truth of videos.
+
+    predictions     one JSON file {video: [{"time", "text"}, ...]}; stream.py's JSONL, one file per video; or a folder
+                    of such files
+    truth           one JSON file {video: [{"time", "text"}, ...]}, {video: [[one annotator], [another], ...]} or
+                    {video: {"start": seconds, "annotators": [[...], ...]}}; the .json beside a toy video; or a folder
+
+Times are in seconds. What is wrong with a file is said in one line (BadData).
+"""
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from support.common import BadData, read_json, read_jsonl
+
+
+@dataclass
+class Sentence:
+    """A sentence and its time in seconds; for the toy, also those of its words that only visual memory can give."""
+    time: float
+    text: str
+    memory: tuple[str, ...] = ()
+
+
+@dataclass
+class Truth:
+    """The ground truth of one video: one list of sentences per annotator; the first segment begins at `start` (s)."""
+    annotators: list[list[Sentence]]
+    start: float = 0.0
+
+
+def read_predictions(path: Path) -> dict[str, list[Sentence]]:
+    """{video: sentences} from a file or a folder; see above."""
+    predictions = {}
+    for file in json_files(path):
+        if file.suffix == ".jsonl":
+            content = {unquote(file.stem): read_jsonl(file)}                          # the inverse of file_name
+        else:
+            content = read_videos(file)
+        predictions |= {name: to_sentences(rows, f"{file}, video {name}") for name, rows in content.items()}
+    return predictions
+
+
+def read_truth(path: Path) -> dict[str, Truth]:
+    """{video: Truth} from a file or a folder; see above."""
+    truths = {}
+    for file in json_files(path):
+        content = read_videos(file)
+        if isinstance(content.get("narrations"), list) and "fps" in content:          # the .json beside a toy video
+            content = {file.stem: content["narrations"]}
+        for name, entry in content.items():
+            where, start = f"{file}, video {name}", 0.0
+            if isinstance(entry, dict):
+                start, entry = entry.get("start", 0.0), entry.get("annotators")
+                if not is_time(start) or not is_list_of(entry, list):
+                    raise BadData(f'{where}: expected {{"start": seconds, "annotators": [[...], ...]}}')
+            elif not is_list_of(entry, list) or entry == []:
+                entry = [entry]
+            truths[name] = Truth([to_sentences(rows, where) for rows in entry], start)
+    return truths
+
+
+def json_files(path: Path) -> list[Path]:
+    found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
+    if not found:
+        raise BadData(f"{path}: has no .json or .jsonl files")
+    return found
+
+
+def read_videos(file: Path) -> dict:
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise BadData(f'{file}: expected an object with one entry per video: {{video: [{{"time", "text"}}, ...]}}')
+    return content
+
+
+def to_sentences(rows, where: str) -> list[Sentence]:
+    """[{"time" or "end": seconds, "text": str, ("memory": [words])}, ...] -> sentences; `where` names the source."""
+    if not isinstance(rows, list):
+        raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
+    sentences = []
+    for i, row in enumerate(rows):
+        fields = row if isinstance(row, dict) else {}
+        time, text, memory = fields.get("time", fields.get("end")), fields.get("text"), fields.get("memory", [])
+        if not is_time(time) or not isinstance(text, str):
+            raise BadData(f'{where}, narration {i}: expected {{"time": seconds, "text": "..."}}, not {str(row)[:60]}')
+        if not is_list_of(memory, str):
+            raise BadData(f'{where}, narration {i}: "memory" must be a list of words, or be left out')
+        sentences.append(Sentence(float(time), text, tuple(memory)))
+    return sentences
+
+
+def is_time(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
+
+
+def is_list_of(values, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)

@@ -1,0 +1,38 @@
+"""Options that several commands have, each written once."""
+from argparse import ArgumentParser
+
+from support.common import non_negative, positive_int, probability, whole
+
+
+def data_options(parser: ArgumentParser):
+    parser.add_argument("--data", required=True, help="toy | ego4d | egoexo4d | ek100")
+    parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
+    parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
+    parser.add_argument("--limit", type=positive_int, help="use only so many videos")
+
+
+def device_options(parser: ArgumentParser):
+    parser.add_argument("--llm", help="base language model (default: what the checkpoint names)")
+    parser.add_argument("--vision", help="vision encoder (default: what the checkpoint names)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+
+
+def model_options(parser: ArgumentParser, **model):
+    """`model`: how --model is parsed, its default at least."""
+    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)", **model)
+    parser.add_argument("--last-k", type=kept_narrations, metavar="K",
+                        help='FlowNar-C: keep only the last K narrations, or "all" (default: what the checkpoint says)')
+    device_options(parser)
+
+
+def trigger_options(parser: ArgumentParser):
+    parser.add_argument("--theta", type=probability, help="narrate when p([SKIP]) <= theta (default 0.8)")
+    parser.add_argument("--theta-low", type=probability, help="the same soon after a narration (default 0.5)")
+    parser.add_argument("--refractory", type=non_negative, help="how soon, in seconds (default 4)")
+    parser.add_argument("--static", action="store_true", help="one threshold, theta, all the time")
+
+
+def kept_narrations(text: str) -> int | str:
+    """An argparse type: a number of narrations, or "all"."""
+    return text if text == "all" else whole(text)

@@ -1,0 +1,63 @@
+"""A folder of predictions that a later run, or another process, can resume without mixing two models or two videos.
+
+    settings.json           what the predictions depend on: model, data, thresholds, ...
+    predictions/ID.jsonl    the narrations of a finished video, as stream.py writes them
+    videos/ID.json          the fingerprint of that video, written last: it marks the video as finished
+"""
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from support.common import BadData, file_name, read_json, read_jsonl, write_json, write_text
+
+
+class Predictions:
+    """Videos are kept by name; `fingerprint` is a string that tells a video from another one of the same name."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def keep_settings(self, settings: dict):
+        """Make the folder for these settings; BadData if it holds predictions made with others."""
+        for name in ("predictions", "videos"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        file = self.folder / "settings.json"
+        kept = read_json(file) if file.exists() else settings
+        if kept != settings:
+            kept = kept if isinstance(kept, dict) else {}
+            other = [key for key in settings | kept if key not in kept or kept[key] != settings.get(key)]
+            raise BadData(f"{self.folder} holds predictions made with other settings ({', '.join(other)}): "
+                          f"choose another --output, or delete it")
+        write_json(file, settings)
+
+    def finished(self, name: str, fingerprint: str) -> bool:
+        """Whether the video is there; BadData if it is another one of that name."""
+        mark = self.mark_of(name)
+        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
+            raise BadData(f"{self.folder} holds predictions of another video {name}: "
+                          f"choose another --output, or delete it")
+        return mark.exists() and self.file_of(name).exists()
+
+    def save_rows(self, name: str, rows: list[dict], fingerprint: str):
+        write_text(self.file_of(name), "".join(json.dumps(row) + "\n" for row in rows))
+        write_json(self.mark_of(name), {"fingerprint": fingerprint})
+
+    def load_rows(self, name: str) -> list[dict]:
+        return read_jsonl(self.file_of(name))
+
+    def file_of(self, name: str) -> Path:
+        return self.folder / "predictions" / f"{file_name(name)}.jsonl"
+
+    def mark_of(self, name: str) -> Path:
+        return self.folder / "videos" / f"{file_name(name)}.json"
+
+
+def digest(module: torch.nn.Module) -> str:
+    """SHA-256 of all weights, their names, dtypes and shapes."""
+    found = sha256()
+    for name, w in module.state_dict().items():
+        found.update(f"{name} {w.dtype} {list(w.shape)}".encode())
+        found.update(w.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
