@@ -37,7 +37,7 @@ import stream
 from support import captions
 from support.common import BadData, choose, command_line, positive_int, probability, rank, write_json
 from support.narrations import Sentence, Truth, read_predictions, read_truth, to_sentences
-from support.options import data_options, model_options, trigger_options
+from support.options import config_changes, data_options, model_options, trigger_options
 from support.predictions import Predictions, digest
 
 TAU = 0.5                     # IoU from which two segments match
@@ -190,22 +190,12 @@ def print_table(rows: list[tuple[str, dict]]):
 
 def load_narrator(args: argparse.Namespace, model: str) -> nar.Narrator:
     """A narrator with the settings of the command line."""
-    changes = {name: getattr(args, name) for name in ("theta", "theta_low", "refractory", "last_k")
-               if getattr(args, name, None) is not None}
-    if changes.get("last_k") == "all":
-        changes["last_k"] = None
-    return nar.Narrator.load(model, args.llm, *choose(args.device, args.dtype), **changes)
+    return nar.Narrator.load(model, args.llm, *choose(args.device, args.dtype), **config_changes(args))
 
 
 def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
     """The narrator's vision encoder, where there are pictures to encode: in the toy."""
-    if args.data != "toy":
-        return None
-    config, place = narrator.config, choose(args.device, args.dtype)
-    vision = nar.VisionEncoder(args.vision or config.vision, config.grid, *place)
-    if vision.width != config.width:
-        raise BadData(f"the vision model gives features of width {vision.width}, the narrator needs {config.width}")
-    return vision
+    return narrator.vision(args.vision, choose(args.device, args.dtype)[1]) if args.data == "toy" else None
 
 
 def split_of(args: argparse.Namespace) -> str:
@@ -216,11 +206,6 @@ def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = 
     shape = narrator.config.J, narrator.config.width
     return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
                              getattr(args, "max_frames", None), shape)
-
-
-def minutes_of(sample: data.Sample) -> float:
-    """Of the whole video, where it is known; else of the sample."""
-    return getattr(sample, "duration", sample.num_frames / sample.fps) / 60
 
 
 def truth_of(sample: data.Sample) -> Truth:
@@ -281,7 +266,7 @@ def run_stream(args: argparse.Namespace):
     lines |= {sample.name: folder.load_rows(sample.name) for sample in every if sample.name not in lines}
     predictions = {name: to_sentences(rows, name) for name, rows in lines.items()}
     print_scores({sample.name: truth_of(sample) for sample in every}, predictions,
-                 {sample.name: minutes_of(sample) for sample in every}, args)
+                 {sample.name: sample.duration / 60 for sample in every}, args)
 
 
 # ---------------------------------------------------------------------- evaluate.py teacher (§4.1, teacher-forced)
@@ -312,8 +297,8 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
     """
     with keys_and_values(narrator.llm.model) as kept:
         hidden, labels, tokens = (forward or narrator)(x, narrations)
-    segment, ids = torch.tensor(tokens.segment, device=labels.device), torch.tensor(tokens.ids, device=labels.device)
-    skip, found = narrator.layout.sep[0], []
+    segment, ids = torch.tensor(tokens.segment), torch.tensor(tokens.ids)                 # as labels, on the CPU
+    skip, found = narrator.layout.skip, []
 
     def replies(hidden: Tensor) -> list[bool]:
         logits = narrator.logits(hidden)
@@ -322,7 +307,7 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
     for n, (frame, _) in enumerate(narrations):
         mine = (segment == n) & (labels != -100)
         words, decisions = mine & (ids != nar.FRAME), mine & (ids == nar.FRAME)
-        logits, target = narrator.logits(hidden[words]), labels[words]
+        logits, target = narrator.logits(hidden[words]), labels[words].to(hidden.device)
         right = (logits.argmax(-1) == target).long().cumprod(0).sum().item()          # before the first wrong one
         turn = Turn(torch.nn.functional.cross_entropy(logits, target).exp().item(), right / len(target))
         found.append(turn)
@@ -403,7 +388,7 @@ def run_teacher(args: argparse.Namespace):
         narrations = true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))
         each[sample.name] = summary(turns(narrator, x, narrations, args.reply_theta), sample.fps)
-        minutes[sample.name] = minutes_of(sample)
+        minutes[sample.name] = sample.duration / 60
     mean = lambda names: {"videos": len(names)} | {
         key: float(np.mean([each[name][key] for name in names])) for key in next(iter(each.values()))}
     rows = [("all", mean(list(each)))]
@@ -440,8 +425,7 @@ def main():
                          help="also end a segment where p([SKIP]) is below (default 0, as published: only where it is "
                               "not the likeliest)")
     teacher.add_argument("--max-frames", type=positive_int, default=1200,
-                         help="a sample ends with its last narration within so many frames (default 1200, as "
-                              "published; the toy is not cut)")
+                         help="a sample ends with its last narration in so many frames (default 1200, as published)")
     trigger_options(streams)
     for one in (streams, teacher):
         data_options(one)

@@ -115,9 +115,10 @@ class VisionEncoder(nn.Module):
     scaled to fit its input, padded with black to a square, and normalised as its preprocessor_config.json says.
     """
 
-    def __init__(self, source: str, grid: int = 3, device: str = "cpu", dtype: torch.dtype = torch.float32):
+    def __init__(self, source: str, grid: int = 3, device: str | torch.device = "cpu",
+                 dtype: torch.dtype = torch.float32):
         super().__init__()
-        model, processor = checkpoint.load_vision(source, dtype)
+        model, processor = checkpoint.load_vision_model(source, dtype)
         self.model, self.grid = model.to(device).eval().requires_grad_(False), grid
         self.image_size = model.config.image_size
         self.mean, self.std = processor["image_mean"], processor["image_std"]
@@ -376,6 +377,14 @@ class Narrator(nn.Module):
         own["vision"] = vision or config.vision
         weights = {name: p.to(dtype or p.dtype) for name, p in self.trainable().items()}
         checkpoint.write_checkpoint(Path(folder), adapter, own, weights)
+
+    def vision(self, source: str | None = None, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+        """The vision encoder that the checkpoint names, or another one; BadData if its features have another width."""
+        encoder = VisionEncoder(source or self.config.vision, self.config.grid, self.device, dtype)
+        if encoder.width != self.config.width:
+            raise BadData(f"the vision model gives features of width {encoder.width}, "
+                          f"the narrator needs {self.config.width}")
+        return encoder
 
     @property
     def device(self) -> torch.device:

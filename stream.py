@@ -33,9 +33,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from narrator import PROMPT, VISUAL, Layout, Narrator, Tokens, VisionEncoder, visible
-from support.common import BadData, choose, command_line, non_negative, one_line, positive_float, probability, whole
+from narrator import PROMPT, VISUAL, Layout, Narrator, Tokens, visible
+from support.common import BadData, choose, command_line, one_line, positive_float
 from support.features import encode_pictures, is_features, load_features
+from support.options import config_changes, model_options, trigger_options
 from support.subtitles import Writers, timestamp
 from support.video import Video
 
@@ -268,26 +269,22 @@ def explain(decision: Decision, layout: Layout, config, static: bool = False) ->
 
 # ---------------------------------------------------------------------- python stream.py
 
-def open_frames(source: str, narrator: Narrator, vision: str | None, device: str, dtype: torch.dtype
-                ) -> tuple[Iterator[Tensor], int | None, Video | None]:
+def open_frames(source: str, narrator: Narrator, vision: str | None,
+                dtype: torch.dtype) -> tuple[Iterator[Tensor], int | None, Video | None]:
     """Frame tokens [J, D] of a video or features file, their number if it is known, and the video if it is one."""
     config = narrator.config
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    encoder = VisionEncoder(vision or config.vision, config.grid, device, dtype)
+    encoder = narrator.vision(vision, dtype)
     video = Video(source, config.fps, largest=2 * encoder.image_size)
-    if encoder.width != config.width:
-        raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs {config.width}")
     return encode_pictures(video, encoder), video.frames, video
 
 
 def run(args: argparse.Namespace):
     device, dtype = choose(args.device, args.dtype)
-    names = "fps", "theta", "theta_low", "refractory", "last_k", "keep_newline"
-    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **changes)
-    frames, total, video = open_frames(args.input, narrator, args.vision, device, dtype)
+    narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args))
+    frames, total, video = open_frames(args.input, narrator, args.vision, dtype)
     if args.model is None and video is not None and video.size != TOY_SIZE:
         print("The bundled narrator knows its miniature kitchen only (toy/kitchen.mp4) and makes no sense of other "
               "videos: give --model a trained one, such as zeyun-zhong/flownar-1B-ego4d", file=sys.stderr)
@@ -324,19 +321,11 @@ def run(args: argparse.Namespace):
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
     parser.add_argument("input", help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt")
-    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy narrator)")
-    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: the checkpoint's)")
-    parser.add_argument("--vision", help="vision encoder: folder or hub id (default: the checkpoint's)")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
-    parser.add_argument("--theta", type=probability, help="narrate when p([SKIP]) <= theta (default 0.8)")
-    parser.add_argument("--theta-low", type=probability, help="the same soon after a narration (default 0.5)")
-    parser.add_argument("--refractory", type=non_negative, help="how soon, in seconds (default 4)")
-    parser.add_argument("--static", action="store_true", help="one threshold, theta, all the time")
-    parser.add_argument("--last-k", type=whole, help="FlowNar-C: keep only the last k narrations in the cache")
+    model_options(parser)
+    trigger_options(parser)
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--compile", action="store_true", help="torch.compile CLAM and the feed-forwards")
     parser.add_argument("--explain", action="store_true", help="say what each frame fed, decided and pruned, and why")
     for name in ("jsonl", "srt", "vtt"):

@@ -41,7 +41,7 @@ LLAMA = {                                  # hidden, feed-forward, layers, heads
 VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"memory": "none", "prune": False}}
 
 
-class Timed(stream.State):
+class Timed(stream.Context):
     """A stream that times its stages, and feeds given narrations word by word, as a model would generate them."""
 
     def __init__(self, narrator: nar.Narrator):
@@ -57,9 +57,9 @@ class Timed(stream.State):
         self.peak = max(self.peak, self.cache.get_seq_length())
         return result
 
-    def feed(self, tokens: nar.Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
         if x is not None:
-            return self.run_stage("llm", super().feed, tokens, x, memory)
+            return self.run_stage("llm", super().feed, tokens, x)
         assistant = next((i for i, number in enumerate(tokens.number) if number >= 0), 0)
         words = assistant + len(self.narrator.layout.assistant)
         for a, b in [(0, words)] + [(i, i + 1) for i in range(words, len(tokens))]:
@@ -67,15 +67,16 @@ class Timed(stream.State):
             logits = self.run_stage("generation", super().feed, piece)
         return logits
 
-    def remember(self, x: Tensor):
-        self.run_stage("clam", super().remember, x)
+    def absorb(self, x: Tensor):
+        self.run_stage("clam", super().absorb, x)
 
-    def recall(self) -> Tensor | None:
-        return self.run_stage("clam", super().recall)
+    def read(self):
+        self.run_stage("clam", super().read)
 
     def held(self) -> int:
-        """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state."""
-        return sum(y.nbytes for layer in self.cache.layers for y in layer) + self.memory.nbytes
+        """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state and tokens."""
+        kept = [y for layer in self.cache.layers for y in layer] + [self.state, self.memory]
+        return sum(y.nbytes for y in kept if y is not None)
 
 
 def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, window: int) -> dict:
@@ -84,7 +85,7 @@ def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, 
     Returns the median and 95th percentile of the time of a frame and of a narration, the largest cache in tokens, and
     for each window of frames the cache and the speed. Stops early, and says so, where the device's memory is full.
     """
-    state, config, device = Timed(narrator), narrator.config, narrator.device
+    context, config, device = Timed(narrator), narrator.config, narrator.device
     random = torch.Generator().manual_seed(0)
     source = (torch.randn(config.J, config.width, generator=random).to(next(narrator.connector.parameters()).dtype)
               for _ in range(frames))
@@ -93,10 +94,10 @@ def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     rows, plain, narrating, spent, out_of_memory = [], [], [], Counter(), False
-    steps = stream.narrate(narrator, source, forced=forced, state=state)
+    steps = stream.narrate(narrator, source, forced=forced, context=context)
     try:
         for step in tqdm(steps, total=frames, unit="frame", leave=False):
-            now = Counter(state.seconds)
+            now = Counter(context.seconds)
             used, spent = {stage: now[stage] - spent[stage] for stage in now}, now
             if step.narration:
                 narrating.append(used["generation"])
@@ -107,14 +108,15 @@ def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, 
                 since = done - (rows[-1]["seconds"] if rows else 0.0)
                 count = step.frame + 1 - (rows[-1]["frames"] if rows else 0)
                 rows.append({"frames": step.frame + 1, "seconds": done, "fps": count / since,
-                             "cache_tokens": step.text_tokens + step.visual_tokens, "cache_bytes": state.cache.bytes(),
-                             "held_bytes": state.held(), "peak_bytes": peak_memory(device)})
+                             "cache_tokens": step.text_tokens + step.visual_tokens,
+                             "cache_bytes": context.cache.bytes(),
+                             "held_bytes": context.held(), "peak_bytes": peak_memory(device)})
     except torch.OutOfMemoryError:
         out_of_memory = True
     quantile = lambda values, q: float(np.quantile(values, q)) * 1e3 if values else None
     return {"frames": rows[-1]["frames"] if rows else 0, "narrations": len(narrating), "out_of_memory": out_of_memory,
-            "fps": rows[-1]["frames"] / rows[-1]["seconds"] if rows else 0.0, "stages_s": dict(state.seconds),
-            "cache_tokens_peak": state.peak,
+            "fps": rows[-1]["frames"] / rows[-1]["seconds"] if rows else 0.0, "stages_s": dict(context.seconds),
+            "cache_tokens_peak": context.peak,
             "frame_ms_p50": quantile(plain, 0.5), "frame_ms_p95": quantile(plain, 0.95),
             "narration_ms_p50": quantile(narrating, 0.5), "narration_ms_p95": quantile(narrating, 0.95),
             "windows": rows}

@@ -37,7 +37,7 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
         _, labels, tokens = narrator(x, narrations)
     finally:
         hook.remove()
-    segment, number, ids = (torch.tensor(y, device=labels.device) for y in (tokens.segment, tokens.number, tokens.ids))
+    segment, number, ids = (torch.tensor(y) for y in (tokens.segment, tokens.number, tokens.ids))
     asking = [(segment == n) & (labels != -100) & (number == n) for n in range(1, len(narrations))]
     inputs = seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"]
     shares = []
@@ -198,8 +198,8 @@ def run_timeline(args: argparse.Namespace):
     else:
         narrator = load_narrator(args, args.model)
         fps, memory = narrator.config.fps, narrator.layout.M if narrator.config.prune else 0
-        place = choose(args.device, args.dtype)
-        frames, _, _ = stream.features(args.input, narrator, args.vision, fps, *place)
+        dtype = choose(args.device, args.dtype)[1]
+        frames, _, _ = stream.open_frames(args.input, narrator, args.vision, dtype)
         steps = {step.frame: step for step in stream.narrate(narrator, frames, args.static)}
         trace = [step.trace() for step in steps.values()]
         said = [Sentence(step.narration.end, step.narration.text) for step in steps.values() if step.narration]

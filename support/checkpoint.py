@@ -136,7 +136,7 @@ def load_tokenizer(source: str):
                       f"{first_line(error)}") from error
 
 
-def load_vision(source: str, dtype: torch.dtype = torch.float32):
+def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
     from transformers import AutoConfig, AutoModel
     quiet()

@@ -53,7 +53,8 @@ def command_line(main: Callable[[], None]) -> None:
     except (RuntimeError, MemoryError) as error:                               # torch says it in several ways
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
-        print(f"error: out of memory ({first_line(error)[:200]}); use a smaller model or --dtype bfloat16", file=sys.stderr)
+        print(f"error: out of memory ({first_line(error)[:200]}); use a smaller model or --dtype bfloat16",
+              file=sys.stderr)
         code = 1
     sys.exit(code)
 

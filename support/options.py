@@ -1,5 +1,5 @@
 """Options that several commands have, each written once."""
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 
 from support.common import non_negative, positive_int, probability, whole
 
@@ -12,8 +12,8 @@ def data_options(parser: ArgumentParser):
 
 
 def device_options(parser: ArgumentParser):
-    parser.add_argument("--llm", help="base language model (default: what the checkpoint names)")
-    parser.add_argument("--vision", help="vision encoder (default: what the checkpoint names)")
+    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: the checkpoint's)")
+    parser.add_argument("--vision", help="vision encoder: folder or hub id (default: the checkpoint's)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
 
@@ -31,6 +31,13 @@ def trigger_options(parser: ArgumentParser):
     parser.add_argument("--theta-low", type=probability, help="the same soon after a narration (default 0.5)")
     parser.add_argument("--refractory", type=non_negative, help="how soon, in seconds (default 4)")
     parser.add_argument("--static", action="store_true", help="one threshold, theta, all the time")
+
+
+def config_changes(args: Namespace) -> dict:
+    """The settings of a narrator (narrator.py: Config) that the command line changes."""
+    names = "fps", "theta", "theta_low", "refractory", "last_k", "keep_newline"
+    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    return given | ({"last_k": None} if given.get("last_k") == "all" else {})
 
 
 def kept_narrations(text: str) -> int | str:

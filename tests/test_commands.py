@@ -34,7 +34,8 @@ COMMANDS = {
     "train": (train, "--data ek100 --root nowhere --device cpu"),
     "clam": (clam, "--width 16 --heads 2 --length 20 --reads 2 --no-compile"),
     "narrator": (narrator, ""),
-    "efficiency": (efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --video toys/a.mp4 --device cpu"),
+    "efficiency": (efficiency,
+                   "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --video toys/a.mp4 --device cpu"),
     "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
 }

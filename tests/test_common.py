@@ -11,7 +11,8 @@ from helpers import ROOT
 @pytest.mark.parametrize("error, code, line", [
     (None, 0, ""), (BadData("two\nlines"), 1, "error: two lines\n"),
     (NotDownloaded("two\nlines"), 1, "error: two\nlines\n"),
-    (RuntimeError("[enforce fail] you tried to allocate memory\nat"), 1, "error: out of memory ([enforce fail] you tried "
+    (RuntimeError("[enforce fail] you tried to allocate memory\nat"), 1,
+     "error: out of memory ([enforce fail] you tried "
      "to allocate memory); use a smaller model or --dtype bfloat16\n"),
     (FileNotFoundError(2, "No such file", "x.y"), 1, "error: x.y: No such file\n"),
     (OSError("hub: no\n such model"), 1, "error: hub: no such model\n"), (KeyboardInterrupt(), 130, "interrupted\n")])

@@ -324,11 +324,16 @@ def test_last_k_all(tmp_path):
     assert end.value.code == 2
 
 
-def test_videos_are_grouped_by_their_own_length():
-    sample = next(data.load_dataset("toy", limit=1))
-    assert evaluate.minutes_of(sample) == sample.num_frames / sample.fps / 60
-    sample.duration = 90.0
-    assert evaluate.minutes_of(sample) == 1.5
+def test_videos_are_grouped_by_their_own_length(tmp_path):
+    """By the video's length, not by the narrated part of it (5 s here); 8 minutes belong to the last group."""
+    epic(tmp_path)
+    videos = json.loads((tmp_path / "features_metadata.json").read_text())
+    write(tmp_path / "features_metadata.json", {name: video | {"duration": 480.0} for name, video in videos.items()})
+    tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
+    for protocol in ("teacher", "stream"):
+        result = command(protocol, "--data", "ek100", "--root", tmp_path, "--model", tmp_path / "model", "--limit", 1,
+                         "--by-duration", "--json")
+        assert list(result["by_duration"]) == [">= 8 min"]
 
 
 # ---------------------------------------------------------------------- teacher
@@ -344,7 +349,7 @@ class Scripted:
     def __call__(self, x, narrations):
         tokens = self.layout.sequence(narrations)
         labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
-        skip, logits, frame = self.layout.sep[0], torch.zeros(len(tokens), len(self.layout.tokenizer)), 0
+        skip, logits, frame = self.layout.skip, torch.zeros(len(tokens), len(self.layout.tokenizer)), 0
         for row, (i, label) in enumerate(zip(tokens.ids, labels.tolist())):
             logits[row, label if label != -100 else 0] = 3.0
             if i == nar.FRAME:
@@ -386,7 +391,7 @@ def test_segments_go_on_from_the_keys_and_values(variant):
         for more in (1, 4):
             found = evaluate.further(model, x, tokens, kept, n, more)
             assert (found - slow(model, x, tokens, kept, n, more)).abs().max() < 1e-4
-    logits, skip, forwards = model.logits, torch.tensor(model.layout.sep[0]), []
+    logits, skip, forwards = model.logits, torch.tensor(model.layout.skip), []
     hook = model.register_forward_hook(lambda *_: forwards.append(1))
     for push in (100, 12, 10):                                                        # always, often, sometimes [SKIP]
         more = torch.nn.functional.one_hot(skip, len(model.layout.tokenizer)) * push

@@ -20,12 +20,12 @@ measured, drawn = partial(command, main=efficiency.main), partial(command, main=
 
 def test_cache_bytes_are_what_the_tensors_hold():
     model = tiny(last_k=2)
-    state = efficiency.Timed(model)
+    context = efficiency.Timed(model)
     x, narrations = video(model)
-    for step in stream.narrate(model, x, forced=dict(narrations), state=state):
-        used = sum(y[:, :, state.cache.origin - state.cache.text:state.cache.origin + state.cache.visual].numel() * 4
-                   for layer in state.cache.layers for y in layer)
-        assert state.cache.bytes() == used <= state.held()
+    for step in stream.narrate(model, x, forced=dict(narrations), context=context):
+        used = sum(y[:, :,
+                     context.cache.positions != stream.EMPTY].nbytes for layer in context.cache.layers for y in layer)
+        assert context.cache.bytes() == used <= context.held()
 
 
 def test_timed_is_the_same_stream():
@@ -33,12 +33,12 @@ def test_timed_is_the_same_stream():
     model = tiny()
     x, narrations = video(model)
     logits = []
-    for kind in (stream.State, efficiency.Timed):
-        state = kind(model)
-        state.logits = []
-        list(stream.narrate(model, x, forced=dict(narrations), state=state))
-        logits.append(torch.stack(state.logits))
-    assert torch.allclose(*logits, atol=1e-4) and set(state.seconds) == {"clam", "llm", "generation"}
+    for kind in (stream.Context, efficiency.Timed):
+        context = kind(model)
+        context.logits = []
+        list(stream.narrate(model, x, forced=dict(narrations), context=context))
+        logits.append(torch.stack(context.logits))
+    assert torch.allclose(*logits, atol=1e-4) and set(context.seconds) == {"clam", "llm", "generation"}
 
 
 @torch.no_grad()

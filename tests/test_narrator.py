@@ -210,7 +210,8 @@ def test_letterbox_keeps_the_aspect_ratio():
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, "narrator.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "narrator.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
+                          text=True)
 
 
 def test_draws_figure_4(tmp_path):

@@ -45,7 +45,8 @@ def test_training_is_streaming_with_smollm2(model):
     """SmolLM2-135M-Instruct's tokenizer and weights, FlowNar-C: the loop's logits are the parallel forward's."""
     x, _ = video(model, frames=14)
     narrations = [(frame, model.layout.encode(text)) for frame, text in
-                  ((0, " You look around."), (4, " You open the fridge."), (9, " You take a cup."), (13, " You leave."))]
+                  ((0, " You look around."), (4, " You open the fridge."), (9, " You take a cup."),
+                   (13, " You leave."))]
     context = stream.Context(model)
     context.logits = []
     list(stream.narrate(model, x, forced=dict(narrations), context=context))
