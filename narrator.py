@@ -375,6 +375,18 @@ class Narrator(nn.Module):
         return self.llm.lm_head(hidden).float()
 
     @torch.no_grad()
+    def start_published(self):
+        """Start connector and CLAM as the published training does: weights N(0, 0.02), biases 0 (`CLAM.reset_parameters`).
+
+        LoRA starts alike in both ways: A Kaiming-uniform, B zero.
+        """
+        for layer in (self.connector[0], self.connector[2]):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        if hasattr(self.memory, "reset_parameters"):
+            self.memory.reset_parameters()
+
+    @torch.no_grad()
     def initialise(self, x: Tensor, where: float = 5.0):
         """Start connector and CLAM from the statistics of training features x [T, J, D] (no labels are used).
 
