@@ -376,9 +376,9 @@ class Narrator(nn.Module):
 
     @torch.no_grad()
     def start_published(self):
-        """Start connector and CLAM as the published training does: weights N(0, 0.02), biases 0 (`CLAM.reset_parameters`).
+        """Start connector and CLAM (`CLAM.reset_parameters`) as the published training: weights N(0, 0.02), biases 0.
 
-        LoRA starts alike in both ways: A Kaiming-uniform, B zero.
+        LoRA always starts alike: A Kaiming-uniform, B zero.
         """
         for layer in (self.connector[0], self.connector[2]):
             nn.init.normal_(layer.weight, std=0.02)
