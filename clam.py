@@ -246,7 +246,7 @@ class CLAM(NoMemory):
         size = tokens.square().mean() ** 0.5
         for norm in (self.norm_a, self.norm_y, self.norm_m):
             norm.weight.fill_(size)
-        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])              # "memory": where features never vary
+        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])  # "memory": where features never vary
         for branch in (self.self_attn.out_proj, self.mlp.down_proj):                  # these start by adding nothing
             branch.weight.zero_()
         if self.target is not None:
