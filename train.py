@@ -65,7 +65,7 @@ class Options:
     llm: str | None = option(None, "frozen language model: hub id, folder or .gguf (toy: trained, if not given)")
     vision: str | None = option(None, "frozen vision encoder: hub id or folder (toy: trained, if not given)")
     init: str | None = option(None, "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)")
-    start: str = option("published", "first weights: as in the published code, or from statistics of training features, "
+    start: str = option("published", "first weights: as in the published code, or from statistics of training features "
                         "with learned targets in CLAM (not the paper's)", ("published", "statistics"))
     resume: bool = option(False, "continue an interrupted run in --output")
     memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
@@ -258,7 +258,7 @@ def new_config(options: Options, llm: str, vision: str, J: int, width: int) -> n
 
 
 def pretrained(options: Options, dtype: torch.dtype = torch.float32) -> nar.Narrator:
-    """The narrator of --init with the options that were given; BadData if its weights are not made for one of them."""
+    """The narrator of --init with the options that were given; BadData if its weights are not made for them."""
     given = options.config(options.given)
     free = {name: given.pop(name) for name in ("llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout")
             if name in given}
@@ -381,10 +381,11 @@ def parse() -> Options:
     options = Options(**vars(parser.parse_args()))
     if options.given >= {"start", "init"}:
         parser.error("--start is for new weights; with --init there are none")
-    if options.data == "toy" and (unused := options.given & {"root", "dtype", "max_frames", "val_limit"}):
-        parser.error(f"the toy renders its videos and trains in float32; leave out --{sorted(unused)[0].replace('_', '-')}")
-    if options.data == "toy" and options.device not in ("auto", "cpu"):
-        parser.error(f"--device {options.device}: the toy trains on the CPU")
+    if options.data == "toy":
+        for name in sorted(options.given & {"root", "dtype", "max_frames", "val_limit"}):
+            parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32")
+        if options.device not in ("auto", "cpu"):
+            parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options
 
 
