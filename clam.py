@@ -131,15 +131,17 @@ class CLAM(NoMemory):
 
     @torch.no_grad()
     def reset_parameters(self):
-        """Xavier; and decays that start near 1: from 0.982 a token in the first head to 0.9997 in the last.
+        """As the published training starts: matrices N(0, 0.02), self-attention's in_proj Xavier; biases 0, norms 1.
 
-        (With a bias of zero each token would halve the state: a frame would be forgotten within the next one.)
+        A gate bias of 0 halves the state with each token: at first, a frame is forgotten within the next one. Training
+        has to find longer decays; `initialise` starts with them.
         """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                nn.init.xavier_uniform_(weight)
-        self.w_gate[1].bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)",
-                                       c=self.width // 2 // self.heads))
+                nn.init.normal_(weight, std=0.02)
+            else:
+                weight.fill_(0 if name.endswith("bias") else 1)
+        nn.init.xavier_uniform_(self.self_attn.in_proj_weight)
 
     def compile(self):
         """Compile the two inner functions of `chunked` and `step` (one flag, nothing else changes)."""
@@ -223,8 +225,13 @@ class CLAM(NoMemory):
         W_k tells the J token slots apart (least squares) and query m addresses slot m mod J; W_v keeps the principal
         directions of what varies within a slot, blind to its usual look; W_o maps them back. Token m then starts as
         the usual look of its slot plus what has varied there lately: a frame token, as the connector knows them.
-        No labels are used.
+        Decays start near 1, from 0.982 a token in the first head to 0.9997 in the last; all else is Xavier. No labels
+        are used.
         """
+        for weight in self.parameters():
+            if weight.dim() == 2:
+                nn.init.xavier_uniform_(weight)
+        self.w_gk[1].bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)", c=self.width // 2 // self.heads))
         (frames, slots, width), heads = x.shape, self.heads
         x, c, e = x.float().to(self.z.device), width // 2 // heads, width // heads
         address = torch.randn(heads, max(slots, c), c, device=x.device)

@@ -354,8 +354,8 @@ class Narrator(nn.Module):
             raise BadData(f"{folder / checkpoint.OWN}: unknown entries {sorted(unknown)}")
         else:
             config = Config(**own)
-        named = {"llm": "base_model_name_or_path", "lora_rank": "r", "lora_alpha": "lora_alpha"}
-        config = replace(config, **{name: adapter[key] for name, key in named.items() if adapter.get(key)} | changes)
+        named = {"llm": "base_model_name_or_path", "lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+        config = replace(config, **{name: adapter[key] for name, key in named.items() if adapter.get(key) is not None} | changes)
         for name in ("llm", "vision"):
             if (folder / getattr(config, name)).is_dir():
                 setattr(config, name, str(folder / getattr(config, name)))
@@ -410,6 +410,18 @@ class Narrator(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """In fp32: [.., D_lm] -> [.., V]."""
         return self.llm.lm_head(hidden).float()
+
+    @torch.no_grad()
+    def start_published(self):
+        """Start connector and CLAM (`CLAM.reset_parameters`) as the published training: weights N(0, 0.02), biases 0.
+
+        LoRA always starts alike: A Kaiming-uniform, B zero.
+        """
+        for layer in (self.connector[0], self.connector[2]):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        if hasattr(self.memory, "reset_parameters"):
+            self.memory.reset_parameters()
 
     @torch.no_grad()
     def initialise(self, x: Tensor, where: float = 5.0):

@@ -48,7 +48,8 @@ def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9,
 
 def published(model: nar.Narrator, x: torch.Tensor, case: dict):
     """The published parallel forward, for comparison only: its token ids (the instruction's full stop and the newline
-    are one token) and its looser training mask. `case` is one of golden/*/teacher_forced.json. Returns as Narrator.forward.
+    are one token) and its looser training mask. `case` is one of golden/*/teacher_forced.json. Returns as
+    Narrator.forward.
     """
     tokens, mask = published_mask(model, case["input_ids"])
     memory = None

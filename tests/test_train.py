@@ -2,20 +2,28 @@
 import json
 import os
 import random
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import narrator as nar
 import data
+import narrator as nar
 import train
-from support.common import BadData
 from helpers import ROOT, TOY, tiny, video
+from support import checkpoint, training
+from support.common import BadData
+from toy import stages
 
 
 def test_defaults_are_the_paper():
@@ -37,47 +45,61 @@ def test_order_covers_every_epoch():
     assert seen[:8] != seen[8:16] and train.order(8, 4, 1, 3) == seen[4:8] and train.order(8, 4, 1, 4) != seen[4:8]
 
 
-def examples(model, count=6):
-    return [train.Example(*video(model, frames=12, at=(0, 4, 9), seed=seed)) for seed in range(count)]
+def examples(model, count=6, at=(0, 4, 9)):
+    return [train.Example(*video(model, frames=12, at=at, seed=seed)) for seed in range(count)]
 
 
 def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "narrator-log.jsonl").read_text().splitlines()]
 
 
-class Stop(Exception):
-    pass
+def interrupted(folder, monkeypatch, error=RuntimeError, at=None, videos=examples, **given):
+    """train_narrator, stopped by an error in step `at`; the model and the steps that it ran."""
+    torch.manual_seed(1)
+    model, calls, order = tiny(memory_dropout=0.1, lora_dropout=0.1), [], train.order
+
+    def watched(count, batch, step, seed):
+        calls.append(step)
+        if step == at:
+            raise error
+        return order(count, batch, step, seed)
+
+    monkeypatch.setattr(train, "order", watched)
+    options = train.Options(output=str(folder), **{"batch": 2, "epochs": 3.0, "lr": 1e-3, "save_every": 2} | given)
+    if at is None:
+        train.train_narrator(model, videos(model), options)
+    else:
+        with pytest.raises(error):
+            train.train_narrator(model, videos(model), options)
+    monkeypatch.setattr(train, "order", order)
+    return model, calls
 
 
-def test_resumed_is_as_if_never_interrupted(tmp_path, monkeypatch):
-    """Killed between two snapshots: the same losses and weights to the bit; dropout included."""
-    def run(folder, resume=False, stop=None):
-        torch.manual_seed(1)
-        model = tiny(memory_dropout=0.1, lora_dropout=0.1)
-        options = train.Options(output=str(folder), batch=2, epochs=3.0, lr=1e-3, save_every=2, resume=resume)
-        calls = []
-        real = train.order
-        def order(count, batch, step, seed):
-            calls.append(step)
-            if step == stop:
-                raise Stop
-            return real(count, batch, step, seed)
-        monkeypatch.setattr(train, "order", order)
-        try:
-            train.train_narrator(model, examples(model), options)
-        except Stop:
-            pass
-        monkeypatch.setattr(train, "order", real)
-        return model, calls
+def few_memories(model):
+    """Six videos of which two need no memory: their steps give CLAM no gradient."""
+    return examples(model, 3) + examples(model, 3, at=(0,))
 
-    whole, _ = run(tmp_path / "a")
-    run(tmp_path / "b", stop=5)
-    resumed, calls = run(tmp_path / "b", resume=True)
+
+@pytest.mark.parametrize("videos, batch", [(examples, 2), (few_memories, 1)])
+def test_resumed_is_as_if_never_interrupted(tmp_path, monkeypatch, videos, batch):
+    """Killed between two snapshots: the same losses and weights to the bit; dropout and missing gradients included."""
+    whole, _ = interrupted(tmp_path / "a", monkeypatch, videos=videos, batch=batch)
+    interrupted(tmp_path / "b", monkeypatch, at=5, videos=videos, batch=batch)
+    resumed, calls = interrupted(tmp_path / "b", monkeypatch, videos=videos, batch=batch, resume=True)
     assert calls[0] == 4                                                         # the last snapshot before the kill
-    assert losses(tmp_path / "b") == losses(tmp_path / "a") and len(losses(tmp_path / "a")) == 9
+    assert losses(tmp_path / "b") == losses(tmp_path / "a") and len(losses(tmp_path / "a")) == 18 // batch
     for name, p in whole.trainable().items():
         assert torch.equal(p, resumed.trainable()[name]), name
     assert (tmp_path / "b" / "narrator-loss.png").stat().st_size > 1000
+
+
+def test_ctrl_c_keeps_the_state(tmp_path, monkeypatch):
+    """Nothing is lost: resumed at the very step, whatever --save-every says, and as if never interrupted."""
+    whole, _ = interrupted(tmp_path / "a", monkeypatch)
+    interrupted(tmp_path / "b", monkeypatch, KeyboardInterrupt, at=5, save_every=50)
+    resumed, calls = interrupted(tmp_path / "b", monkeypatch, resume=True)
+    assert calls[0] == 5 and losses(tmp_path / "b") == losses(tmp_path / "a")
+    assert all(torch.equal(p, resumed.trainable()[name]) for name, p in whole.trainable().items())
 
 
 def test_loss_falls():
@@ -108,21 +130,107 @@ def test_checkpointing_changes_nothing(tmp_path):
         assert torch.allclose(gradient, gradients[1][name], atol=1e-5), name
 
 
-def test_resume_with_other_settings_is_refused(tmp_path):
-    options = train.Options(output=str(tmp_path), batch=2, epochs=0.34)
-    train.train_narrator(tiny(), examples(tiny()), options)
-    with pytest.raises(BadData, match="other settings"):
-        train.train_narrator(tiny(lora_rank=5), examples(tiny()), replace(options, resume=True))
+@pytest.mark.parametrize("change, says", [
+    ({"lr": 2e-3}, "lr = 0.001, not 0.002"), ({"batch": 3}, "batch = 2, not 3"), ({"seed": 1}, "seed = 0, not 1"),
+    ({"epochs": 4.0}, "epochs = 0.34, not 4.0"), ({"data": "ek100"}, "data = ego4d, not ek100"),
+    ({"root": "elsewhere"}, "root = None, not elsewhere"), ({"limit": 3}, "limit = None, not 3"),
+    ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None)])
+def test_resume_with_other_settings_is_refused(tmp_path, change, says):
+    given = {"output": str(tmp_path), "batch": 2, "epochs": 0.34, "lr": 1e-3}
+    train.train_narrator(tiny(), examples(tiny()), train.Options(**given))
+    options = train.Options(**given | change, resume=True)
+    if says is None:
+        return train.train_narrator(tiny(), examples(tiny()), options)
+    with pytest.raises(BadData, match=says) as caught:
+        train.train_narrator(tiny(), examples(tiny()), options)
+    assert "\n" not in str(caught.value)
+
+
+def test_resume_with_other_videos_or_weights_is_refused(tmp_path):
+    given = {"output": str(tmp_path), "batch": 2, "epochs": 1.0}
+    train.train_narrator(tiny(), examples(tiny()), train.Options(**given))
+    with pytest.raises(BadData, match="steps = 3, not 4"):
+        train.train_narrator(tiny(), examples(tiny(), 8), train.Options(**given, resume=True))
+    with pytest.raises(BadData, match="weights = "):
+        train.train_narrator(tiny(lora_rank=5), examples(tiny()), train.Options(**given, resume=True))
+    (tmp_path / "narrator-state.safetensors").write_bytes(b"no safetensors")
+    with pytest.raises(BadData, match="damaged"):
+        train.train_narrator(tiny(), examples(tiny()), train.Options(**given, resume=True))
 
 
 def test_late_in_a_long_stream():
     """`long` gives a video the memory of others and a far position; from the seed and the step alone."""
     model = tiny()
     videos = examples(model, 3)
-    earlier, before = train.gone_by(3, random.Random(3))
-    assert (earlier, before) == train.gone_by(3, random.Random(3)) and 1 <= before <= 100_000
-    state = train.past(model, [videos[i] for i in earlier])
+    earlier, before = train.earlier_videos(3, random.Random(3))
+    assert (earlier, before) == train.earlier_videos(3, random.Random(3)) and 1 <= before <= 100_000
+    state = train.memory_after(model, [videos[i] for i in earlier])
     assert state.shape == model.memory.initial_state().shape and state.abs().sum() > 0 and not state.requires_grad
+
+
+def test_a_parameter_that_no_process_reaches_has_no_gradient(monkeypatch):
+    """As on one process: zeros would count as a step of Adam and let the parameter drift by its momentum."""
+    monkeypatch.setattr(training, "rank", lambda: (0, 2))
+    monkeypatch.setattr(training.dist, "all_reduce", lambda flat: flat.mul_(2))
+    parameters = {name: torch.nn.Parameter(torch.ones(2, 3)) for name in "ab"}
+    parameters["a"].grad = torch.full((2, 3), 0.5)
+    training.share(parameters)
+    assert parameters["b"].grad is None and torch.equal(parameters["a"].grad, torch.ones(2, 3))
+
+
+def test_validation_is_shared(tmp_path, monkeypatch):
+    """Each process takes its part of the held-out videos."""
+    class Held(list):
+        def __getitem__(self, index):
+            asked.append(index)
+            return super().__getitem__(index)
+    model, asked = tiny(), []
+    monkeypatch.setattr(train, "rank", lambda: (1, 2))
+    train.train_narrator(model, examples(model, 2), train.Options(output=str(tmp_path), batch=2, epochs=1.0),
+                         Held(examples(model, 5)))
+    assert sorted(set(asked)) == [1, 3]
+
+
+# ------------------------------------------------------------------ other language models
+
+def trained(model, folder):
+    """A few steps on one video: the losses of the first and the last."""
+    folder.mkdir()
+    train.train_narrator(model, examples(model, 1), train.Options(output=str(folder), batch=1, epochs=12.0, lr=3e-3))
+    return losses(folder)[0], losses(folder)[-1]
+
+
+def test_bf16_base_with_fp32_lora(tmp_path):
+    """The base stays as it is in bf16; all that is trained is fp32, and loads as it was saved."""
+    config = tiny().config
+    model = nar.Narrator(*checkpoint.load_llm(config.llm, torch.bfloat16), config)
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    first, last = trained(model, tmp_path / "out")
+    assert last < 0.9 * first
+    assert all(p.dtype == torch.float32 for p in model.trainable().values())
+    parameters = dict(model.named_parameters())
+    assert all(p.dtype == torch.bfloat16 and torch.equal(p, parameters[name]) for name, p in frozen.items())
+    model.save(tmp_path / "saved")
+    again = nar.Narrator.load(str(tmp_path / "saved"), dtype=torch.bfloat16)
+    assert all(p.dtype == torch.float32 and torch.equal(p, again.trainable()[n]) for n, p in model.trainable().items())
+    with torch.no_grad():
+        x, narrations = video(model)
+        assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
+
+
+def test_grouped_query_attention(tmp_path):
+    """Fewer heads for keys and values than for queries, as in Llama 3: every LoRA matrix learns."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
+    llm = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
+                                       num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    config = nar.Config(width=32, memory_tokens=4, memory_heads=2, lora_rank=4, lora_dropout=0.0)
+    model = nar.Narrator(llm, tokenizer, config)
+    assert model.trainable()["base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight"].shape == (16, 4)
+    first, last = trained(model, tmp_path / "out")
+    assert last < 0.9 * first
+    assert all(p.abs().sum() > 0 for name, p in model.trainable().items() if "lora_B" in name)
 
 
 # ------------------------------------------------------------------ training on annotated data sets
@@ -130,12 +238,14 @@ def test_late_in_a_long_stream():
 def epic(root, videos=6, width=16):
     """EPIC-Kitchens in its published layout, in miniature."""
     (root / "annotations").mkdir(parents=True)
+    things = ["red cup", "blue pan", "green bowl", "knife"]
+    rows = [{"time": 0.4 + 2.3 * i, "text": f"You wash the {thing}."} for i, thing in enumerate(things)]
     for split in ("train", "val"):
-        told = {f"{split}_{n}": [{"time": 0.4 + 2.3 * i, "text": f"You wash the {thing}."} for i, thing in
-                                 enumerate(["red cup", "blue pan", "green bowl", "knife"][:2 + n % 3])] for n in range(videos)}
-        (root / "annotations" / f"refined_{split}_narrations.json").write_text(json.dumps(told))
+        content = {f"{split}_{n}": rows[:2 + n % 3] for n in range(videos)}
+        (root / "annotations" / f"refined_{split}_narrations.json").write_text(json.dumps(content))
     names = [f"{split}_{n}" for split in ("train", "val") for n in range(videos)]
-    (root / "features_metadata.json").write_text(json.dumps({name: {"duration": 10.0, "path": f"{name}.pt"} for name in names}))
+    metadata = {name: {"duration": 10.0, "path": f"{name}.pt"} for name in names}
+    (root / "features_metadata.json").write_text(json.dumps(metadata))
     generator = torch.Generator().manual_seed(0)
     save_file({name: torch.randn(21, 10, width, generator=generator) for name in names}, root / "features.safetensors")
 
@@ -143,72 +253,270 @@ def epic(root, videos=6, width=16):
 def arguments(root, output, *more, processes=1):
     launcher = [sys.executable] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone",
                                                         "--nproc-per-node", str(processes)]
-    line = [*launcher, ROOT / "train.py", "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm", "--vision",
-            TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--lora-rank", 4, "--lora-dropout", 0.1, "--memory-dropout", 0,
-            "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2, "--device", "cpu", *more]
+    line = [*launcher, ROOT / "train.py", "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm",
+            "--vision", TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--memory-dropout", 0, "--device", "cpu",
+            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2, *more]
     return list(map(str, line))
 
 
 def command(*args, **more):
-    return subprocess.run(arguments(*args, **more), cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run(arguments(*args, **more), cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def test_two_processes_are_one(tmp_path):
-    """The same losses and weights from two gloo processes as from one with twice the accumulation; a checkpoint that loads."""
-    epic(tmp_path / "root")
-    weights, curves = [], []
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The data set, and the output of the same training on one process and on two."""
+    folder = tmp_path_factory.mktemp("whole")
+    epic(folder / "root", videos=12)
     for processes in (1, 2):
-        run = command(tmp_path / "root", tmp_path / str(processes), "--lora-dropout", 0, processes=processes)
+        run = command(folder / "root", folder / str(processes), processes=processes)
         assert run.returncode == 0, run.stderr[-2000:]
-        log = [json.loads(line) for line in (tmp_path / str(processes) / "narrator-log.jsonl").read_text().splitlines()]
-        curves.append([entry["loss"] for entry in log])
-        assert len(log) == 3 and log[-1]["val_loss"] > 0
-        weights.append(nar.Narrator.load(str(tmp_path / str(processes))).trainable())
-    assert curves[0] == pytest.approx(curves[1], abs=1e-4)
-    assert all(torch.allclose(w, weights[1][name], atol=1e-4) for name, w in weights[0].items())
+    return folder
 
 
-def test_killed_training_goes_on(tmp_path):
-    """kill -9 in the middle, --resume: the losses and weights of the run that was never killed."""
-    epic(tmp_path / "root", videos=12)
-    assert command(tmp_path / "root", tmp_path / "whole", "--save-every", 1).returncode == 0
-    process = subprocess.Popen(arguments(tmp_path / "root", tmp_path / "killed", "--save-every", 1), cwd=ROOT, stderr=subprocess.DEVNULL,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while process.poll() is None and not (tmp_path / "killed" / "narrator-state.safetensors").exists():
+def test_two_processes_are_one(whole):
+    """The same losses and weights from two gloo processes as from one with twice the accumulation."""
+    logs = [[json.loads(line) for line in (whole / n / "narrator-log.jsonl").read_text().splitlines()] for n in "12"]
+    assert [len(log) for log in logs] == [6, 6]
+    for key, entries in (("loss", [0, 1, 2, 3, 4, 5]), ("val_loss", [2, 5])):
+        assert [logs[0][n][key] for n in entries] == pytest.approx([logs[1][n][key] for n in entries], abs=1e-4)
+    one, two = (nar.Narrator.load(str(whole / n)).trainable() for n in "12")
+    assert all(torch.allclose(w, two[name], atol=1e-4) for name, w in one.items())
+
+
+def ended(line, folder, how, environments=({},)):
+    """Start a process in each environment and send all of them a signal as soon as there is a state; the processes."""
+    running = [subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True,
+                                env=os.environ | {"OMP_NUM_THREADS": "1"} | more) for more in environments]
+    while running[0].poll() is None and not (folder / "narrator-state.safetensors").exists():
         time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert not (tmp_path / "killed" / "adapter_model.safetensors").exists()
-    assert command(tmp_path / "root", tmp_path / "killed", "--save-every", 1, "--resume").returncode == 0
-    whole, killed = (losses(tmp_path / name) for name in ("whole", "killed"))
-    assert whole == killed and len(whole) == 6
-    one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "killed"))
+    for one in running:
+        one.send_signal(how)
+    return running
+
+
+def test_killed_training_is_resumed(whole, tmp_path):
+    """Two processes, kill -9 in the middle, --resume: the losses and weights of the run that was never killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [{"WORLD_SIZE": "2", "RANK": n, "LOCAL_RANK": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                for n in "01"]
+    for one in ended(arguments(whole / "root", tmp_path, "--save-every", 1), tmp_path, signal.SIGKILL, torchrun):
+        one.communicate()
+    assert not (tmp_path / "adapter_model.safetensors").exists()
+    assert command(whole / "root", tmp_path, "--save-every", 1, "--resume", processes=2).returncode == 0
+    assert losses(tmp_path) == losses(whole / "2")
+    one, two = (load_file(folder / "adapter_model.safetensors") for folder in (whole / "2", tmp_path))
     assert all(torch.equal(w, two[name]) for name, w in one.items())
 
 
-@pytest.mark.parametrize("arguments", [["--batch", "0"], ["--lr", "nan"], ["--memory", "clamm"]])
-def test_options_that_make_no_sense_are_refused_at_once(tmp_path, arguments):
-    """Before an hour of training, not after."""
-    run = subprocess.run([sys.executable, "train.py", "--data", "toy", "--output", str(tmp_path / "out"), *arguments], cwd=ROOT,
-                         capture_output=True, text=True)
-    assert run.returncode == 2 and arguments[0] in run.stderr and not (tmp_path / "out").exists()
+def test_ctrl_c_exits_with_130(whole, tmp_path):
+    line = arguments(whole / "root", tmp_path / "out", "--save-every", 1, "--epochs", 1000)
+    process, = ended(line, tmp_path / "out", signal.SIGINT)
+    said = process.communicate()[1]
+    assert process.returncode == 130 and said.splitlines()[-1] == "interrupted" and "Traceback" not in said
+    with safe_open(tmp_path / "out" / "narrator-state.safetensors", "pt") as file:
+        assert int(file.metadata()["step"]) >= 1
 
 
-def test_init_goes_on_from_a_checkpoint(tmp_path):
-    """--init: the weights, memory and read-out of the checkpoint, whatever its kind; another width is refused."""
+# ------------------------------------------------------------------ options
+
+WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "0", "memory_heads": "2.5",
+         "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
+         "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
+         "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0"}
+
+
+def parsed(monkeypatch, *line):
+    monkeypatch.setattr(sys, "argv", ["train.py", *line])
+    return train.parse()
+
+
+def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
+    """Before an hour of training, not after: exit code 2, and the last line names the option."""
+    names = {f.name for f in fields(train.Options) if f.default is not False}
+    assert names - WRONG.keys() == {"root", "output", "llm", "vision", "init", "device"}    # checked when they are used
+    lines = [["--" + name.replace("_", "-"), value] for name, value in WRONG.items()]
+    lines += [["--start", "published", "--init", "x"], ["--data", "toy", "--max-frames", "9"],
+              ["--data", "toy", "--device", "cuda"]]
+    for line in lines:
+        with pytest.raises(SystemExit) as exit:
+            parsed(monkeypatch, *line)
+        assert exit.value.code == 2 and line[-2] in capsys.readouterr().err.splitlines()[-1], line
+
+
+def test_options_know_what_was_given(monkeypatch, capsys):
+    options = parsed(monkeypatch, "--data", "toy", "--last-k", "0", "--no-prune")
+    assert options.given == {"data", "last_k", "no_prune"}
+    assert options.last_k == 0 and options.batch == train.TOY["batch"]
+    with pytest.raises(TypeError, match="bach"):
+        train.Options(bach=3)
+    with pytest.raises(SystemExit):
+        parsed(monkeypatch, "--help")
+    assert "(toy: 4)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given, says", [({"memory_heads": 3}, "heads"), ({"device": "nonsense"}, "--device"),
+                                         ({"root": "nowhere"}, "nowhere"), ({"llm": "./nowhere"}, "nowhere"),
+                                         ({"init": "./nowhere"}, "nowhere")])
+def test_options_that_do_not_fit_are_refused(tmp_path, given, says):
+    """In one line, exit code 1, before anything is written."""
     epic(tmp_path / "root")
-    first = tiny(width=16, readout="cls", memory_tokens=3)
+    with pytest.raises(BadData, match=says) as caught:
+        train.train(train.Options(**{"data": "ek100", "root": str(tmp_path / "root"), "output": str(tmp_path / "out"),
+                                     "llm": str(TOY / "llm"), "device": "cpu", "memory_heads": 2} | given))
+    assert not (tmp_path / "out").exists() and (says == "nowhere" or "\n" not in str(caught.value))
+
+
+def test_toy_refuses_before_it_trains(tmp_path):
+    with pytest.raises(BadData, match="heads"):
+        train.train(train.Options(data="toy", memory_heads=3, output=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------ --init
+
+SAVED = {"width": 16, "memory_tokens": 3, "readout": "cls", "last_k": 4, "memory_dropout": 0.2, "lora_dropout": 0.3}
+FREE = {"last_k": 7, "readout": "frame", "memory_dropout": 0.0, "lora_dropout": 0.0, "llm": str(TOY / "llm"),
+        "vision": "owner/name"}
+FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16, "no_prune": True}
+
+
+def test_every_option_of_a_narrator_is_tested_with_init():
+    about = {f.name for f in fields(train.Options)} & {f.name for f in fields(nar.Config)}
+    assert FREE.keys() | FIXED.keys() == about | {"no_prune"}
+
+
+@pytest.mark.parametrize("given", [{}, *({name: value} for name, value in FREE.items()), {"last_k": None}, FREE])
+def test_init_takes_what_is_given_and_keeps_the_rest(tmp_path, given):
+    first = tiny(**SAVED)
+    first.save(tmp_path)
+    second = train.pretrained(train.Options(init=str(tmp_path), **given))
+    assert asdict(second.config) == asdict(first.config) | given
+    assert second.layout.M == 3 and second.connector[0].in_features == 16
+    assert all(torch.equal(p, second.trainable()[name]) for name, p in first.trainable().items())
+
+
+@pytest.mark.parametrize("name, value", FIXED.items())
+def test_init_refuses_what_its_weights_are_not_made_for(tmp_path, name, value):
+    tiny(**SAVED).save(tmp_path)
+    with pytest.raises(BadData) as caught:
+        train.pretrained(train.Options(init=str(tmp_path), **{name: value}))
+    message = str(caught.value)
+    assert "--" + name.replace("_", "-") in message and f"--init {tmp_path}" in message and "\n" not in message
+    same = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8, "no_prune": False}
+    assert train.pretrained(train.Options(init=str(tmp_path), **{name: same[name]})).config.memory_tokens == 3
+
+
+def test_fine_tuning(tmp_path):
+    """--init, trained on: the weights, memory and read-out of the checkpoint; features of another width are refused."""
+    epic(tmp_path / "root")
+    first = tiny(**SAVED)
     first.save(tmp_path / "first")
-    options = train.Options(data="ek100", root=str(tmp_path / "root"), output=str(tmp_path / "second"), init=str(tmp_path / "first"),
-                            batch=4, epochs=0.5, lr=1e-9, val_limit=0, device="cpu")
-    train.train_annotated(options)
+    given = dict(data="ek100", root=str(tmp_path / "root"), output=str(tmp_path / "second"), batch=4, epochs=0.5,
+                 lr=1e-9, val_limit=0, device="cpu")
+    train.train(train.Options(**given, init=str(tmp_path / "first")))
     second = nar.Narrator.load(str(tmp_path / "second"))
-    assert (second.config.readout, second.config.memory_tokens) == ("cls", 3)
+    assert asdict(second.config) == asdict(first.config)
     assert all(torch.allclose(p, second.trainable()[name], atol=1e-6) for name, p in first.trainable().items())
     tiny(width=32).save(tmp_path / "wide")
     with pytest.raises(BadData, match="16 wide"):
-        train.train_annotated(replace(options, init=str(tmp_path / "wide")))
+        train.train(train.Options(**given, init=str(tmp_path / "wide")))
 
+
+# ------------------------------------------------------------------ --start, and what a checkpoint names
+
+def started(tmp_path, monkeypatch, **given):
+    """The narrator that training begins with."""
+    if not (tmp_path / "root").exists():
+        epic(tmp_path / "root", width=32)
+    models = []
+    monkeypatch.setattr(train, "train_narrator", lambda narrator, *_: models.append(narrator))
+    usual = {"data": "ek100", "root": str(tmp_path / "root"), "output": str(tmp_path / "out"), "device": "cpu",
+             "llm": str(TOY / "llm"), "lora_rank": 4, "memory_heads": 2, "memory_tokens": 8}
+    train.train(train.Options(**usual | given))
+    return models[0]
+
+
+def test_start_published(tmp_path, monkeypatch):
+    """N(0, 0.02), in_proj Xavier, biases 0, norms 1, LoRA's B 0; no learned targets; read after the frame."""
+    model = started(tmp_path, monkeypatch)
+    assert not model.config.memory_target and model.config.readout == "frame"
+    for name, p in [*model.memory.named_parameters(), *model.connector.named_parameters()]:
+        if p.dim() == 1:
+            assert p.eq(0 if name.endswith("bias") else 1).all(), name
+        elif "in_proj" in name:
+            assert p.abs().max() < (6 / (3 * 32 + 32)) ** 0.5 and p.std() > 0.1
+        else:
+            assert 0.015 < p.std() < 0.025 and p.mean().abs() < 0.005, name
+    for name, p in model.trainable().items():
+        if "lora_" in name:
+            assert p.eq(0).all() if "lora_B" in name else p.abs().sum() > 0
+
+
+def test_start_statistics(tmp_path, monkeypatch):
+    """Learned targets, decays near 1, and a connector that standardises the features, on any data set."""
+    model = started(tmp_path, monkeypatch, start="statistics")
+    assert model.config.memory_target and model.memory.target.abs().sum() > 0
+    bias = model.trainable()["base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias"]
+    assert bias.tolist() == pytest.approx([4.0] * 8 + [8.0] * 8)
+    x = train.Annotated(list(data.load_dataset("ek100", tmp_path / "root", "train")), model.layout)[0].x
+    assert model.connector[0](x[:, 1:]).mean((0, 1)).abs().max() < 0.5 and model.connector[0].bias.abs().sum() > 0
+
+
+def test_a_new_toy_narrator_starts_from_statistics():
+    assert train.Options(data="toy").start == "statistics" and train.Options(data="ek100").start == "published"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, inside):
+    """A model inside the checkpoint's folder is named relatively, one elsewhere absolutely; a hub id as it is."""
+    monkeypatch.chdir(tmp_path)
+    where = Path("out/llm" if inside else "llm")
+    shutil.copytree(TOY / "llm", where)
+    started(tmp_path, monkeypatch, llm=str(where), output="out")
+    there = json.loads(Path("out/adapter_config.json").read_text())["base_model_name_or_path"]
+    assert there == ("llm" if inside else str(tmp_path / "llm"))
+    shutil.move("out", "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert nar.Narrator.load(str(tmp_path / "moved")).config.vision == nar.Config.vision
+
+
+# ------------------------------------------------------------------ the toy
+
+def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
+    """All of --data toy in miniature: its stages, its options, a checkpoint with its own models that can be moved."""
+    monkeypatch.setattr(stages, "encoder", partial(stages.encoder, steps=2, batch=2, videos=2, each=2))
+    monkeypatch.setattr(stages, "language", partial(stages.language, steps=2, batch=2))
+    monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 2, "recall": 3})
+    real, ran = train.fit, []
+    monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
+        ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
+    out = tmp_path / "out"
+    train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4))
+    assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
+                   ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
+    out.rename(tmp_path / "moved")
+    model = nar.Narrator.load(str(tmp_path / "moved"))
+    assert (model.config.memory_target, model.config.last_k, model.config.width) == (True, 10, 128)
+    assert model.config.vision == str(tmp_path / "moved" / "vision")
+
+
+def test_fine_tuning_on_the_toy(tmp_path, monkeypatch):
+    """--data toy --init: the checkpoint's own models and settings, the last stage alone, nothing written beside it."""
+    before = sorted(TOY.rglob("*"))
+    train.train(train.Options(data="toy", init=str(TOY), output=str(tmp_path), limit=2, batch=1, epochs=0.5, lr=1e-9))
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["narrator-log.jsonl"]
+    assert sorted(TOY.rglob("*")) == before
+    first, second = nar.Narrator.load(str(TOY)), nar.Narrator.load(str(tmp_path))
+    assert asdict(second.config) == asdict(first.config) and Path(second.config.llm) == TOY / "llm"
+    assert losses(tmp_path)[0] < 1                                      # LoRA on the language model that it belongs to
+
+
+# ------------------------------------------------------------------ the data sets' files
 
 def test_annotated_training_reads_only_its_range(tmp_path):
     epic(tmp_path)
@@ -230,14 +538,16 @@ def test_broken_data_is_one_line(tmp_path, break_it, says):
     epic(tmp_path)
     break_it(tmp_path)
     with pytest.raises(BadData, match=says):
-        train.train_annotated(train.Options(data="ek100", root=str(tmp_path), output=str(tmp_path / "out"), llm=str(TOY / "llm"),
-                                            device="cpu"))
+        train.train(train.Options(data="ek100", root=str(tmp_path), output=str(tmp_path / "out"), llm=str(TOY / "llm"),
+                                  device="cpu"))
 
 
 def test_command_without_data_says_what_to_do(tmp_path):
     """What to fetch, where to put it, and how to try the toy instead; nothing is written."""
-    run = subprocess.run([sys.executable, str(ROOT / "train.py"), "--data", "ego4d"], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, ROOT / "train.py", "--data", "ego4d"], cwd=tmp_path, capture_output=True,
+                         text=True)
     assert run.returncode == 1 and "Traceback" not in run.stderr and 3 <= len(run.stderr.splitlines()) <= 8
-    for needed in ("refined_narration_stream_train.json", "FlowNar-Data", "data/ego4d/features", "data.py encode", "--data toy"):
+    for needed in ("refined_narration_stream_train.json", "FlowNar-Data", "data/ego4d/features", "data.py encode",
+                   "--data toy"):
         assert needed in run.stderr, needed
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,5 @@
-"""The stages of the toy's training that come before the paper's own: a large model has gone through them, a small one
-must, too. train.py runs them in this order and then trains the narrator.
+"""The stages of the toy's training that come before the paper's own: what a large model has learned before, a small one
+has to learn, too. train.py runs them in this order and then trains the narrator.
 
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
@@ -33,6 +33,9 @@ from toy import world
 
 # ---------------------------------------------------------------------------------------------- encoder
 
+WIDTH = 128                                                                     # of the encoder, D
+
+
 class CellHeads(nn.Module):
     """What stage encoder reads off a frame's tokens: the labels of each cell, and where and what the hand is doing.
 
@@ -42,7 +45,7 @@ class CellHeads(nn.Module):
     code has to be linear.
     """
 
-    FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2       # your hand's place and pose, effect, carries
+    FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2  # your hand's place and pose, effect, carries
 
     def __init__(self, width: int):
         super().__init__()
@@ -51,7 +54,7 @@ class CellHeads(nn.Module):
         self.code = nn.Linear(width, 10 + 6 + 6)
 
     def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
-        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up, and the squared error of the code."""
+        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up, plus the code's squared error."""
         cells = self.cell(x[:, 1:]).split(world.SIZES, dim=-1)
         total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
                     for i, y in enumerate(cells))
@@ -79,15 +82,16 @@ def augment(frames: Tensor) -> Tensor:
     return (x.clamp(0, 1) - 0.5) / 0.5
 
 
-def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: int = 32, videos: int = 1600, each: int = 12):
+def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: int = 32, videos: int = 1600,
+            each: int = 12):
     """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder.
 
     Up to half of them are frames in which you carry something: chance alone would hardly ever show them.
     """
     from transformers import SiglipVisionConfig, SiglipVisionModel
-    model = SiglipVisionModel(SiglipVisionConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+    model = SiglipVisionModel(SiglipVisionConfig(hidden_size=WIDTH, intermediate_size=256, num_hidden_layers=3,
                                                  num_attention_heads=4, image_size=world.SIZE, patch_size=16))
-    heads, chance = CellHeads(128), random.Random(seed)
+    heads, chance = CellHeads(WIDTH), random.Random(seed)
     frames, labels = [], []
     for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
         kitchen = world.Kitchen(number)
@@ -102,7 +106,7 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
     for i, size in enumerate(world.SIZES):
         counts = torch.bincount(labels[..., i].flatten(), minlength=size).clamp_min(1).float()
         weights.append(counts.rsqrt() * counts.sum() / counts.sqrt().sum())
-    parameters = {f"model.{n}": p for n, p in model.named_parameters()} | {f"heads.{n}": p for n, p in heads.named_parameters()}
+    parameters = dict(nn.ModuleDict({"model": model, "heads": heads}).named_parameters())
 
     def backward(step: int) -> tuple[float, int]:
         rows = torch.randint(len(frames), (batch,))
@@ -124,8 +128,8 @@ def batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
     documents, ids = world.documents(seed), []
     while True:
         while len(ids) < batch * length:
-            text = next(documents)
-            ids += [tokenizer.bos_token_id] + tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+            text = tokenizer(next(documents), add_special_tokens=False)["input_ids"]
+            ids += [tokenizer.bos_token_id, *text, tokenizer.eos_token_id]
         yield torch.tensor(ids[:batch * length]).view(batch, length)
         ids = ids[batch * length:]
 
@@ -136,8 +140,8 @@ def make_tokenizer(folder: Path, seed: int):
     from transformers import PreTrainedTokenizerFast
     split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"),
-                                                       pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
@@ -159,7 +163,7 @@ def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: in
                          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
                          bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
     llm = LlamaForCausalLM(config)
-    for module in llm.modules():   # the library's 0.02 is for wide models: at width 128 attention would start all but flat
+    for module in llm.modules():    # the library's 0.02 is for wide models: at width 128 attention would start flat
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
@@ -179,15 +183,15 @@ def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: in
 
 @dataclass
 class Scene:
-    """A training video: x [T, J, D], narrations (frame, ids without EOT), labels [T, 9, 2] (type, colour; 0 nothing)."""
+    """A training video: x [T, J, D], narrations (frame, ids without EOT), labels [T, 9, 2] (type, colour; 0: none)."""
     x: Tensor
     narrations: list[tuple[int, list[int]]]
     labels: Tensor
 
 
-def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Path) -> list[Scene]:
-    """The first `limit` training videos; their frame tokens are encoded once and kept in the file `cache`."""
-    stored, found = load_file(cache) if cache.exists() else {}, []
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Path | None = None) -> list[Scene]:
+    """The first `limit` training videos; a file `cache` keeps their frame tokens for the next time."""
+    stored, found = load_file(cache) if cache and cache.exists() else {}, []
     for seed, kitchen in tqdm(world.kitchens("train", limit), total=limit, desc="encoding", unit="video"):
         name = str(seed)
         if name not in stored:
@@ -196,8 +200,9 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Pat
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
         found.append(Scene(stored[name].float(), narrations, labels))
-    with replacing(cache) as part:
-        save_file(stored, part)
+    if cache:
+        with replacing(cache) as part:
+            save_file(stored, part)
     return found
 
 
@@ -220,8 +225,8 @@ def inventory(labels: Tensor, most: int, chance: random.Random) -> str:
     return " " + "\n".join(lines)
 
 
-def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float, seed: int,
-                batch: int = 8):
+def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float,
+                seed: int, batch: int = 8):
     """What a language model knows before it meets a narrator's data, in miniature: to name what an image shows.
 
     look      one frame, and the list of what is visible in it
@@ -250,9 +255,9 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 
 # ---------------------------------------------------------------------------------------------- remember
 
-def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3, batch: int = 4,
-             reads: int = 12):
-    """CLAM alone, with a linear head that is thrown away: memory token 1 + p tells type and colour of what place p
+def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
+             batch: int = 4, reads: int = 12):
+    """CLAM alone, with a linear head that is not kept: memory token 1 + p tells type and colour of what place p
     showed last, wherever it shows nothing now. Up to four videos in a row make a long one."""
     head, chance = nn.Linear(memory.width, sum(world.SIZES[:2])), random.Random(f"remember {seed}")
     plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
@@ -265,11 +270,23 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
             known, hidden = last_seen(labels)[frames], labels[frames][..., 0] == 0
             hidden &= known[..., 0] > 0
             tokens_read, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), (frames[None] + 1) * x.shape[1])
-            told = head(tokens_read[0, :, 1:10]).split(world.SIZES[:2], dim=-1)
-            loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i]) for i, y in enumerate(told)) / batch
+            answers = head(tokens_read[0, :, 1:10]).split(world.SIZES[:2], dim=-1)
+            loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i]) for i, y in enumerate(answers)) / batch
             loss.backward()
             total, tokens = total + loss.item(), tokens + x[..., 0].numel()
         return total, tokens
 
-    parameters = {f"memory.{n}": p for n, p in memory.named_parameters()} | {f"head.{n}": p for n, p in head.named_parameters()}
-    fit("remember", parameters, backward, steps, lr)
+    fit("remember", dict(nn.ModuleDict({"memory": memory, "head": head}).named_parameters()), backward, steps, lr)
+
+
+# ---------------------------------------------------------------------------------------------- the order
+
+STEPS = {"look": 900, "remember": 900, "recall": 600}
+
+
+def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int):
+    """What a new narrator learns before the paper's training; `remember` is CLAM's alone."""
+    inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
+    if narrator.config.memory == "clam":
+        remember(fit, narrator.memory, videos, STEPS["remember"], seed)
+    inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)

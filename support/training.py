@@ -1,0 +1,87 @@
+"""What any training needs: a state on disk to resume from, sums over processes, the loss curve.
+
+No section of the paper, and nothing about narrators.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from support.common import BadData, pyplot, rank, replacing, save_figure
+
+
+def summed(*numbers: float) -> list[float]:
+    """Each number, summed over all processes."""
+    if rank()[1] == 1:
+        return list(numbers)
+    total = torch.tensor(numbers, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def share(parameters: dict[str, Tensor]) -> None:
+    """Sum gradients over all processes (data parallelism; once a step, after the accumulation).
+
+    A parameter that no process has reached stays without gradient, as it does on one process.
+    """
+    if rank()[1] == 1:
+        return
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters.values()]
+    reached = torch.tensor([float(p.grad is not None) for p in parameters.values()], device=gradients[0].device)
+    flat = torch.cat([g.flatten().float() for g in gradients] + [reached])
+    dist.all_reduce(flat)
+    *pieces, reached = flat.split([g.numel() for g in gradients] + [len(reached)])
+    for p, piece, processes in zip(parameters.values(), pieces, reached.tolist()):
+        p.grad = piece.view_as(p).to(p.dtype) if processes else None
+
+
+def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer,
+             settings: dict) -> None:
+    """All that `restore` needs after `step` steps (`generator`: the random state then), in one file."""
+    tensors = {"random": generator}
+    for name, p in parameters.items():
+        tensors |= {f"{name}|value": p.detach()} | {f"{name}|{key}": t for key, t in optimizer.state.get(p, {}).items()}
+    tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
+    with replacing(path) as part:
+        save_file(tensors, part, metadata={"step": str(step), "settings": json.dumps(settings)})
+
+
+@torch.no_grad()
+def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, settings: dict) -> int:
+    """Put a snapshot back; returns the step to continue with. BadData if it is of a run with other settings."""
+    try:
+        with safe_open(path, "pt") as file:
+            about, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}
+        step, there = int(about["step"]), json.loads(about["settings"])
+    except (SafetensorError, KeyError) as error:
+        raise BadData(f"{path} is damaged or of another version; start again without --resume") from error
+    for name, value in settings.items():
+        if there.get(name) != value:
+            raise BadData(f"{path} is of a run with {name} = {there.get(name)}, not {value}; use the same settings, or "
+                          f"another --output")
+    for name, p in parameters.items():
+        p.copy_(tensors[f"{name}|value"])
+        if f"{name}|step" in tensors:                                # Adam counts the steps of each parameter
+            optimizer.state[p] = {"step": tensors[f"{name}|step"]} | {
+                key: tensors[f"{name}|{key}"].to(p) for key in ("exp_avg", "exp_avg_sq")}
+    torch.set_rng_state(tensors["random"])
+    return step
+
+
+def curve(log: Path, png: Path) -> None:
+    """The loss curve of a .jsonl log as a picture: every step, and a running mean."""
+    plt = pyplot()
+    losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+    width = max(1, len(losses) // 50)
+    smooth = [sum(losses[max(0, i - width + 1):i + 1]) / min(i + 1, width) for i in range(len(losses))]
+    figure, axes = plt.subplots(figsize=(6, 3.5))
+    axes.plot(losses, color="#c0c0c0", linewidth=0.8)
+    axes.plot(smooth, color="#2060a0")
+    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log")
+    save_figure(figure, png)
