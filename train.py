@@ -245,7 +245,7 @@ def earlier_videos(count: int, chance: random.Random) -> tuple[list[int], int]:
 def memory_after(narrator: nar.Narrator, videos: list[Example]) -> Tensor:
     """The memory's state S_t after these videos, one after the other."""
     x = rearrange(torch.cat([video.x for video in videos]), "t j d -> 1 (t j) d").to(narrator.device)
-    return narrator.memory(x, torch.zeros(1, 0, dtype=torch.long, device=narrator.device))[1]
+    return narrator.memory(x, torch.zeros(1, 0, dtype=torch.long))[1]
 
 
 # ---------------------------------------------------------------------- how a training begins and ends
@@ -401,5 +401,9 @@ def train(options: Options):
     print(f"done in {(time.perf_counter() - began) / 60:.1f} minutes: {options.output}", file=sys.stderr)
 
 
-if __name__ == "__main__":
+def main():
     command_line(lambda: train(parse()))
+
+
+if __name__ == "__main__":
+    main()
