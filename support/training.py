@@ -1,4 +1,4 @@
-"""What any training needs: names of models that stay right, sums over processes, a state to resume from, the loss curve.
+"""What any training needs: names of models that stay valid, sums over processes, resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """

@@ -255,7 +255,8 @@ def arguments(root, output, *more, processes=1):
                                                         "--nproc-per-node", str(processes)]
     line = [*launcher, ROOT / "train.py", "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm",
             "--vision", TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--memory-dropout", 0,
-            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2, "--device", "cpu", *more]
+            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2,
+            "--device", "cpu", *more]
     return list(map(str, line))
 
 
