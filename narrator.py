@@ -354,8 +354,10 @@ class Narrator(nn.Module):
             raise BadData(f"{folder / checkpoint.OWN}: unknown entries {sorted(unknown)}")
         else:
             config = Config(**own)
-        named = {"llm": "base_model_name_or_path", "lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
-        config = replace(config, **{name: adapter[key] for name, key in named.items() if adapter.get(key) is not None} | changes)
+        named = {"llm": "base_model_name_or_path", "lora_rank": "r", "lora_alpha": "lora_alpha",
+                 "lora_dropout": "lora_dropout"}
+        found = {name: adapter[key] for name, key in named.items() if adapter.get(key) is not None}
+        config = replace(config, **found | changes)
         for name in ("llm", "vision"):
             if (folder / getattr(config, name)).is_dir():
                 setattr(config, name, str(folder / getattr(config, name)))

@@ -42,7 +42,7 @@ import narrator as nar
 from support import checkpoint
 from support.common import (BadData, choose, command_line, number, positive_float, positive_int, probability, rank,
                             whole, write_text)
-from support.training import curve, restore, share, snapshot, summed
+from support.training import curve, located, restore, share, snapshot, summed
 from toy import stages
 
 
@@ -107,14 +107,6 @@ class Options:
         """What `names` among the options say about the fields of narrator.py's Config."""
         said = {f.name: getattr(self, f.name) for f in fields(nar.Config) if f.name in names}
         return said | ({"prune": not self.no_prune} if "no_prune" in names else {})
-
-
-def located(source: str, folder: str | Path | None = None) -> str:
-    """A file or folder as an absolute path (relative if it is a folder inside `folder`); a hub id as it is."""
-    path = Path(source).resolve()
-    if folder and path.is_dir() and path.is_relative_to(Path(folder).resolve()):
-        return str(path.relative_to(Path(folder).resolve()))
-    return str(path) if path.exists() else source
 
 
 # ---------------------------------------------------------------------- one training loop for all stages

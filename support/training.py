@@ -1,4 +1,4 @@
-"""What any training needs: a state on disk to resume from, sums over processes, the loss curve.
+"""What any training needs: names of models that stay valid, sums over processes, resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -14,6 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from support.common import BadData, pyplot, rank, replacing, save_figure
+
+
+def located(source: str, folder: str | Path | None = None) -> str:
+    """A file or folder as an absolute path (relative if it is a folder inside `folder`); a hub id as it is."""
+    if not Path(source).exists():
+        return source
+    path, folder = Path(source).resolve(), Path(folder).resolve() if folder else None
+    return str(path.relative_to(folder) if folder and path.is_dir() and path.is_relative_to(folder) else path)
 
 
 def summed(*numbers: float) -> list[float]:

@@ -254,8 +254,9 @@ def arguments(root, output, *more, processes=1):
     launcher = [sys.executable] if processes == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone",
                                                         "--nproc-per-node", str(processes)]
     line = [*launcher, ROOT / "train.py", "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm",
-            "--vision", TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--memory-dropout", 0, "--device", "cpu",
-            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2, *more]
+            "--vision", TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--memory-dropout", 0,
+            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2,
+            "--device", "cpu", *more]
     return list(map(str, line))
 
 
