@@ -231,9 +231,9 @@ class CLAM(NoMemory):
         for weight in self.parameters():
             if weight.dim() == 2:
                 nn.init.xavier_uniform_(weight)
-        self.w_gk[1].bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)", c=self.width // 2 // self.heads))
         (frames, slots, width), heads = x.shape, self.heads
         x, c, e = x.float().to(self.z.device), width // 2 // heads, width // heads
+        self.w_gate[1].bias.copy_(repeat(torch.linspace(4, 8, heads), "h -> (h c)", c=c))
         address = torch.randn(heads, max(slots, c), c, device=x.device)
         address = rearrange(torch.linalg.qr(address).Q[:, :slots] * c ** 0.5, "h j c -> j (h c)")   # [J, D / 2]
         tokens = rearrange(x, "t j d -> (t j) d")

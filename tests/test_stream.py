@@ -123,7 +123,7 @@ class Late(stream.Context):
 
 
 def test_the_middle_of_a_long_stream():
-    """`state` and `before` of the parallel forward (train.py: past) are a stream that goes on, to 1e-4."""
+    """`state` and `before` of the parallel forward (train.py: memory_after) are a stream that continues, to 1e-4."""
     model = tiny(last_k=2)
     x, narrations = video(model)
     _, memory = model.memory(torch.randn(1, 300, model.config.width), torch.zeros(1, 0, dtype=torch.long))
