@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +38,7 @@ from support.annotations import Notes, is_number
 from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, read_json, replacing,
                             whole, write_json)
 from support.features import Store, encode_pictures, read_header
+from support.options import parse_shard
 from support.rewrite import rewrite
 from support.video import Video, write_video
 from toy import world
@@ -376,14 +376,6 @@ def encode_command(options: argparse.Namespace) -> None:
                   options.device, options.shard or rank())
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """An argparse type: "I/N", I from 1 to N -> (I - 1, N)."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
-    return int(match[1]) - 1, int(match[2])
-
-
 def rewrite_command(options: argparse.Namespace) -> None:
     rewrite(options.data, Path(options.root or f"data/{options.data}"), options.split, options.limit, options.llm,
             *choose(options.device))
@@ -405,13 +397,11 @@ def main(arguments: list[str] | None = None) -> None:
     encoding = commands.add_parser("encode", help="frame features of videos; finished ones are kept")
     encoding.add_argument("videos", nargs="+", metavar="VIDEO")
     encoding.add_argument("--output", required=True, help="folder; ROOT/features of a data set")
-    encoding.add_argument("--vision", default="google/siglip-large-patch16-384",
-                          help="hub id or folder (default: %(default)s)")
+    encoding.add_argument("--vision", default="google/siglip-large-patch16-384", help="default: %(default)s")
     encoding.add_argument("--fps", type=positive_float, default=2.0, help="default: %(default)s")
     encoding.add_argument("--grid", type=positive_int, default=3, help="pooled tokens per side (default: %(default)s)")
     encoding.add_argument("--batch", type=positive_int, default=32, help="frames at once (default: %(default)s)")
-    encoding.add_argument("--shard", type=parse_shard, metavar="I/N",
-                          help="only the I-th of N parts (under torchrun: by process)")
+    encoding.add_argument("--shard", type=parse_shard, help="I/N: only part I of N (under torchrun: by process)")
     encoding.set_defaults(command=encode_command)
     rewriting = commands.add_parser("rewrite", help="raw narrations as sentences, by a language model")
     rewriting.add_argument("--llm", required=True, help="hub id or folder of an instruction-tuned model")

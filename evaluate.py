@@ -422,8 +422,7 @@ def main():
     streams.add_argument("--output", help="keep the predictions in this folder; finished videos are not done again")
     teacher = command("teacher", run_teacher, "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness")
     teacher.add_argument("--reply-theta", type=probability, default=0.0,
-                         help="also end a segment where p([SKIP]) is below (default 0, as published: only where it is "
-                              "not the likeliest)")
+                         help="also end a segment where p([SKIP]) is below (default 0, as published)")
     teacher.add_argument("--max-frames", type=positive_int, default=1200,
                          help="a sample ends with its last narration in so many frames (default 1200, as published)")
     trigger_options(streams)

@@ -10,7 +10,7 @@ Glossary (T frames, J tokens per frame, D feature width, M memory tokens, L toke
     memory      memory tokens M_t                                         [N, M, D]
     e           their embeddings E_t = MLP(X_t)                           [..., D_lm]
     segment n   the frames up to narration n, and in the sequence all that is fed between narration n-1 and n
-    SEP         the token "," between two frames of a segment: the paper's [SKIP]
+    skip        the token "," between two frames of a segment: the paper's [SKIP]
 
 What is trained is what is streamed, to the token and to the attended key: `Layout` makes the very same pieces for both,
 and `visible` is at once the training mask (Fig. 4) and what stream.py prunes.
@@ -51,10 +51,10 @@ class Config:
     vision: str = "google/siglip-large-patch16-384"       # likewise
     memory: str = "clam"                                  # one of MEMORIES
     memory_tokens: int = 20                               # M
-    memory_heads: int = 8                                 # h
-    memory_target: bool = True                            # learned start of each memory token; not the paper's
-    memory_dropout: float = 0.1                           # of CLAM's self-attention, in training
-    readout: str = "frame"  # M_t after the whole frame; published weights: after its "cls"
+    memory_heads: int = 8                                 # h (published, not in the paper)
+    memory_target: bool = True                            # learned start of each memory token (ours; published: none)
+    memory_dropout: float = 0.1                           # of its self-attention (published, not in the paper)
+    readout: str = "frame"                                # when M_t is read; published weights: after the "cls" token
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
     last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all of them
     keep_newline: bool = False                            # keep every newline, as the published FlowNar-C does
@@ -64,10 +64,10 @@ class Config:
     theta: float = 0.8                                    # narrate when p([SKIP]) <= theta,
     theta_low: float = 0.5                                # <= theta_low soon after a narration, that is within
     refractory: float = 4.0                               # seconds
-    max_new_tokens: int = 100  # of a narration, end of text included; published, not in the paper
+    max_new_tokens: int = 100                             # of a narration with its end (published, not in the paper)
     lora_rank: int = 128
     lora_alpha: int = 256
-    lora_dropout: float = 0.05                            # published, not in the paper
+    lora_dropout: float = 0.05                            # (published, not in the paper)
 
     def __post_init__(self):
         """BadData if a value has the wrong type or is out of range."""
@@ -371,10 +371,8 @@ class Narrator(nn.Module):
         """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
         config = self.config
         modules = ["connector"] + (["clustering"] if list(self.memory.parameters()) else [])
-        adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": llm or config.llm,
-                   "r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout,
-                   "target_modules": LORA_TARGETS, "modules_to_save": modules, "bias": "none", "fan_in_fan_out": False,
-                   "inference_mode": True, "init_lora_weights": True}
+        adapter = {"base_model_name_or_path": llm or config.llm, "r": config.lora_rank, "lora_alpha": config.lora_alpha,
+                   "lora_dropout": config.lora_dropout, "target_modules": LORA_TARGETS, "modules_to_save": modules}
         own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
         own["vision"] = vision or config.vision
         weights = {name: p.to(dtype or p.dtype) for name, p in self.trainable().items()}
@@ -399,9 +397,9 @@ class Narrator(nn.Module):
         for place, visual in ((FRAME, x), (MEMORY, memory)):
             places = [i for i, token in enumerate(tokens.ids) if token == place]
             if places:
-                projected = self.connector(visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype))
-                # E = MLP(X), Alg. 2, line 9
-                e = e.index_copy(0, torch.tensor(places, device=e.device), projected.to(e.dtype))
+                visual = visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype)
+                projected = self.connector(visual).to(e.dtype)                          # E = MLP(X), Alg. 2, line 9
+                e = e.index_copy(0, torch.tensor(places, device=e.device), projected)
         return e
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:

@@ -38,7 +38,9 @@ def read_checkpoint(source: str) -> tuple[Path, dict, dict | None, dict[str, Ten
 
 
 def write_checkpoint(folder: Path, adapter: dict, own: dict, weights: dict[str, Tensor]) -> None:
-    """Each file appears whole or not at all."""
+    """Each file appears whole or not at all. `adapter`: the settings that vary; plain LoRA's others are added."""
+    adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False,
+               "inference_mode": True, "init_lora_weights": True} | adapter
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as part:
         save_file({name: w.detach().cpu().contiguous() for name, w in weights.items()}, part, metadata={"format": "pt"})

@@ -1,5 +1,6 @@
 """Options that several commands have, each written once."""
-from argparse import ArgumentParser, Namespace
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from support.common import non_negative, positive_int, probability, whole
 
@@ -43,3 +44,11 @@ def config_changes(args: Namespace) -> dict:
 def kept_narrations(text: str) -> int | str:
     """An argparse type: a number of narrations, or "all"."""
     return text if text == "all" else whole(text)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """An argparse type: "I/N", I from 1 to N -> (I - 1, N)."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ArgumentTypeError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
+    return int(match[1]) - 1, int(match[2])

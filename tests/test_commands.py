@@ -47,11 +47,16 @@ class Parsed(Exception):
     pass
 
 
-def options(module, line: str) -> list[str]:
-    """The options of a command that take a value."""
+def catch_parser():
+    """Within it, a command's main() raises Parsed with its parser instead of parsing."""
     def caught(parser, *_, **__):
         raise Parsed(parser)
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", caught), pytest.raises(Parsed) as found:
+    return mock.patch.object(argparse.ArgumentParser, "parse_args", caught)
+
+
+def options(module, line: str) -> list[str]:
+    """The options of a command that take a value."""
+    with catch_parser(), pytest.raises(Parsed) as found:
         module.main()
     actions, first = found.value.args[0]._actions, line.split(" ")[0]
     for action in actions:
