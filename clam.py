@@ -9,7 +9,8 @@ model ever sees of earlier frames, so what is stored and what a frame costs stay
 
 The paper writes S as one D x D matrix. As in the published code, it has h heads here, as attention has: the D/2 key
 channels and the D value channels are divided among them, and each head keeps a matrix of its own, D/2h x D/h. That is
-2h times fewer numbers than D x D. G is constant along the values, so it is stored as a vector of key channels.
+2h times fewer numbers than D x D. G is constant along the values, so it is stored as a vector of key channels (the
+diagonal, input-dependent gate of App. B.2).
 
 Three forms of the same function, tested against each other:
     recurrent   Eq. 2 token by token, as it stands in the paper: the oracle
@@ -93,7 +94,7 @@ class SwiGLU(nn.Module):
 class CLAM(NoMemory):
     """Cross Linear Attentive Memory: self-attention over Z, gated linear cross attention, feed-forward (App. B.6).
 
-    width       D, a multiple of 2 * heads; tokens: M; rank: inner width of the gate's projection
+    width       D, a multiple of 2 * heads; tokens: M; rank: inner width of the gate's projection (16 as published)
     target      learn what a memory token is before it reads anything; gives each token an identity. The published
                 models have none (their starting point is zero, the same for all tokens).
     dropout     of the self-attention over Z, as published
@@ -166,7 +167,7 @@ class CLAM(NoMemory):
         a = self.norm_a(target + self.dropout(attended[0]))
         u = a + self.z
         q = rearrange(self.w_q(u), "m (h c) -> h m c", h=self.heads)
-        return a, q * q.shape[-1] ** -0.5, F.silu(self.w_output_gate(u))
+        return a, q * q.shape[-1] ** -0.5, F.silu(self.w_output_gate(u))              # scale c^-1/2, as published
 
     def _readout(self, state: Tensor, a: Tensor, q: Tensor, output_gate: Tensor) -> Tensor:
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e").to(a.dtype)     # Q S

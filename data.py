@@ -34,10 +34,11 @@ from tqdm import tqdm
 
 from narrator import VisionEncoder
 from support import annotations
-from support.annotations import Notes, is_number
-from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, read_json, replacing,
-                            whole, write_json)
+from support.annotations import Notes
+from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, replacing, whole,
+                            write_json)
 from support.features import Store, encode_pictures, read_header
+from support.narrations import read_described
 from support.options import parse_shard
 from support.rewrite import rewrite
 from support.video import Video, write_video
@@ -106,39 +107,14 @@ def shorten(sample: Sample, max_frames: int | None) -> Sample:
 
 
 def read_sample(path: str | Path) -> Sample:
-    """The sample that a .json file describes; times are in seconds, "video" is relative to the file's folder.
-
-        {"video": "kitchen.mp4", "fps": 2, "duration": 151.5,
-         "narrations": [{"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
-
-    "memory" may be left out. Raises BadData naming the file and the entry that is wrong.
-    """
-    path = Path(path)
-    content, narrations = read_json(path), []
-
-    def demand(right: bool, what: str) -> None:
-        if not right:
-            raise BadData(f"{path}: {what}")
-
-    demand(isinstance(content, dict), 'must be an object with "video", "fps", "duration" and "narrations"')
-    demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
-    for key in ("fps", "duration"):
-        demand(is_number(content.get(key)) and content[key] > 0, f'"{key}" must be a number above 0')
-    demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
-    fps, num_frames = content["fps"], frame_at(content["duration"], content["fps"]) + 1
-    for n, entry in enumerate(content["narrations"]):
-        demand(isinstance(entry, dict), f"narrations[{n}] must be an object")
-        time, text, memory = entry.get("time"), entry.get("text"), entry.get("memory", [])
-        demand(is_number(time) and time >= 0, f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
-        demand(frame_at(time, fps) < num_frames, f"narrations[{n}]: {time} s is after the end")
-        demand(isinstance(text, str) and text.strip(), f'narrations[{n}]: "text" must be a sentence')
-        demand(isinstance(memory, list) and all(isinstance(word, str) for word in memory),
-               f'narrations[{n}]: "memory" must be a list of words')
-        narrations.append((time, text, tuple(memory)))
-    narrations.sort(key=lambda entry: entry[0])    # stable: "the later" of one frame is later in time, then in the file
-    frames = ((frame_at(time, fps), text, memory) for time, text, memory in narrations)
-    video = path.parent / content["video"]
-    return make_sample(path.stem, frames, fps, num_frames, lambda: _decoded(video, fps, num_frames))
+    """The sample that a .json file beside a video describes (support/narrations.py: `read_described`)."""
+    video, fps, duration, sentences = read_described(Path(path))
+    num_frames = frame_at(duration, fps) + 1
+    frames = [(frame_at(y.time, fps), y.text, y.memory) for y in sentences]
+    for n, (frame, _, _) in enumerate(frames):
+        if frame >= num_frames:
+            raise BadData(f"{path}: narrations[{n}]: {sentences[n].time} s is after the end ({duration} s)")
+    return make_sample(Path(path).stem, frames, fps, num_frames, lambda: _decoded(video, fps, num_frames))
 
 
 def _decoded(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:

@@ -9,7 +9,7 @@ Glossary (T frames, J tokens per frame, D feature width, M memory tokens, L toke
     x           frame tokens X_t                                          [T, J, D]
     memory      memory tokens M_t                                         [N, M, D]
     e           their embeddings E_t = MLP(X_t)                           [..., D_lm]
-    segment n   the frames up to narration n, and in the sequence all that is fed between narration n-1 and n
+    segment n   the frames after narration n - 1 up to narration n; in the sequence, all that is fed between the two
     skip        the token "," between two frames of a segment: the paper's [SKIP]
 
 What is trained is what is streamed, to the token and to the attended key: `Layout` makes the very same pieces for both,
@@ -64,7 +64,7 @@ class Config:
     theta: float = 0.8                                    # narrate when p([SKIP]) <= theta,
     theta_low: float = 0.5                                # <= theta_low soon after a narration, that is within
     refractory: float = 4.0                               # seconds
-    max_new_tokens: int = 100                             # of a narration with its end (published, not in the paper)
+    max_new_tokens: int = 100                             # of a narration without its end (published, not in the paper)
     lora_rank: int = 128
     lora_alpha: int = 256
     lora_dropout: float = 0.05                            # (published, not in the paper)
@@ -76,10 +76,9 @@ class Config:
             allowed = (int, float) if f.type is float else f.type
             if not isinstance(value, allowed) or isinstance(value, bool) and f.type is not bool:
                 raise BadData(f"{f.name} of a narrator cannot be {value!r}")
-        for name in ("memory", "readout"):
-            if getattr(self, name) not in (MEMORIES if name == "memory" else READOUTS):
-                choices = ", ".join(MEMORIES if name == "memory" else READOUTS)
-                raise BadData(f"{name} of a narrator is one of {choices}, not {getattr(self, name)!r}")
+        for name, choices in (("memory", MEMORIES), ("readout", READOUTS)):
+            if getattr(self, name) not in choices:
+                raise BadData(f"{name} of a narrator is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for (low, high), names in RANGES.items():
             for name in names.split():
                 value = getattr(self, name)
@@ -88,10 +87,12 @@ class Config:
         if self.memory == "clam" and self.width % (2 * self.memory_heads):
             raise BadData(f"memory_heads: {self.memory_heads} heads do not fit features of width {self.width}, "
                           "which must be a multiple of twice their number")
+        if self.last_k is not None and not self.prune:
+            raise BadData(f"last_k = {self.last_k}: where nothing is pruned (VideoLLM-online), all narrations are kept")
 
     @classmethod
     def infer(cls, weights: dict[str, Tensor], folder: Path) -> "Config":
-        """Of a published checkpoint, from what its tensors tell."""
+        """The settings of a published checkpoint, from the names and shapes of its tensors."""
         name = "base_model.model.clustering.query_embed.weight"
         connector = weights.get("base_model.model.connector.0.weight")
         if connector is None:
@@ -136,7 +137,7 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     """Normalised pixels [T, 3, S, S] -> X [T, J, D] = [CLS; patch tokens averaged to a grid x grid]."""
     output = model(pixel_values=pixels)
     side = model.config.image_size // model.config.patch_size
-    patches = output.last_hidden_state[:, -side * side:]                                  # without a CLS in front
+    patches = output.last_hidden_state[:, -side * side:]                    # drops a leading CLS token, if any
     patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
     patches = rearrange(F.adaptive_avg_pool2d(patches, grid), "t d h w -> t (h w) d")
     return torch.cat([output.pooler_output[:, None], patches], dim=1)
@@ -281,9 +282,10 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
             prune: bool = True) -> Tensor:
     """The one visibility rule (§3.4, §3.5): may what is fed in segment `now` see a token of this kind, segment, number?
 
-    The prompt always; visual tokens of the same segment; the last k narrations before the segment, the one being
-    written, and what is fed in this very segment. All arguments broadcast; without pruning, everything. The training
-    mask (`attention_mask`) and the pruning of the KV cache (stream.py: `Cache.keep`) are both this function.
+    The prompt always; visual tokens, frames and memory alike, of the same segment (§3.4 discards memory tokens with
+    their segment); the last k narrations before the segment, the one being written, and what is fed in this very
+    segment. All arguments broadcast; without pruning, everything. The training mask (`attention_mask`) and the pruning
+    of the KV cache (stream.py: `Cache.keep`) are both this function.
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now - last_k
@@ -397,6 +399,8 @@ class Narrator(nn.Module):
         for place, visual in ((FRAME, x), (MEMORY, memory)):
             places = [i for i, token in enumerate(tokens.ids) if token == place]
             if places:
+                if visual is None or visual[..., 0].numel() != len(places):
+                    raise ValueError(f"the number of frame or memory tokens is not that of their places, {len(places)}")
                 visual = visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype)
                 projected = self.connector(visual).to(e.dtype)                          # E = MLP(X), Alg. 2, line 9
                 e = e.index_copy(0, torch.tensor(places, device=e.device), projected)
@@ -424,11 +428,11 @@ class Narrator(nn.Module):
             self.memory.reset_parameters()
 
     @torch.no_grad()
-    def initialise(self, x: Tensor, where: float = 5.0):
+    def initialise(self, x: Tensor, gain: float = 5.0):
         """Start connector and CLAM from the statistics of training features x [T, J, D] (no labels are used).
 
         The connector's input is standardised, and the directions in which the J token slots differ are enlarged by
-        `where`: the language model has to find a place before it can say what is there.
+        `gain`: the language model has to find a place before it can say what is there.
         """
         if self.config.memory == "clam":
             self.memory.initialise(x)
@@ -436,7 +440,7 @@ class Narrator(nn.Module):
         mean, std = x[:, 1:].mean((0, 1)), x[:, 1:].std((0, 1)) + 1e-6              # the patches; CLS is an outlier
         slots = (x[:, 1:].mean(0) - mean) / std                                     # [J - 1, D]
         span = torch.linalg.svd(slots, full_matrices=False).Vh[:len(slots) - 1]     # [J - 2, D], orthonormal
-        enlarge = torch.eye(len(mean)) + (where - 1) * span.T @ span
+        enlarge = torch.eye(len(mean)) + (gain - 1) * span.T @ span
         first = self.connector[0]
         first.weight.copy_(nn.init.orthogonal_(torch.empty_like(first.weight)) @ enlarge / std)
         first.bias.copy_(-first.weight @ mean)
@@ -547,7 +551,7 @@ def draw_mask(last_k: int | None, png: str | None):
 
 
 def list_tokens(last_k: int | None):
-    """The same sequence token by token, with its positions before and after the pruning at the end of segment 2."""
+    """The same sequence token by token; its positions before and after the pruning that ends segment 2 (Fig. 7)."""
     layout, tokens = three_segments()
     kind, segment, number = (torch.tensor(y) for y in (tokens.kind, tokens.segment, tokens.number))
     stays = visible(kind, segment, number, 3, last_k).tolist()

@@ -16,8 +16,9 @@ Glossary (paper, here):
     n, b_new     `segment`, `new`: the next frame is the first of its segment
     p([SKIP])    `p_skip`, p([SKIP] | E_t, C^vid, C^nar) of Eq. 1
 
-`narrate` is Algorithm 2 with its line numbers. The baseline VideoLLM-online (nothing pruned, no memory) is the same
-loop with `prune` off. Does not include: batches of streams, cameras.
+`narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the position counter. Frames,
+segments and positions are counted from 0 here, from 1 in the paper. The baseline VideoLLM-online (nothing pruned, no
+memory) is the same loop with `prune` off. Does not include: batches of streams, cameras.
 """
 import argparse
 import sys
@@ -53,7 +54,7 @@ class Cache:
 
     A key carries the rotation of its own position, so slots may be in any order: a new token takes the first free one,
     and to prune is to set the position to EMPTY. Then the one comparison `positions <= position of the query` is the
-    mask; nothing is ever moved.
+    mask; nothing is ever moved. The layers of transformers' models call `update` and `get_seq_length`.
     """
 
     def __init__(self, capacity: int = 256):
@@ -92,6 +93,7 @@ class Cache:
         return tuple(buffer[:, :, :self.span] for buffer in self.layers[layer])
 
     def get_seq_length(self, layer: int = 0) -> int:
+        """Tokens in it, of both parts."""
         return int((self.kind >= 0).sum())
 
     def grow(self) -> None:
@@ -153,14 +155,14 @@ class Context:
         self.narrator = narrator
         self.cache = Cache()                                               # C^vid, C^nar
         self.state = narrator.memory.initial_state().to(narrator.device)   # S_t
-        self.readable = self.state                                         # what M_t is read from
+        self.readable = self.state                                         # the state that M_t is read from
         self.memory: Tensor | None = None                                  # M_{t_{n-1}}
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
         self.narrated = 0                                                  # t_{n-1}
-        self.logits: list[Tensor] | None = None                            # of all that is fed, if a list is put here
+        self.logits: list[Tensor] | None = None                     # a list put here collects those of all tokens
 
-    def absorb(self, x: Tensor):
+    def update_memory(self, x: Tensor):
         """Line 5, S_t: the memory absorbs a frame x [J, D]; published weights read M_t after its first (CLS) token."""
         memory = self.narrator.memory
         if self.narrator.config.readout == "cls":
@@ -169,13 +171,13 @@ class Context:
         else:
             self.readable = self.state = memory.step(x[None], self.state)
 
-    def read(self):
+    def read_memory(self):
         """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Nobody needs those of other frames."""
         if self.narrator.layout.M:
             self.memory = self.narrator.memory.read(self.readable)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
-        """Lines 9-12: one pass of the LLM over new tokens; returns the logits [V] of the last one."""
+        """Lines 9-12, Fig. 7: one pass of the LLM over new tokens; returns the logits [V] of the last one."""
         e = self.narrator.embed(tokens, x, self.memory)                                         # line 9
         positions = torch.arange(self.position, self.position + len(tokens), device=e.device)   # line 10
         self.position += len(tokens)                                                            # line 11
@@ -214,21 +216,24 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             forced: dict[int, list[int]] | None = None, context: Context | None = None) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out; it has a narration where there is one.
 
-    It holds one frame at a time and never looks ahead. Frame 0 always narrates; so does the last one: if it has not,
-    a second Decision of that frame follows. `forced` gives narrations (frame -> ids) instead of the model's own.
+    It holds one frame at a time and never looks ahead. As published, frame 0 always narrates; so does the last one: if
+    it has not, a second Decision of that frame follows. `forced` gives narrations (frame -> ids) instead of the
+    model's own, the first at frame 0; `context` is a new one, for who wants to look into it.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
+    if c.position or forced is not None and 0 not in forced:
+        raise ValueError("a stream begins with a new Context and a narration of frame 0")
     p_skip = theta = fed = None
     for t, x in enumerate(chain(frames, [None])):  # line 4; None: the source has ended
         ended = x is None
         if ended:
-            t -= 1                                                                    # the last frame, once more
+            t, fed = t - 1, Tokens()                                                  # the last frame, once more
             if t < 0 or c.narrated == t or forced is not None:
                 return
         else:
             x = x.to(narrator.device, narrator.connector[0].weight.dtype)
-            c.absorb(x)                                                               # line 5
+            c.update_memory(x)                                                        # line 5
             if c.new:
                 fed, c.new = layout.opening(c.segment), False                         # lines 6-8: [M_{t_{n-1}}; X_t]
             else:
@@ -238,13 +243,13 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
                 p_skip = logits.softmax(-1)[layout.skip].item()                       # Eq. 1
                 theta = threshold(t, c.narrated, config, static)
         narration, pruned = None, 0
-        must = t in forced if forced is not None else t == 0 or ended
-        if must or forced is None and p_skip <= theta:                                # line 13
+        must = (t in forced) if forced is not None else (t == 0 or ended)
+        if must or (forced is None and p_skip <= theta):                              # line 13
             start, c.narrated = (c.narrated + 1) / config.fps if t else 0.0, t        # line 14
             ids = generate(c, None if forced is None else forced[t])                  # line 15
             text = one_line(layout.decode(ids))                                       # line 16
             narration = Narration(c.segment, t, start, (t + 1) / config.fps, text, p_skip, ids)
-            c.read()                                                                  # line 17
+            c.read_memory()                                                           # line 17
             pruned = c.discard(now=c.segment + 1)                                     # line 18
             c.segment, c.new = c.segment + 1, True                                    # line 19
         yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned)
@@ -254,7 +259,8 @@ def explain(decision: Decision, layout: Layout, config, static: bool = False) ->
     """One frame in words: what was fed, p([SKIP]) against which threshold and why, what was pruned, the counter."""
     names = ["prompt" if kind == PROMPT else name for kind, name in zip(decision.fed.kind, layout.spell(decision.fed))]
     runs = [(name, len(list(run))) for name, run in groupby(names)]
-    line = f"frame {decision.frame}: fed " + " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs)
+    fed = " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs) or "nothing more"
+    line = f"frame {decision.frame}: fed {fed}"
     if decision.p_skip is None:
         line += "; the first frame always narrates"
     else:
@@ -281,7 +287,7 @@ def open_frames(source: str, narrator: Narrator, vision: str | None,
     return encode_pictures(video, encoder), video.frames, video
 
 
-def run(args: argparse.Namespace):
+def run_file(args: argparse.Namespace):
     device, dtype = choose(args.device, args.dtype)
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args))
     frames, total, video = open_frames(args.input, narrator, args.vision, dtype)
@@ -332,7 +338,7 @@ def main():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     args = parser.parse_args()
-    command_line(lambda: run(args))
+    command_line(lambda: run_file(args))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ class Options:
     def config(self, names: set[str]) -> dict:
         """What `names` among the options say about the fields of narrator.py's Config."""
         said = {f.name: getattr(self, f.name) for f in fields(nar.Config) if f.name in names}
+        if self.no_prune and "last_k" not in self.given:                          # the toy's default is for pruning
+            said.pop("last_k", None)
         return said | ({"prune": not self.no_prune} if "no_prune" in names else {})
 
 

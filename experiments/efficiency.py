@@ -67,11 +67,11 @@ class Timed(stream.Context):
             logits = self.run_stage("generation", super().feed, piece)
         return logits
 
-    def absorb(self, x: Tensor):
-        self.run_stage("clam", super().absorb, x)
+    def update_memory(self, x: Tensor):
+        self.run_stage("clam", super().update_memory, x)
 
-    def read(self):
-        self.run_stage("clam", super().read)
+    def read_memory(self):
+        self.run_stage("clam", super().read_memory)
 
     def held(self) -> int:
         """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state and tokens."""

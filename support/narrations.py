@@ -60,6 +60,36 @@ def read_truth(path: Path) -> dict[str, Truth]:
     return truths
 
 
+def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
+    """What a .json file says of the video beside it: its path, frames per second, seconds, sentences by time.
+
+        {"video": "kitchen.mp4", "fps": 2, "duration": 151.5,
+         "narrations": [{"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
+
+    "memory" may be left out. Raises BadData naming the file and the entry that is wrong.
+    """
+    content, sentences = read_json(path), []
+
+    def demand(right: bool, what: str) -> None:
+        if not right:
+            raise BadData(f"{path}: {what}")
+
+    demand(isinstance(content, dict), 'must be an object with "video", "fps", "duration" and "narrations"')
+    demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
+    for key in ("fps", "duration"):
+        demand(is_time(content.get(key)) and content[key] > 0, f'"{key}" must be a number above 0')
+    demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
+    for n, entry in enumerate(content["narrations"]):
+        demand(isinstance(entry, dict), f"narrations[{n}] must be an object")
+        time, text, memory = entry.get("time"), entry.get("text"), entry.get("memory", [])
+        demand(is_time(time) and time >= 0, f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
+        demand(isinstance(text, str) and text.strip(), f'narrations[{n}]: "text" must be a sentence')
+        demand(is_list_of(memory, str), f'narrations[{n}]: "memory" must be a list of words')
+        sentences.append(Sentence(time, text, tuple(memory)))
+    sentences.sort(key=lambda y: y.time)           # stable: of two at one time, the later in the file stays the later
+    return path.parent / content["video"], content["fps"], content["duration"], sentences
+
+
 def json_files(path: Path) -> list[Path]:
     found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
     if not found:

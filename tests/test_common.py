@@ -31,7 +31,7 @@ def test_a_bug_keeps_its_traceback():
 
 
 def test_a_closed_pipe_is_quiet():
-    code = "from common import command_line\ncommand_line(lambda: [print('x' * 100) for _ in range(10_000)])"
+    code = "from support.common import command_line\ncommand_line(lambda: [print('x' * 100) for _ in range(10_000)])"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
     process.stdout.close()

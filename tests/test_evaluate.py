@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import data
 import evaluate
 import narrator as nar
 from helpers import GOLDEN, ROOT, published, tiny, video

@@ -99,7 +99,7 @@ def test_hidden_frames_have_no_influence():
         after, _, _ = model(x, narrations)
     segment = torch.tensor(tokens.segment)
     assert not torch.allclose(before[segment == 1], after[segment == 1], atol=1e-3)
-    model = tiny(memory="none", last_k=1, prune=False)
+    model = tiny(memory="none", prune=False)
     with torch.no_grad():
         changed = model(x, narrations)[0]
     assert not torch.allclose(changed[segment == 4], after[segment == 4], atol=1e-3)
@@ -115,6 +115,12 @@ def test_hidden_frames_have_no_influence():
 def test_every_setting_is_checked(name, value):
     with pytest.raises(BadData, match=name):
         nar.Config(**{name: value})
+
+
+def test_last_k_needs_pruning():
+    """Never silently without effect."""
+    with pytest.raises(BadData, match="last_k = 2"):
+        nar.Config(memory="none", prune=False, last_k=2)
 
 
 def test_nothing_is_on_another_device():

@@ -69,3 +69,15 @@ def test_commands_exist(line):
 
 def test_the_first_command_narrates():
     assert "pip install -r requirements.txt && python stream.py toy/kitchen.mp4\n" in README.split("```")[1]
+
+
+def test_exercises_quote_code_and_tests():
+    """EXERCISES.md: every line that goes is in its file once; every test that is named exists."""
+    text = (ROOT / "EXERCISES.md").read_text()
+    for section in text.split("\n## ")[1:]:
+        source = (ROOT / re.search(r"`(\w+\.py)`", section)[1]).read_text()
+        lines = re.findall(r"^[- ] +(.+)$", section.split("```diff")[1].split("```")[0], re.M)
+        assert lines and all(source.count(line) == 1 for line in lines), lines
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    named = set(re.findall(r"\b(test_\w+)\b(?!\.py)", text))
+    assert len(named) > 10 and all(f"def {name}(" in tests for name in named), named
