@@ -4,18 +4,18 @@ The paper's recipe is the default: AdamW, 2e-4, cosine with 5 % warm-up, gradien
 alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Language model and vision encoder are frozen.
 
     python train.py --data ego4d --output out/ego4d    on frame features (data.py encode), from data/ego4d
-    python train.py --data ek100 --init out/ego4d ...  fine-tuning: options that are given count, all others are the
-                                                       checkpoint's; what contradicts its weights is refused
+    python train.py --data ek100 --init out/ego4d ...  fine-tuning: options that are given replace the checkpoint's
+                                                       settings; what contradicts its weights is refused
     torchrun --nproc-per-node 4 train.py ...           the same training, its batches shared between processes
-    python train.py --data toy --output out/toy        the bundled narrator again, from nothing: first the stages of
+    python train.py --data toy --output out/toy        the bundled narrator again, from scratch: first the stages of
                                                        toy/stages.py, which make its models, then the paper's training
 
 A new narrator starts (`--start`) as in the published code, with weights N(0, 0.02) and no learned targets in CLAM; the
 toy from statistics of training features, as small models need it (`Narrator.initialise`). The memory is read after the
 whole frame, as in the paper; the published code reads it after the frame's first token (`--readout cls`).
 
-Everything is resumable (`--resume`), exactly as if it had not been interrupted: parameters, optimizer, random state and
-settings are in one file, and which videos a step sees depends on seed and step alone.
+Training can be resumed (`--resume`) exactly as if it had not been interrupted: parameters, optimizer, random state and
+settings are in one file, and which videos a step sees depends only on seed and step.
 
 Does not include: training the encoder or the language model of a full-size narrator, sharded weights (a rank-128 LoRA
 of an 8B model fits one 80 GB GPU).
@@ -42,7 +42,7 @@ import narrator as nar
 from support import checkpoint
 from support.common import (BadData, choose, command_line, number, positive_float, positive_int, probability, rank,
                             whole, write_text)
-from support.training import curve, located, restore, share, snapshot, summed
+from support.training import curve, located, restore, snapshot, sum_gradients, summed
 from toy import stages
 
 
@@ -51,14 +51,14 @@ def option(default, text: str, kind: Callable | tuple = str):
     return field(default=default, metadata={"help": text, "kind": kind})
 
 
-# What differs for the miniature world: small models, one narration model for videos of any length (FlowNar-C).
-TOY = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-       "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "start": "statistics", "long": 0.5, "limit": 800}
+# Defaults that differ for the miniature world: small models, and FlowNar-C, for videos of any length.
+TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
+                "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "start": "statistics", "long": 0.5, "limit": 800}
 
 
 @dataclass(init=False)
 class Options:
-    """The options, and which of them were `given`: with --init, only those replace what the checkpoint says."""
+    """The options, and which of them were `given`: with --init, only those replace the checkpoint's settings."""
     data: str = option("ego4d", "the data set", data.DATASETS)
     root: str | None = option(None, "folder of the data set; default data/NAME")
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
@@ -69,59 +69,59 @@ class Options:
                         "with learned targets in CLAM (not the paper's)", ("published", "statistics"))
     resume: bool = option(False, "continue an interrupted run in --output")
     memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
-    memory_tokens: int = option(20, "M", positive_int)
+    memory_tokens: int = option(20, "memory tokens, M", positive_int)
     memory_heads: int = option(8, "heads of CLAM (published, not in the paper)", positive_int)
     readout: str = option("frame", "the memory is read after the whole frame (the paper) or after its first token (the "
                           "published code)", ("frame", "cls"))
     last_k: int | None = option(None, "narrations kept in context (FlowNar-C: 10; 0: none); default all", whole)
     no_prune: bool = option(False, "the baseline VideoLLM-online: nothing is removed from the context")
     lr: float = option(2e-4, "peak learning rate", positive_float)
-    warmup: float = option(0.05, "share of the steps in which the learning rate rises", probability)
-    clip: float = option(1.0, "largest norm of the gradient", positive_float)
+    warmup: float = option(0.05, "fraction of the steps in which the learning rate rises", probability)
+    clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
     batch: int = option(64, "videos per step, by gradient accumulation", positive_int)
     epochs: float = option(2.0, "passes through the videos", number(float, 1e-9, 1e6, "above 0, up to a million"))
     lora_rank: int = option(128, "rank of the LoRA matrices", positive_int)
-    lora_alpha: int = option(256, "their scale times the rank", positive_int)
-    lora_dropout: float = option(0.05, "dropout on their input (published, not in the paper)", probability)
+    lora_alpha: int = option(256, "scale of LoRA times its rank", positive_int)
+    lora_dropout: float = option(0.05, "dropout on LoRA's input (published, not in the paper)", probability)
     memory_dropout: float = option(0.1, "dropout in CLAM's self-attention (published, not in the paper)", probability)
-    long: float = option(0.0, "share of the videos trained on as if they came late in a long stream", probability)
-    max_frames: int = option(1200, "a longer video is cut (published, not in the paper)", positive_int)
+    long: float = option(0.0, "fraction of the videos trained on as if late in a long stream", probability)
+    max_frames: int = option(1200, "longer videos are cut (published, not in the paper)", positive_int)
     checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, more time")
-    val_limit: int = option(256, "videos of the validation loss after each epoch; 0: none", whole)
+    val_limit: int = option(256, "videos for the validation loss after each epoch; 0: none", whole)
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto", "of the frozen language model; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
-    limit: int | None = option(None, "use only so many training videos", positive_int)
-    seed: int = option(0, "of first weights and order of videos", number(int, 0, 2 ** 32 - 1, "from 0 to 2^32 - 1"))
-    save_every: int = option(50, "steps between two states that --resume can continue from", positive_int)
+    limit: int | None = option(None, "use at most this many training videos", positive_int)
+    seed: int = option(0, "of first weights and order of the videos", number(int, 0, 2 ** 32 - 1, "from 0 to 2^32 - 1"))
+    save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
     def __init__(self, **given):
         defaults = {f.name: f.default for f in fields(self)}
         if unknown := given.keys() - defaults:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
-        values = defaults | (TOY if given.get("data") == "toy" else {}) | given
+        values = defaults | (TOY_DEFAULTS if given.get("data") == "toy" else {}) | given
         for name, value in values.items():
             setattr(self, name, located(value) if name in ("root", "llm", "vision", "init") and value else value)
 
     def config(self, names: set[str]) -> dict:
-        """What `names` among the options say about the fields of narrator.py's Config."""
-        said = {f.name: getattr(self, f.name) for f in fields(nar.Config) if f.name in names}
+        """The fields of narrator.py's Config that the options in `names` set."""
+        settings = {f.name: getattr(self, f.name) for f in fields(nar.Config) if f.name in names}
         if self.no_prune and "last_k" not in self.given:                          # the toy's default is for pruning
-            said.pop("last_k", None)
-        return said | ({"prune": not self.no_prune} if "no_prune" in names else {})
+            settings.pop("last_k", None)
+        return settings | ({"prune": not self.no_prune} if "no_prune" in names else {})
 
 
 # ---------------------------------------------------------------------- one training loop for all stages
 
 def schedule(step: int, steps: int, warmup: float) -> float:
-    """Share of the peak learning rate at a step: linear warm-up, then cosine to zero."""
+    """Fraction of the peak learning rate at a step: linear warm-up, then cosine to zero."""
     rising = max(1, round(warmup * steps))
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1 + cos(pi * (step - rising) / max(1, steps - rising)))
 
 
-MAY_CHANGE = {"output", "device", "resume", "save_every", "val_limit", "checkpointing"}  # options of a resumed run
+MAY_CHANGE = {"output", "device", "resume", "save_every", "val_limit", "checkpointing"}  # options, on --resume
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tuple[float, int]], steps: int, lr: float,
@@ -129,7 +129,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     """Minimise: backward(step) runs forward and backward of a batch and returns its loss and number of tokens.
 
     Under torchrun each process runs its part of the batch; gradients, losses and tokens are summed over processes.
-    `validate(step)` gives further entries of the log. Ctrl-C writes the state after the last whole step.
+    `validate(step)` gives further entries for the log. Ctrl-C writes the state after the last complete step.
     """
     me, folder = rank()[0], Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,11 +150,11 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
                 group["lr"] = lr * schedule(step, steps, options.warmup)
             optimizer.zero_grad()
             loss, tokens = summed(*backward(step))
-            share(parameters)
+            sum_gradients(parameters)
             norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
             if not norm.isfinite():
                 raise BadData(f"{stage}: the gradient is not finite at step {step}; lower --lr")
-            done = None                                              # half a step cannot be continued
+            done = None                                              # half a step cannot be resumed
             optimizer.step()
             done = step + 1, torch.get_rng_state()
             speed = round(tokens / (time.perf_counter() - began))
@@ -183,7 +183,7 @@ class Example:
 
 
 def order(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """Which examples a step sees: epoch after epoch in a new random order, from seed and step alone."""
+    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
     chosen = []
     for position in range(step * batch, (step + 1) * batch):
         epoch, index = divmod(position, count)
@@ -194,7 +194,7 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
 
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options,
                    held_out: Sequence[Example] = ()):
-    """LoRA, connector and memory on the examples; the loss on held-out ones after each epoch."""
+    """Train LoRA, connector and memory on the examples; log the loss on held-out ones after each epoch."""
     me, world = rank()
     narrator.train()
     if options.checkpointing:
@@ -204,7 +204,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     def backward(step: int) -> tuple[float, int]:
         total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
-        torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # dropout: its own on each process
+        torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # each process has its own dropout
         for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
             earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
             if i % world != me:
@@ -245,27 +245,27 @@ def memory_after(narrator: nar.Narrator, videos: list[Example]) -> Tensor:
 # ---------------------------------------------------------------------- how a training begins and ends
 
 def new_config(options: Options, llm: str, vision: str, J: int, width: int) -> nar.Config:
-    """Of a narrator without --init, for frame tokens [J, width]."""
+    """The settings of a new narrator (no --init), for frame tokens [J, width]."""
     return nar.Config(**options.config({f.name for f in fields(options)}) | {
         "llm": llm, "vision": vision, "grid": round((J - 1) ** 0.5), "width": width,
         "memory_target": options.start == "statistics"})
 
 
 def pretrained(options: Options, dtype: torch.dtype = torch.float32) -> nar.Narrator:
-    """The narrator of --init with the options that were given; BadData if its weights are not made for them."""
+    """The narrator of --init with the options that were given; BadData if they contradict its weights."""
     given = options.config(options.given)
     free = {name: given.pop(name) for name in ("llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout")
             if name in given}
     narrator = nar.Narrator.load(options.init, dtype=dtype, **free)
     for name, value in given.items():
         if value != (there := getattr(narrator.config, name)):
-            asked = "--no-prune" if name == "prune" else f"--{name.replace('_', '-')} {value}"
-            raise BadData(f"{asked} contradicts --init {options.init}, where {name} = {there}; leave one of them out")
+            used = "--no-prune" if name == "prune" else f"--{name.replace('_', '-')} {value}"
+            raise BadData(f"{used} contradicts --init {options.init}, where {name} = {there}; leave one of them out")
     return narrator
 
 
 def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example]):
-    """The first weights of a new narrator (--start); statistics are those of at most 64 videos of 128 frames."""
+    """Set the first weights of a new narrator (--start); statistics are of 128 frames of at most 64 videos."""
     if options.start == "published":
         narrator.start_published()
     else:
@@ -279,7 +279,7 @@ def check_features(config: nar.Config, J: int, width: int):
 
 
 def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = None):
-    """The checkpoint can be moved: models inside its folder are named relatively, others absolutely."""
+    """Write a checkpoint that can be moved: models inside its folder have relative paths, others absolute ones."""
     llm, vision = (located(source, options.output) for source in (narrator.config.llm, narrator.config.vision))
     narrator.save(options.output, llm, vision, dtype)
 
@@ -287,7 +287,7 @@ def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = N
 # ---------------------------------------------------------------------- Ego4D, EgoExo4D, EPIC-Kitchens-100
 
 class Annotated(Sequence):
-    """Samples of a data set as examples; the features of one are read when it is asked for, and only its range."""
+    """Samples of a data set as examples; an example's features are read when it is indexed, and only its range."""
 
     def __init__(self, samples: list[data.Sample], layout: nar.Layout):
         self.samples, self.layout = samples, layout
@@ -336,7 +336,7 @@ def train_annotated(options: Options):
 # ---------------------------------------------------------------------- the miniature world
 
 def train_toy(options: Options):
-    """All stages, from nothing; models that are given, or there already, are kept. With --init the last stage alone."""
+    """All stages, from scratch; models that are given, or already exist, are kept. With --init, only the last stage."""
     if options.init:
         narrator = pretrained(options)
         encoder = nar.VisionEncoder(narrator.config.vision, narrator.config.grid)
@@ -368,13 +368,13 @@ def parse() -> Options:
     """Command line from the fields of Options; --data toy brings its own defaults."""
     parser = argparse.ArgumentParser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
     for f in fields(Options):
-        kind, toy = f.metadata["kind"], f" (toy: {TOY[f.name]})" if f.name in TOY else ""
+        kind, toy = f.metadata["kind"], f" (toy: {TOY_DEFAULTS[f.name]})" if f.name in TOY_DEFAULTS else ""
         how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": f.name.upper()}
         parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']}; default {f.default}{toy}",
                             **{"action": "store_true"} if f.default is False else how)
     options = Options(**vars(parser.parse_args()))
     if options.given >= {"start", "init"}:
-        parser.error("--start is for new weights; with --init there are none")
+        parser.error("--start is for new weights; --init brings its own")
     if options.data == "toy":
         for name in sorted(options.given & {"root", "dtype", "max_frames", "val_limit"}):
             parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32")

@@ -1,8 +1,8 @@
 """Ego4D, EgoExo4D and EPIC-Kitchens-100: from annotation files to narrations in time (paper §4.1, App. B.4).
 
-Each data set comes in two forms, and either will do. *Published*: the sentences that the paper was trained with,
-rewritten by a language model (FlowNar-Data). *Raw*: the files of the data set's owners; tags are cleaned, and EPIC's
-"open fridge" becomes "You open the fridge." (`sentence`; `python data.py rewrite` lets a language model do it better).
+Each data set comes in two forms, and either will do. *Published*: the sentences that the paper's models were trained
+on, rewritten by a language model (FlowNar-Data). *Raw*: the files of the data set's owners; tags are removed, and
+EPIC's "open fridge" becomes "You open the fridge." (`sentence`; `data.py rewrite` has a language model do it better).
 
 Glossary
 track       one annotator's narrations of one video: [(seconds, sentence)], sorted
@@ -28,7 +28,7 @@ PUBLISHED = {"ego4d": "refined_narration_stream_{split}.json",
              "ek100": "refined_{split}_narrations.json"}
 RAW = {"ego4d": ("all_narrations_redacted.json", "narration.json"), "egoexo4d": ("atomic_descriptions_{split}.json",),
        "ek100": ("EPIC_100_{split}.csv",)}
-# Ego4D has no split for narrations: a video is for validation if any benchmark's file for it lists it, under this key
+# Ego4D has no split for narrations: a video is for validation if a benchmark's val file lists it, under this key
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos", "av": "videos",
               "fho_oscc-pnr": "clips", "fho_sta": "annotations", "vq": "videos"}
 
@@ -141,7 +141,7 @@ def track(video: str, annotator: str, rows: Iterable[tuple[float, str]], notes: 
     kept = [(time, text) for time, text in rows if text.strip(" .\n")]
     notes.add("narrations without words left out", len(rows) - len(kept))
     ordered = sorted(kept, key=lambda pair: pair[0])
-    notes.add("narrations that were not in the order of time", sum(a is not b for a, b in zip(kept, ordered)))
+    notes.add("narrations that were not in order of time", sum(a is not b for a, b in zip(kept, ordered)))
     notes.add("narrations moved from before the start of their video to 0 s", sum(time < 0 for time, _ in ordered))
     return Track(video, annotator, [(max(0.0, time), text) for time, text in ordered])
 
@@ -167,7 +167,7 @@ def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
 
 
 def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
-    """As `tracks`, with those that have nothing to train on; published sentences if they are there, else raw ones."""
+    """As `tracks`, with those that have nothing to train on; published sentences if there are any, else raw ones."""
     splits = ("train", "val", "test") if name == "ego4d" else ("train", "val")
     if split not in splits:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(splits)}")
@@ -299,7 +299,7 @@ def epic_split(split: str) -> str:
 
 
 def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
-    """EPIC's rows are not in the order of time; where one has no narration_timestamp, its action's start stands in."""
+    """EPIC's rows are not in order of time; a row without narration_timestamp is put at the start of its action."""
     path = find_annotations(root, RAW["ek100"][0].format(split=epic_split(split)))
     if path is None:
         raise what_to_download("ek100", root, split)
@@ -313,7 +313,7 @@ def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
         for row in reader:
             entry = f"line {reader.line_num}"
             expect(None not in row and None not in map(row.get, wanted), path, entry,
-                   "has not as many columns as the first line")
+                   "does not have as many columns as the first line")
             stamp = (row.get("narration_timestamp") or "").strip()
             if stamp in ("", "nan", "NaN"):
                 notes.add("narrations without a timestamp, put at the start of their action")
@@ -410,6 +410,6 @@ def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: flo
         frames.append(max(frame, frames[-1] + 1) if frames else frame)
     for i in range(len(frames) - 1, -1, -1):                       # no further than the last frame
         frames[i] = min(frames[i], last - (len(frames) - 1 - i))
-    notes.add("narrations moved by a frame or more, because another stands at theirs",
+    notes.add("narrations moved by a frame or more, because another one has their frame",
               sum(frame != wanted for frame, (wanted, _) in zip(frames, kept)))
     return [(frame, text) for frame, (_, text) in zip(frames, kept)]

@@ -1,10 +1,10 @@
-"""Caption scores (paper §4.1): how well a sentence says what a true one says. Each score in a screen.
+"""Caption scores (paper §4.1, App. B.5): how close a predicted sentence is to a true one.
 
 CIDEr-D (Vedantam et al., 2015), ROUGE-L (Lin, 2004) and BLEU (Papineni et al., 2002) are written here and equal
 pycocoevalcap's; METEOR 1.5 (Denkowski and Lavie, 2014) is pycocoevalcap's own Java program, or is not computed.
 
-As in the paper's evaluator, and unlike common practice, sentences are split at blanks, nothing else (no PTB tokeniser),
-and CIDEr's document frequencies come from the evaluated pairs themselves.
+As in the published evaluator, and unlike common practice, sentences are split at blanks only (no PTB tokeniser), and
+CIDEr's document frequencies come from the evaluated pairs themselves.
 
 Glossary:
     pair        (true sentence, predicted sentence)
@@ -33,14 +33,14 @@ def cider(pairs: list[Pair]) -> list[float]:
     frequency = Counter(gram for true, _ in counts for grams in true for gram in grams)
     idf = defaultdict(lambda: log(len(pairs)), {gram: log(len(pairs)) - log(df) for gram, df in frequency.items()})
     scores = []
-    for true, said in counts:
+    for true, predicted in counts:
         cosines = []
-        for r, s in zip(true, said):
+        for r, s in zip(true, predicted):
             r, s = ({gram: count * idf[gram] for gram, count in grams.items()} for grams in (r, s))
             product = sum(min(weight, r[gram]) * r[gram] for gram, weight in s.items() if gram in r)
             norm = (sum(w * w for w in r.values()) * sum(w * w for w in s.values())) ** 0.5
             cosines.append(product / norm if norm else 0.0)
-        longer = said[1].total() - true[1].total()                                    # in bigrams, as published
+        longer = predicted[1].total() - true[1].total()                                    # in bigrams, as published
         scores.append(10 * float(np.mean(cosines)) * exp(-longer ** 2 / (2 * 6 ** 2)))
     return scores
 
@@ -48,8 +48,8 @@ def cider(pairs: list[Pair]) -> list[float]:
 def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
     """ROUGE-L of each pair: F-measure of the longest common subsequence (words split at single blanks)."""
     scores = []
-    for true, said in pairs:
-        r, s = true.split(" "), said.split(" ")
+    for true, predicted in pairs:
+        r, s = true.split(" "), predicted.split(" ")
         lengths = [0] * (len(s) + 1)                                                  # one row of the table
         for word in r:
             diagonal = 0
@@ -63,8 +63,8 @@ def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
 def bleu(pairs: list[Pair]) -> tuple[np.ndarray, np.ndarray]:
     """BLEU-1..4 of each pair [pairs, 4] and of the corpus [4], which adds up the counts first."""
     counts = np.zeros((len(pairs), 10))                                               # correct, possible, lengths
-    for row, (true, said) in zip(counts, pairs):
-        r, s = true.split(), said.split()
+    for row, (true, predicted) in zip(counts, pairs):
+        r, s = true.split(), predicted.split()
         row[:4] = [(ngrams(s, n) & ngrams(r, n)).total() for n in N_GRAMS]
         row[4:8] = [max(0, len(s) - n + 1) for n in N_GRAMS]
         row[8:] = len(s), len(r)
@@ -90,7 +90,7 @@ def java_problem() -> str | None:
 def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
     """METEOR 1.5 of each pair and of the corpus, by the authors' program (see java_problem)."""
     from pycocoevalcap.meteor.meteor import Meteor
-    clean = lambda text: " ".join(text.split())                                       # its protocol is a line of text
+    clean = lambda text: " ".join(text.split())                                       # it takes one line a sentence
     corpus, scores = Meteor().compute_score({i: [clean(t)] for i, (t, _) in enumerate(pairs)},
                                             {i: [clean(s)] for i, (_, s) in enumerate(pairs)})
     return [float(score) for score in scores], float(corpus)
@@ -99,13 +99,13 @@ def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
 def ptb(pairs: list[Pair]) -> list[Pair]:
     """Sentences as the Penn Treebank tokeniser leaves them: lower case, no punctuation (see java_problem)."""
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    true, said = (PTBTokenizer().tokenize({i: [{"caption": text}] for i, text in enumerate(column)})
-                  for column in zip(*pairs))
-    return [(true[i][0], said[i][0]) for i in range(len(pairs))]
+    true, predicted = (PTBTokenizer().tokenize({i: [{"caption": text}] for i, text in enumerate(column)})
+                       for column in zip(*pairs))
+    return [(true[i][0], predicted[i][0]) for i in range(len(pairs))]
 
 
 def captions(pairs: list[Pair], with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """All scores: of the corpus, and of each pair."""
+    """All scores of the corpus, and all scores of each pair."""
     if not pairs:
         return {}, {}
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from support.common import BadData, first_line, quiet, read_json, replacing, write_json
 
-# what changes the meaning of LoRA's tensors, and the only value of each that is understood
+# settings that change the meaning of LoRA's tensors, and the only value of each that is supported
 PLAIN = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False,
          "lora_bias": False, "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None}
 ADAPTER, WEIGHTS, OWN = "adapter_config.json", "adapter_model.safetensors", "narrator.json"
@@ -59,7 +59,7 @@ def checkpoint_folder(source: str) -> Path:
     try:
         name, revision = pinned(source)
         return Path(snapshot_download(name, **revision, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:  # whatever the network says, the user needs the same one line
+    except Exception as error:  # the network fails in many ways, the user needs one line
         raise BadData(f"model '{source}' is neither a folder nor could it be fetched from the hub: "
                       f"{first_line(error)}") from error
 
@@ -86,7 +86,7 @@ def required(file: Path) -> Path:
 
 @torch.no_grad()
 def fill(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
-    """Copy a checkpoint's tensors into parameters of the same names; every one must be there, fit and be used."""
+    """Copy a checkpoint's tensors into the parameters of the same names; names and shapes must agree exactly."""
     weights = {name: w for name, w in weights.items() if not name.endswith("base_layer.weight")}  # PEFT's copied head
     for problem, names in (("lacks", parameters.keys() - weights.keys()),
                            ("has unexpected", weights.keys() - parameters.keys()),

@@ -1,4 +1,4 @@
-"""What all files share: errors that are the user's to put right, files that appear whole, figures, devices.
+"""What all files share: errors that the user can fix, files that appear whole, figures, devices.
 
 No section of the paper, and nothing about videos or models.
 """
@@ -20,7 +20,7 @@ import torch
 
 
 class BadData(ValueError):
-    """Something that the user can put right; the message is one line that says what to do."""
+    """A problem that the user can fix; the message is one line that says what to do."""
 
 
 class NotDownloaded(BadData):
@@ -50,7 +50,7 @@ def command_line(main: Callable[[], None]) -> None:
         message = f"{error.filename}: {error.strerror}" if named else str(error) or type(error).__name__
         print("error:", " ".join(message.split()), file=sys.stderr)
         code = 1
-    except (RuntimeError, MemoryError) as error:                               # torch says it in several ways
+    except (RuntimeError, MemoryError) as error:                               # torch has several messages for it
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
         print(f"error: out of memory ({first_line(error)[:200]}); use a smaller model or --dtype bfloat16",
@@ -60,7 +60,7 @@ def command_line(main: Callable[[], None]) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Of another library's error, to quote in ours."""
+    """The first line of another library's error, to quote in our own."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -68,7 +68,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which becomes `path` at the end, or vanishes if anything is raised on the way.
+    """A temporary file beside `path`, which becomes `path` at the end, or is removed if anything is raised before.
 
     No reader ever sees half a file. Raises BadData if `path` cannot be written.
     """
@@ -97,7 +97,7 @@ def write_json(path: str | Path, content) -> None:
 
 
 def read_text(path: Path) -> str:
-    """UTF-8; BadData if there is no such file, or if it is no text."""
+    """UTF-8 text; BadData if there is no such file, or if it is not text."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -115,7 +115,7 @@ def read_json(path: Path):
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """The objects of a JSONL file, one a line; BadData naming the line that is none."""
+    """The objects of a JSONL file, one per line; BadData names a line that is not one."""
     rows = []
     for n, line in enumerate(read_text(path).splitlines(), 1):
         try:
@@ -202,7 +202,7 @@ def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:
-    """Wait for a CUDA device, so that a clock tells the truth; nothing on others."""
+    """Wait for a CUDA device, so that elapsed times are right; does nothing for other devices."""
     device = where.device if isinstance(where, torch.Tensor) else where
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -221,7 +221,7 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
 
 
 def quiet():
-    """No progress bars and warnings of transformers between our lines."""
+    """Turn off the progress bars and warnings of transformers."""
     from transformers.utils import logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()

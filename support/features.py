@@ -1,6 +1,6 @@
-"""Frame features (paper §3.1, App. B.4): pictures encoded, feature files read whole or by range.
+"""Frame features (paper §3.1, App. B.6): pictures encoded, feature files read whole or by range.
 
-x           frame features [T, J, D]: frames, tokens per frame, width
+x           frame features, the frame tokens X_t of a video: [T, J, D] = frames, tokens per frame, width
 store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that it names; those of
             `python data.py encode` also say how many "frames" a file has
 """
@@ -48,7 +48,7 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
         raise BadData(f"{spec}: features must be [frames, tokens, width], none of them 0, not {list(x.shape)}")
     for name, given, wanted in (("tokens per frame", x.shape[1], tokens), ("wide", x.shape[2], width)):
         if wanted is not None and given != wanted:
-            raise BadData(f"{spec}: features are {given} {name}, the model wants {wanted}; use its vision model")
+            raise BadData(f"{spec}: features are {given} {name}, the model needs {wanted}; use its vision model")
     if not x.isfinite().all():
         raise BadData(f"{spec}: features contain NaN or infinite values; extract them again")
     return x
@@ -69,7 +69,7 @@ def _read_safetensors(path: Path, name: str | None) -> Tensor:
 
 
 def _read_pt(path: Path) -> Tensor:
-    """A tensor saved by torch, of which only what is used is read (files of torch < 1.6 cannot be mapped)."""
+    """A tensor saved by torch; only the part that is used is read (files of torch < 1.6 are read whole)."""
     load = partial(torch.load, path, map_location="cpu", weights_only=True)
     try:
         try:
@@ -90,7 +90,7 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
                     batch: int = 1) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size), `batch` pictures at a time.
 
-    vision: uint8 [B, H, W, 3] -> [B, J, D]. A picture that is the one before it (the same array) is not encoded again.
+    vision: uint8 [B, H, W, 3] -> [B, J, D]. A picture that is the same array as the last is not encoded again.
     """
     last, x = None, None                                           # the picture before, and its tokens
     for chunk in chunks(pictures, batch):
@@ -103,21 +103,21 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
 
 
 def read_header(path: Path) -> tuple[int, dict[str, str]]:
-    """Frames and settings of a file of `python data.py encode`; BadData if it is damaged, or from elsewhere."""
+    """Frames and settings of a file that `python data.py encode` wrote; BadData if it is damaged or another file."""
     try:
         with safe_open(path, "pt") as file:
             frames, settings = file.get_slice("features").get_shape()[0], file.metadata() or {}
         float(settings["duration"])
     except (SafetensorError, OSError, LookupError, ValueError) as error:
-        raise BadData(f"{path}: is damaged, or no file of data.py encode ({type(error).__name__}); delete it, and "
-                      f"encode its video again") from error
+        raise BadData(f"{path}: is damaged, or was not written by data.py encode ({type(error).__name__}); "
+                      f"delete it, and encode its video again") from error
     return frames, settings
 
 
 # ----------------------------------------------------------------------------------------- a data set's features
 
 class Store:
-    """The features of a data set, in files that are opened when a range of frames is asked for and never read whole.
+    """The features of a data set. A file is opened when a range of its frames is needed, and never read whole.
 
     root        folder with features_metadata.json (or with features/features_metadata.json); the files lie beside it,
                 under root/features at any depth of one, or all in root/features.safetensors under the videos' names
@@ -166,7 +166,7 @@ class Store:
 
     @contextmanager
     def _frames(self, video: str) -> Iterator[tuple[str, list[int], Any]]:
-        """What to call it in messages, the shape [T, J, D], and the frames, to be sliced while the file is open."""
+        """Its name for messages, its shape [T, J, D], and its frames, to be sliced while the file is open."""
         path, name = self.locate(video)
         where = f"{path}, video {video}"
         try:
@@ -190,7 +190,7 @@ class Store:
 
     def read(self, video: str, start: int, stop: int | None, tokens: int | None = None,
              width: int | None = None) -> Tensor:
-        """Frames start .. stop of a video [stop - start, J, D] (all from start on without a stop), fp32.
+        """Frames start .. stop of a video [stop - start, J, D], in fp32; stop None: up to the end.
 
         tokens, width: what J and D must be, if given. BadData if the file is too short for the range, or damaged.
         """

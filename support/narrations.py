@@ -5,7 +5,7 @@
     truth           one JSON file {video: [{"time", "text"}, ...]}, {video: [[one annotator], [another], ...]} or
                     {video: {"start": seconds, "annotators": [[...], ...]}}; the .json beside a toy video; or a folder
 
-Times are in seconds. What is wrong with a file is said in one line (BadData).
+Times are in seconds. A malformed file raises BadData, with one line that names the problem.
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
 
 
 def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
-    """What a .json file says of the video beside it: its path, frames per second, seconds, sentences by time.
+    """What a .json file says of the video beside it: path, frames per second, duration (s), sentences in order of time.
 
         {"video": "kitchen.mp4", "fps": 2, "duration": 151.5,
          "narrations": [{"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}

@@ -9,7 +9,7 @@ def data_options(parser: ArgumentParser):
     parser.add_argument("--data", required=True, help="toy | ego4d | egoexo4d | ek100")
     parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
     parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
-    parser.add_argument("--limit", type=positive_int, help="use only so many videos")
+    parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
 
 
 def device_options(parser: ArgumentParser):
@@ -20,7 +20,7 @@ def device_options(parser: ArgumentParser):
 
 
 def model_options(parser: ArgumentParser, **model):
-    """`model`: how --model is parsed, its default at least."""
+    """`model`: arguments of --model for argparse, such as its default."""
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)", **model)
     parser.add_argument("--last-k", type=kept_narrations, metavar="K",
                         help='FlowNar-C: keep only the last K narrations, or "all" (default: what the checkpoint says)')
@@ -29,9 +29,9 @@ def model_options(parser: ArgumentParser, **model):
 
 def trigger_options(parser: ArgumentParser):
     parser.add_argument("--theta", type=probability, help="narrate when p([SKIP]) <= theta (default 0.8)")
-    parser.add_argument("--theta-low", type=probability, help="the same soon after a narration (default 0.5)")
-    parser.add_argument("--refractory", type=non_negative, help="how soon, in seconds (default 4)")
-    parser.add_argument("--static", action="store_true", help="one threshold, theta, all the time")
+    parser.add_argument("--theta-low", type=probability, help="the threshold soon after a narration (default 0.5)")
+    parser.add_argument("--refractory", type=non_negative, help="seconds after a narration with theta-low (default 4)")
+    parser.add_argument("--static", action="store_true", help="one threshold only, theta")
 
 
 def config_changes(args: Namespace) -> dict:

@@ -1,4 +1,4 @@
-"""A folder of predictions that a later run, or another process, can resume without mixing two models or two videos.
+"""A folder of predictions that a later run, or another process, can resume without mixing up models or videos.
 
     settings.json           what the predictions depend on: model, data, thresholds, ...
     predictions/ID.jsonl    the narrations of a finished video, as stream.py writes them
@@ -14,7 +14,7 @@ from support.common import BadData, file_name, read_json, read_jsonl, write_json
 
 
 class Predictions:
-    """Videos are kept by name; `fingerprint` is a string that tells a video from another one of the same name."""
+    """Videos are kept by name; `fingerprint` is a string that distinguishes videos of the same name."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -33,7 +33,7 @@ class Predictions:
         write_json(file, settings)
 
     def finished(self, name: str, fingerprint: str) -> bool:
-        """Whether the video is there; BadData if it is another one of that name."""
+        """Whether the video is finished; BadData if the folder has another video of that name."""
         mark = self.mark_of(name)
         if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
             raise BadData(f"{self.folder} holds predictions of another video {name}: "

@@ -1,8 +1,8 @@
-"""Raw narrations rewritten as sentences by a language model (paper App. B.4): what FlowNar-Data holds ready-made.
+"""Raw narrations rewritten as sentences by a language model (paper §4.1): what FlowNar-Data holds ready-made.
 
     python data.py rewrite --data ek100 --llm ID      EPIC's "open fridge" -> "You open the fridge."
 
-The sentences are kept in a .jsonl beside the result as they come, one [note, sentence] a line: run it again to resume.
+Sentences are kept in a .jsonl beside the result as they come, one [narration, sentence] a line; repeat it to resume.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.annotations import PUBLISHED, Notes, Track, every_track, find_annot
 from support.checkpoint import load_llm
 from support.common import BadData, write_json
 
-PROMPT = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and "
+TEMPLATE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and "
           "the present tense, with articles and a full stop. Add nothing. Answer with the sentence alone.\n"
           "Note: open fridge\nSentence: You open the fridge.\n"
           "Note: C puts the knife on the table\nSentence: You put the knife on the table.\n"
@@ -25,7 +25,7 @@ PROMPT = ("Rewrite the note about what the camera wearer does as one short Engli
 
 @torch.no_grad()
 def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, device: str, dtype: torch.dtype) -> None:
-    """Writes a data set's annotations in the published layout, their sentences rewritten by the language model `llm`.
+    """Write a data set's annotations in the published layout, with sentences rewritten by the language model `llm`.
 
     limit: at most so many tracks. Raises BadData if the file exists, or if the raw annotations do not.
     """
@@ -41,7 +41,7 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
     kept.parent.mkdir(parents=True, exist_ok=True)
     with kept.open("a", encoding="utf-8") as file:
         for text in tqdm([text for text in texts if text not in sentences], desc="rewriting", unit="sentence"):
-            ids = tokenizer(PROMPT.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
+            ids = tokenizer(TEMPLATE.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
             written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False,
                                      pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]
             lines = tokenizer.decode(written, skip_special_tokens=True).strip().splitlines()
@@ -53,7 +53,7 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
 
 
 def resume(path: Path) -> dict[str, str]:
-    """The sentences of an earlier run; half a line at its end, left by a kill, is cut off the file."""
+    """The sentences of an earlier run; an incomplete last line, left by a kill, is cut off the file."""
     if not path.exists():
         return {}
     content = path.read_bytes()
@@ -68,7 +68,7 @@ def resume(path: Path) -> dict[str, str]:
         except (ValueError, TypeError, RecursionError):
             text = sentence = None
         if not isinstance(text, str) or not isinstance(sentence, str):
-            raise BadData(f"{path}, line {n}: must be [note, sentence]; delete the line")
+            raise BadData(f"{path}, line {n}: must be [narration, sentence]; delete the line")
         found[text] = sentence
     return found
 

@@ -23,7 +23,7 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 
 
 class Writers:
-    """The files that the user asked for, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
+    """The files to be written, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
     whenever the stream stops. Texts must be single lines (common.py: one_line)."""
 
     def __init__(self, paths: dict[str, str | None], stack: ExitStack):
@@ -39,7 +39,7 @@ class Writers:
             self.files[name].flush()
 
     def sentence(self, row: dict) -> None:
-        """row: n, start, end (seconds), text, and whatever else the JSONL line shall say."""
+        """row: n, start, end (seconds), text, and any further fields of the JSONL line."""
         self.put("jsonl", json.dumps(row) + "\n")
         self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
         self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))

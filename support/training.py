@@ -1,4 +1,4 @@
-"""What any training needs: names of models that stay valid, sums over processes, resumable states, the loss curve.
+"""What any training needs: paths of models that stay valid, sums over processes, resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -33,10 +33,10 @@ def summed(*numbers: float) -> list[float]:
     return total.tolist()
 
 
-def share(parameters: dict[str, Tensor]) -> None:
+def sum_gradients(parameters: dict[str, Tensor]) -> None:
     """Sum gradients over all processes (data parallelism; once a step, after the accumulation).
 
-    A parameter that no process has reached stays without gradient, as it does on one process.
+    A parameter that got no gradient in any process stays without one, as it does in a single process.
     """
     if rank()[1] == 1:
         return
@@ -62,7 +62,7 @@ def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Ten
 
 @torch.no_grad()
 def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, settings: dict) -> int:
-    """Put a snapshot back; returns the step to continue with. BadData if it is of a run with other settings."""
+    """Load a snapshot; returns the step to continue with. BadData if it is of a run with other settings."""
     try:
         with safe_open(path, "pt") as file:
             about, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}

@@ -3,7 +3,7 @@
     for picture in Video("kitchen.mp4", fps=2): ...       uint8 [H, W, 3], whatever the rate of the file
 
 damaged     packets of a video file that could not be decoded faithfully
-gap         time between two pictures; where it is too long to be true, the file's clock is taken to be damaged
+gap         time between two pictures; if it is implausibly long, the file's clock is taken to be damaged
 
 Memory does not grow with the length of a video, and only pictures that are kept are converted.
 """
@@ -25,9 +25,9 @@ from tqdm import tqdm
 from support.common import BadData, replacing
 
 TOLERANCE = 0.0012                             # seconds; Matroska rounds this time and the first to milliseconds
-MAX_FAILURES = 100                             # packets in a row that cannot even be read: give the rest up
+MAX_FAILURES = 100                             # packets in a row that cannot even be read: then the rest is lost
 BACKWARDS = 3.0                                # seconds; a larger step back in time starts a new clock
-LONGEST = 60.0, 3600.0                         # seconds of a gap: always believed, and if the file is at least so long
+LONGEST = 60.0, 3600.0                         # seconds of the longest gap believed: in any file, in long ones
 
 
 class Video:
@@ -38,7 +38,7 @@ class Video:
     size        height and width of the pictures as given (rotated as the file asks)
     duration    seconds that the file's header promises, or None; `frames` is the number of frames expected from it
     damaged     after (or during) an iteration: packets not decoded faithfully, and one more if the end is missing
-    gaps        likewise: seconds of each gap too long to be believed; the picture after it follows without one
+    gaps        likewise: seconds of each gap too long to be believed; the next picture follows without a gap
 
     A picture is chosen by its presentation time, counted from the start of the video stream. If that start cannot be
     decoded, the first picture that can be stands in for it, so that no later picture moves. Repeated frames are the
@@ -77,13 +77,13 @@ class Video:
                 self.damaged += 1                                  # a file cut between two packets has no other sign
 
     def report(self) -> None:
-        """Says on stderr, in one line, what was damaged (if anything). For whoever iterates."""
-        said = [f"{self.damaged} damaged or missing parts were skipped"] if self.damaged else []
+        """Print in one line on stderr what was damaged, if anything; to be called after an iteration."""
+        found = [f"{self.damaged} damaged or missing parts were skipped"] if self.damaged else []
         if self.gaps:
-            said.append(f"gaps in its clock left out: {len(self.gaps)}, the longest {max(self.gaps):.0f} s; "
-                        f"times after them are earlier than the file says")
-        if said:
-            tqdm.write(f"{self.path}: {'; '.join(said)}", file=sys.stderr)
+            found.append(f"gaps in its clock left out: {len(self.gaps)}, the longest {max(self.gaps):.0f} s; "
+                         f"times after them are earlier than the file says")
+        if found:
+            tqdm.write(f"{self.path}: {'; '.join(found)}", file=sys.stderr)
 
     @contextmanager
     def _open(self) -> Iterator[tuple]:
@@ -122,8 +122,8 @@ class Video:
             if packet is None:
                 return
             failures, frames = 0, []
-            damaged = packet.is_corrupt                            # cut short: decoded in threads, it would take the
-            if not damaged:                                        # pictures before it along
+            damaged = packet.is_corrupt                            # cut short: decoded in threads, it would spoil the
+            if not damaged:                                        # pictures before it
                 try:
                     frames = packet.decode()
                 except av.FFmpegError:
@@ -143,7 +143,7 @@ class Video:
         yield shown, now + max(step, 2 * TOLERANCE)
 
     def _timed(self, container, stream) -> Iterator[tuple[av.VideoFrame, float, float]]:
-        """Each picture with its time from the start of the stream and its own duration, in seconds. Never runs back."""
+        """Each picture with its time from the start of the stream and its duration (s). Times never decrease."""
         longest = min(max(LONGEST[0], self.duration or 0), LONGEST[1])
         origin = None if stream.start_time is None else float(stream.start_time * stream.time_base)
         now, step = 0.0, min(LONGEST[0], 1 / float(stream.average_rate or stream.guessed_rate or self.fps))

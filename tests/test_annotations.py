@@ -74,7 +74,7 @@ def test_assign_frames():
     assert annotations.assign_frames(rows, 12.3, 2.0, notes) == [(1, "a"), (7, "b"), (8, "c"), (9, "d"), (24, "e")]
     assert notes.counts["repeated sentences left out"] == 1
     assert sum(n for what, n in notes.counts.items() if "beyond the end" in what) == 2
-    assert notes.counts["narrations moved by a frame or more, because another stands at theirs"] == 2
+    assert notes.counts["narrations moved by a frame or more, because another one has their frame"] == 2
     rows = [(5, "a"), (5, "b"), (9, "c")]
     assert annotations.assign_frames(rows, 5.0, 2.0, Notes()) == [(8, "a"), (9, "b"), (10, "c")]
     rows = [(0, str(i)) for i in range(9)]

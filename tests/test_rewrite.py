@@ -46,7 +46,7 @@ def test_rewrite_resumes(root, torn):
 def test_damaged_lines_are_named(tmp_path, line):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'["a", "b"]\n' + line + b"\n")
-    with pytest.raises(BadData, match="x.jsonl, line 2: must be .note, sentence.; delete the line"):
+    with pytest.raises(BadData, match="x.jsonl, line 2: must be .narration, sentence.; delete the line"):
         rewrite.resume(path)
 
 

@@ -174,7 +174,7 @@ def test_a_parameter_that_no_process_reaches_has_no_gradient(monkeypatch):
     monkeypatch.setattr(training.dist, "all_reduce", lambda flat: flat.mul_(2))
     parameters = {name: torch.nn.Parameter(torch.ones(2, 3)) for name in "ab"}
     parameters["a"].grad = torch.full((2, 3), 0.5)
-    training.share(parameters)
+    training.sum_gradients(parameters)
     assert parameters["b"].grad is None and torch.equal(parameters["a"].grad, torch.ones(2, 3))
 
 
@@ -351,7 +351,7 @@ def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
 def test_options_know_what_was_given(monkeypatch, capsys):
     options = parsed(monkeypatch, "--data", "toy", "--last-k", "0", "--no-prune")
     assert options.given == {"data", "last_k", "no_prune"}
-    assert options.last_k == 0 and options.batch == train.TOY["batch"]
+    assert options.last_k == 0 and options.batch == train.TOY_DEFAULTS["batch"]
     with pytest.raises(TypeError, match="bach"):
         train.Options(bach=3)
     with pytest.raises(SystemExit):
@@ -412,7 +412,7 @@ def test_init_refuses_what_its_weights_are_not_made_for(tmp_path, name, value):
 
 
 def test_fine_tuning(tmp_path):
-    """--init, trained on: the weights, memory and read-out of the checkpoint; features of another width are refused."""
+    """--init keeps the weights, memory and read-out of the checkpoint; features of another width are refused."""
     epic(tmp_path / "root")
     first = tiny(**SAVED)
     first.save(tmp_path / "first")
