@@ -3,14 +3,14 @@
     python -m experiments.efficiency --frames 10000 --png efficiency.png
     python -m experiments.efficiency --config llama-3.2-1b
 
-FlowNar, FlowNar-C and the baseline VideoLLM-online run side by side around one language model, with the same frames and
-the same narrations, given at a data set's rate, so that they do the same work: only the context differs. Weights do
-not matter, sizes do.
+FlowNar, FlowNar-C and the baseline VideoLLM-online run around one language model, with the same frames and the same
+narrations, given at a data set's rate, so that they do the same work: only the context differs. Sizes matter here,
+values of weights do not.
 
     held        bytes of all tensors that a stream keeps from frame to frame
-    window      so many frames, by which memory and speed are reported
+    window      the number of frames after which memory and speed are reported
     stages      clam (step and read-out), llm (one pass for a frame), generation (a narration, word by word);
-                before them, decode and encode are timed apart
+                decode and encode, which come before them, are timed separately
 """
 import argparse
 import json
@@ -94,21 +94,22 @@ def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     rows, plain, narrating, spent, out_of_memory = [], [], [], Counter(), False
-    steps = stream.narrate(narrator, source, forced=forced, context=context)
+    decisions = stream.narrate(narrator, source, forced=forced, context=context)
     try:
-        for step in tqdm(steps, total=frames, unit="frame", leave=False):
+        for decision in tqdm(decisions, total=frames, unit="frame", leave=False):
             now = Counter(context.seconds)
             used, spent = {stage: now[stage] - spent[stage] for stage in now}, now
-            if step.narration:
+            if decision.narration:
                 narrating.append(used["generation"])
             else:
                 plain.append(sum(used.values()))
-            if (step.frame + 1) % window == 0 or step.frame + 1 == frames:
+            streamed = decision.frame + 1
+            if streamed % window == 0 or streamed == frames:
                 done = sum(now.values())
                 since = done - (rows[-1]["seconds"] if rows else 0.0)
-                count = step.frame + 1 - (rows[-1]["frames"] if rows else 0)
-                rows.append({"frames": step.frame + 1, "seconds": done, "fps": count / since,
-                             "cache_tokens": step.text_tokens + step.visual_tokens,
+                count = streamed - (rows[-1]["frames"] if rows else 0)
+                rows.append({"frames": streamed, "seconds": done, "fps": count / since,
+                             "cache_tokens": decision.text_tokens + decision.visual_tokens,
                              "cache_bytes": context.cache.bytes(),
                              "held_bytes": context.held(), "peak_bytes": peak_memory(device)})
     except torch.OutOfMemoryError:
@@ -123,7 +124,7 @@ def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, 
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes: the device's on CUDA; on a CPU the process's, as the system counts it; None where neither is known."""
+    """Peak memory in bytes: of the device on CUDA, else of the process; None where neither is known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -134,7 +135,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def macs(narrator: nar.Narrator, frames: int, every: int, words: int) -> int:
-    """Multiply-accumulates of connector, CLAM and language model for so many frames (vision encoder aside)."""
+    """Multiply-accumulates of connector, CLAM and language model for `frames` frames (without the vision encoder)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -143,7 +144,7 @@ def macs(narrator: nar.Narrator, frames: int, every: int, words: int) -> int:
 
 
 def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
-    """The three variants around one language model; weights do not matter here, sizes do."""
+    """The three variants around one language model, with random weights where only sizes matter."""
     device, dtype = choose(args.device, args.dtype)
     if args.config:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -201,7 +202,7 @@ def plot_efficiency(results: dict, png: str):
 
 
 def print_costs(results: dict[str, dict], macs_frames: int):
-    """The table: one column per variant; ms a frame are means of all that a frame costs, its narration included."""
+    """The table, one column per variant; "ms a frame" is the mean of all that a frame costs, narrations included."""
     columns = []
     for name, r in results.items():
         windows = r["windows"]
@@ -245,14 +246,14 @@ def main():
     parser.add_argument("--config", choices=list(LLAMA), help="a language model of this size, random weights",
                         type=lambda name: {"1b": "llama-3.2-1b", "8b": "llama-3-8b"}.get(name, name))
     for name, default, text in (("frames", 2000, "frames to stream"), ("every", 8, "frames between two narrations"),
-                                ("macs-frames", 240, "length of the video whose MACs are counted"),
+                                ("macs-frames", 240, "frames whose MACs are counted"),
                                 ("words", 12, "tokens of a narration"),
-                                ("window", 500, "frames of a row of the curve")):
+                                ("window", 500, "frames per point of the curves")):
         parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
-                        help="for the time of decoding and encoding (default: the toy's)")
+                        help="video for the times of decoding and encoding (default: the toy's)")
     device_options(parser)
-    parser.add_argument("--png", metavar="FILE", help="also as a picture")
+    parser.add_argument("--png", metavar="FILE", help="also write the curves as a picture")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     command_line(lambda: run_efficiency(args))

@@ -1,4 +1,4 @@
-"""Figures of a stream: where its narrations look (paper App. C.2), and one video as a timeline.
+"""Figures of a stream: what its narrations attend to (paper App. C.2), and one video as a timeline.
 
     python -m experiments.figures attention --data toy --teacher --png attention.png
     python -m experiments.figures timeline toy/kitchen.mp4
@@ -38,10 +38,10 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
     finally:
         hook.remove()
     segment, number, ids = (torch.tensor(y) for y in (tokens.segment, tokens.number, tokens.ids))
-    asking = [(segment == n) & (labels != -100) & (number == n) for n in range(1, len(narrations))]
+    queries = [(segment == n) & (labels != -100) & (number == n) for n in range(1, len(narrations))]
     inputs = seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"]
     shares = []
-    for n, weights in enumerate(attention_rows(layer, *inputs, asking), 1):
+    for n, weights in enumerate(attention_rows(layer, *inputs, queries), 1):
         memory, frames = (ids == nar.MEMORY) & (segment == n), ids == nar.FRAME
         groups = (number >= 0) & (number < n), frames & (segment == n), frames & (segment < n), memory
         shares.append([weights[:, group].sum(1).mean().item() for group in groups])
@@ -49,16 +49,16 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
 
 
 def attention_rows(attn, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor,
-                   asking: list[Tensor]) -> Iterator[Tensor]:
-    """softmax(Q K^T) of a Llama attention layer, mean over heads, only for the queries asked for.
+                   queries: list[Tensor]) -> Iterator[Tensor]:
+    """softmax(Q K^T) of a Llama attention layer, mean over heads, only for the given queries.
 
-    hidden [1, L, D_lm], mask [1, 1, L, L]; for each bool [L] in `asking`: its rows [rows, L].
+    hidden [1, L, D_lm], mask [1, 1, L, L]; for each bool [L] in `queries`: its rows [rows, L].
     """
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
     split = lambda y: y.unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
     q, k = apply_rotary_pos_emb(split(attn.q_proj(hidden)), split(attn.k_proj(hidden)), *rotation)
     k = repeat_kv(k, attn.num_key_value_groups).transpose(2, 3)
-    for rows in asking:
+    for rows in queries:
         scores = (q[:, :, rows] @ k).float() * attn.scaling
         yield scores.masked_fill(~mask[:, :, rows], float("-inf")).softmax(-1)[0].mean(0)
 
@@ -70,7 +70,7 @@ def plot_attention(results: dict[str, dict[str, float]], narrations: str, png: s
     for i, (model, row) in enumerate(results.items()):
         axes.bar(np.arange(4) + i * 0.8 / len(results), list(row.values()), 0.8 / len(results), label=model)
     axes.set_xticks(np.arange(4) + 0.4 - 0.4 / len(results), GROUPS)
-    axes.set(ylabel="attention", title=f"Where a narration looks (last layer; {narrations})")
+    axes.set(ylabel="attention", title=f"What a narration attends to (last layer; {narrations})")
     axes.legend(fontsize=7)
     figure.tight_layout()
     save_figure(figure, png)
@@ -86,7 +86,7 @@ def run_attention(args: argparse.Namespace):
             if args.teacher:
                 given = true_narrations(narrator, sample)
             else:
-                written = [step.narration for step in stream.narrate(narrator, x, args.static) if step.narration]
+                written = [y.narration for y in stream.narrate(narrator, x, args.static) if y.narration]
                 given = [(y.frame, y.tokens) for y in written]
             if len(given) > 1:
                 shares.append(attention(narrator, x, given))
@@ -103,20 +103,21 @@ def run_attention(args: argparse.Namespace):
 
 # ---------------------------------------------------------------------- timeline
 
-def plot_timeline(trace: list[dict], said: list[Sentence], true: list[Sentence], fps: float, memory: int, png: str):
+def plot_timeline(trace: list[dict], predicted: list[Sentence], true: list[Sentence], fps: float, memory: int,
+                  png: str):
     """True and predicted segments, p([SKIP]) with its thresholds, the cache; `trace` as stream.py writes it.
 
-    A predicted sentence is red if the true segment that fits its own best says something else. memory: how many of the
-    visual tokens are memory tokens (0 where that is not known: no band of their own).
+    A predicted sentence is red if the true segment that fits its own best has another sentence. memory: how many of the
+    visual tokens are memory tokens (0 where that is not known: they get no band of their own).
     """
     plt = pyplot()
     heights = [3.2] * bool(true) + [3.2, 1.2, 1.0]                                    # inches
-    width = min(60, max(10, 0.28 * max(len(said), len(true))))
+    width = min(60, max(10, 0.28 * max(len(predicted), len(true))))
     figure, axes = plt.subplots(len(heights), 1, figsize=(width, sum(heights)), sharex=True,
                                 gridspec_kw={"height_ratios": heights, "hspace": 0.08})
     if true:
         draw_sentences(axes[0], "truth", "#4c9be8", true, fps, [False] * len(true))
-    draw_sentences(axes[-3], "narrated", "#e8a04c", said, fps, wrong_sentences(said, true))
+    draw_sentences(axes[-3], "narrated", "#e8a04c", predicted, fps, wrong_sentences(predicted, true))
     draw_trigger(axes[-2], trace, fps)
     every = [(row["frame"] + 1) / fps for row in trace]
     bands = {"text": ([row["text_tokens"] for row in trace], "#e8c08c")}
@@ -142,12 +143,12 @@ def draw_sentences(axis, title: str, colour: str, sentences: list[Sentence], fps
     axis.set(ylabel=title, yticks=[])
 
 
-def wrong_sentences(said: list[Sentence], true: list[Sentence]) -> list[bool]:
-    """Of each predicted sentence, whether the true segment that fits its own best (GIoU) says something else."""
-    if not true or not any(y.text for y in said):                                     # nothing to compare with
-        return [False] * len(said)
-    _, giou = overlaps(segments([y.time for y in true]), segments([y.time for y in said]))
-    return [y.text != true[i].text for y, i in zip(said, giou.argmax(0))]
+def wrong_sentences(predicted: list[Sentence], true: list[Sentence]) -> list[bool]:
+    """For each predicted sentence, whether the true segment that fits its own best (GIoU) has another sentence."""
+    if not true or not any(y.text for y in predicted):                                     # nothing to compare with
+        return [False] * len(predicted)
+    _, giou = overlaps(segments([y.time for y in true]), segments([y.time for y in predicted]))
+    return [y.text != true[i].text for y, i in zip(predicted, giou.argmax(0))]
 
 
 def draw_trigger(axis, trace: list[dict], fps: float):
@@ -194,19 +195,19 @@ def run_timeline(args: argparse.Namespace):
     true = truth_for(source, args.gt)
     if source.suffix == ".jsonl":
         trace = read_jsonl(source)
-        said = to_sentences(read_jsonl(Path(args.pred)), args.pred) if args.pred else None
+        predicted = to_sentences(read_jsonl(Path(args.pred)), args.pred) if args.pred else None
     else:
         narrator = load_narrator(args, args.model)
         fps, memory = narrator.config.fps, narrator.layout.M if narrator.config.prune else 0
         dtype = choose(args.device, args.dtype)[1]
         frames, _, _ = stream.open_frames(args.input, narrator, args.vision, dtype)
-        steps = {step.frame: step for step in stream.narrate(narrator, frames, args.static)}
-        trace = [step.trace() for step in steps.values()]
-        said = [Sentence(step.narration.end, step.narration.text) for step in steps.values() if step.narration]
+        decisions = {y.frame: y for y in stream.narrate(narrator, frames, args.static)}
+        trace = [y.trace() for y in decisions.values()]
+        predicted = [Sentence(y.narration.end, y.narration.text) for y in decisions.values() if y.narration]
     check_trace(trace, source)
-    if said is None:
-        said = [Sentence((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]]
-    plot_timeline(trace, said, true, fps, memory, args.png or str(source.with_suffix(".png")))
+    if predicted is None:
+        predicted = [Sentence((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]]
+    plot_timeline(trace, predicted, true, fps, memory, args.png or str(source.with_suffix(".png")))
 
 
 # ---------------------------------------------------------------------- the command line
@@ -214,13 +215,13 @@ def run_timeline(args: argparse.Namespace):
 def main():
     parser = argparse.ArgumentParser(prog="python -m experiments.figures", description="Figures of a stream.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    text = "where narrations look, for one or more models"
+    text = "what narrations attend to, for one or more models"
     look = commands.add_parser("attention", help=text, description=text)
     look.set_defaults(run=run_attention)
     data_options(look)
     model_options(look, nargs="+", default=[str(stream.TOY)])
     look.add_argument("--teacher", action="store_true",
-                      help="of the true narrations, as in the paper's figure (default: of the model's own)")
+                      help="for the true narrations, as in Fig. 10 (default: for the model's own)")
     look.add_argument("--json", action="store_true", help="one JSON object as the last line")
     line = commands.add_parser("timeline", help="one video as a picture", description="One video as a picture.")
     line.set_defaults(run=run_timeline)
@@ -228,11 +229,11 @@ def main():
                       help="a video, frame features, or a trace of stream.py (.jsonl)")
     line.add_argument("--pred", help="with a trace: the narrations, stream.py's --jsonl")
     line.add_argument("--gt", help="ground truth (default: the .json beside a video, if there is one)")
-    line.add_argument("--fps", type=positive_float, default=2.0, help="of a trace (default 2)")
+    line.add_argument("--fps", type=positive_float, default=2.0, help="frames per second of a trace (default 2)")
     model_options(line, default=str(stream.TOY))
     for one in (look, line):
         trigger_options(one)
-    look.add_argument("--png", metavar="FILE", help="also as a picture")
+    look.add_argument("--png", metavar="FILE", help="also write a picture")
     line.add_argument("--png", metavar="FILE", help="the picture (default: beside the input)")
     args = parser.parse_args()
     command_line(lambda: args.run(args))

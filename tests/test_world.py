@@ -1,4 +1,4 @@
-"""The miniature kitchen keeps its promises: deterministic, and narrations that need memory really do."""
+"""The miniature kitchen: it is deterministic, its labels are right, its memory narrations do need memory."""
 import collections
 import itertools
 import re
@@ -102,28 +102,28 @@ def test_memory_narrations_need_memory():
     """Checked from labels and texts alone: seen there, not since the previous segment began, never named."""
     delays = []
     for video in VIDEOS:
-        labels, told, places = video.labels(), video.narrations, targets(video)
-        for n, narration in enumerate(told):
+        labels, narrations, places = video.labels(), video.narrations, targets(video)
+        for n, narration in enumerate(narrations):
             if not narration.memory:
                 continue
             cell = labels[:narration.frame + 1, places[n]]
             shown = np.flatnonzero(cell[:, TYPE])
             last = cell[shown[-1]]
             assert narration.memory == (world.COLOURS[last[COLOUR] - 1], world.TYPES[last[TYPE] - 1])
-            assert shown[-1] <= told[n - 2].frame              # a whole other segment lies between
+            assert shown[-1] <= narrations[n - 2].frame        # a whole other segment lies between
             delays.append(narration.frame - shown[-1])
             for m in range(1, n):                              # named before? then another thing has come since
-                if places[m] == places[n] and " ".join(narration.memory) in told[m].text:
-                    assert brought_since(labels, told, places, m, n)
+                if places[m] == places[n] and " ".join(narration.memory) in narrations[m].text:
+                    assert brought_since(labels, narrations, places, m, n)
     assert 8 < np.median(delays) < 40
 
 
-def brought_since(labels: np.ndarray, told: list, places: list[int], m: int, n: int) -> bool:
-    """Has the place of narration n got a new thing after narration m?"""
-    cell = labels[told[m].frame:told[n].frame + 1, places[n]]
+def brought_since(labels: np.ndarray, narrations: list, places: list[int], m: int, n: int) -> bool:
+    """Whether the place of narration n got a new thing after narration m."""
+    cell = labels[narrations[m].frame:narrations[n].frame + 1, places[n]]
     if cell[0, DOOR] == 0:                                     # an open place: seen empty, then with a thing
         return bool(((cell[1:, TYPE] > 0) & (cell[:-1, TYPE] == 0)).any())
-    filled = any(told[i].text == f"You fill the {PLACES[places[n]]}." for i in range(m + 1, n))
+    filled = any(narrations[i].text == f"You fill the {PLACES[places[n]]}." for i in range(m + 1, n))
     return filled or bool(((cell[:, OTHER] > 0) & (cell[:, DOOR] == world.OPEN)).any())
 
 

@@ -1,13 +1,13 @@
-"""The stages of the toy's training that come before the paper's own: what a large model has learned before, a small one
-has to learn, too. train.py runs them in this order and then trains the narrator.
+"""The stages of the toy's training that come before the paper's own: what large pretrained models already know, small
+ones have to learn first. train.py runs the stages in this order and then trains the narrator.
 
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
-    look        (both are frozen from here on) LoRA and connector learn to name what a frame shows, place by place
+    look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
     remember    CLAM learns, without the language model, to keep what was last seen in the places that hide it now
     recall      the language model learns to name that, from the memory tokens
 
-Labels are those of training videos; the test videos' are used nowhere. Each stage is one function; `fit(name,
+All labels are those of training videos; labels of test videos are never used. Each stage is one function; `fit(name,
 parameters, backward, steps, lr)` is train.py's loop, where backward(step) runs forward and backward of one batch and
 returns its loss and number of tokens.
 """
@@ -37,12 +37,12 @@ WIDTH = 128                                                                     
 
 
 class CellHeads(nn.Module):
-    """What stage encoder reads off a frame's tokens: the labels of each cell, and where and what the hand is doing.
+    """What stage encoder predicts from a frame's tokens: the labels of each cell, and where and what the hand does.
 
     `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot and of its cell's
-    type and colour. Keys, values and gates of CLAM are linear in the token, and what a key has of other slots adds up
-    over a thousand tokens: that a token can be classified well is not enough for what it shows to be remembered, its
-    code has to be linear.
+    type and colour. Keys, values and gates of CLAM are linear in the token, and the part of a key that belongs to other
+    slots adds up over a thousand tokens. So it is not enough that a token can be classified: what CLAM is to remember
+    has to be coded linearly.
     """
 
     FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2  # your hand's place and pose, effect, carries
@@ -86,7 +86,7 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
             each: int = 12):
     """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder.
 
-    Up to half of them are frames in which you carry something: chance alone would hardly ever show them.
+    Up to half of them are frames in which you carry something: at random, hardly any would be chosen.
     """
     from transformers import SiglipVisionConfig, SiglipVisionModel
     model = SiglipVisionModel(SiglipVisionConfig(hidden_size=WIDTH, intermediate_size=256, num_hidden_layers=3,
@@ -207,7 +207,7 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Pat
 
 
 def last_seen(labels: Tensor) -> Tensor:
-    """What each place showed last, up to and with each frame: labels [T, 9, 2] -> [T, 9, 2], 0: nothing so far."""
+    """What each place showed last, up to and including each frame: labels [T, 9, 2] -> [T, 9, 2], 0: nothing so far."""
     frame = torch.arange(len(labels))[:, None]
     last = torch.where(labels[..., 0] > 0, frame, 0).cummax(0).values                # [T, 9]
     return labels[last, torch.arange(9)]
@@ -227,7 +227,7 @@ def inventory(labels: Tensor, most: int, chance: random.Random) -> str:
 
 def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float,
                 seed: int, batch: int = 8):
-    """What a language model knows before it meets a narrator's data, in miniature: to name what an image shows.
+    """What a pretrained language model knows before it becomes a narrator, in miniature: to name what an image shows.
 
     look      one frame, and the list of what is visible in it
     recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
@@ -257,7 +257,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 
 def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
              batch: int = 4, reads: int = 12):
-    """CLAM alone, with a linear head that is not kept: memory token 1 + p tells type and colour of what place p
+    """CLAM alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
     showed last, wherever it shows nothing now. Up to four videos in a row make a long one."""
     head, chance = nn.Linear(memory.width, sum(world.SIZES[:2])), random.Random(f"remember {seed}")
     plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
@@ -285,7 +285,7 @@ STEPS = {"look": 900, "remember": 900, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int):
-    """What a new narrator learns before the paper's training; `remember` is CLAM's alone."""
+    """What a new narrator learns before the paper's training; `remember` is for CLAM only."""
     inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
     if narrator.config.memory == "clam":
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)

@@ -1,13 +1,13 @@
-"""A miniature kitchen, seen by a camera and told in sentences: an endless supply of narrated videos.
+"""A miniature kitchen, seen by a camera and narrated in sentences: an endless supply of narrated videos.
 
-A video is a function of its seed. It is first simulated in symbols, one small record a frame, and rendered only
-when a frame is asked for (about half a millisecond). Half of the sentences can only be told by someone who
+A video is a function of its seed. It is first simulated in symbols, one small record a frame; a frame is rendered
+only when it is needed (in about half a millisecond). Half of the sentences can only be written by someone who
 *remembers* what the camera saw: neither the frames of the last two segments nor the text so far give them away.
 
 place       one of 3x3 cells of 32x32 px, row-major, always at the same position
 container   a place with a door (fridge, drawer, cupboard): its content shows only while the door is open
-thing       an object: one of 6 types in one of 6 colours; `seen` last at a frame, `named` in a narration or not
-you         the bare hand from below, the only one narrated; poses reach, act, lift
+thing       an object: one of 6 types in one of 6 colours; last `seen` at a frame, `named` in a narration or not
+you         the bare hand from below, whose acts are narrated; poses reach, act, lift
 other cook  the teal glove from above; silently restocks containers, takes things away, sets new ones down
 segment     one event of yours: approach (1-2 frames), act (1-7), lift (2), nominal end at the second lift frame
 narration   the sentence of a segment, annotated within a frame of its nominal end, as people would annotate
@@ -52,7 +52,7 @@ class Event:
     least: int = 1
 
 
-EVENTS = {                                     # weights among what is possible; memory is often not
+EVENTS = {                                     # weights among the possible ones; tap and wipe rarely are
     "wash": Event("You wash the {thing}.", 6, WATER),
     "heat": Event("You heat the {thing}.", 6, FLAMES),
     "shake": Event("You shake the {thing}.", 6, SHAKE),
@@ -87,14 +87,14 @@ class Thing:
     type: int                                  # 1..6, as in labels
     colour: int                                # 1..6
     seen: int = -1                             # the last frame that shows it
-    named: bool = False                        # a named thing is never asked for again
+    named: bool = False                        # once named, it never needs memory again
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Thing:
         return cls(*(int(n) for n in rng.integers(1, 7, 2)))
 
     @property
-    def untold(self) -> bool:
+    def unnamed(self) -> bool:
         return self.seen >= 0 and not self.named
 
     @property
@@ -202,8 +202,8 @@ class Kitchen:
         return not door and content is not None                # wash, heat, shake, polish, clear
 
     def _recallable(self, thing: Thing | None) -> bool:
-        """Seen, but not since the previous segment began; and no sentence has told of it."""
-        return (thing is not None and thing.untold and len(self.narrations) > 1
+        """Seen, but not since the previous segment began, and named in no sentence yet."""
+        return (thing is not None and thing.unnamed and len(self.narrations) > 1
                 and thing.seen <= self.narrations[-2].frame)
 
     def _schedule(self, least: int) -> list[int]:
@@ -215,16 +215,16 @@ class Kitchen:
         return [REACH] * int(rng.integers(1, 3)) + acts + [LIFT] * 2
 
     def _chore(self, length: int, busy: int) -> list[Move | None]:
-        """What the other cook does in `length` frames: not where you are, and over before the last frame."""
+        """What the other cook does in `length` frames: never where you are, and done before the last frame."""
         rng, content, before = self._rng, self._content, self._before
         careful = rng.random() < CARE                          # leaves more to be remembered, not less
         free = [place for place in range(9) if place != busy]
         doors = [place for place in free if PLACES[place] in CONTAINERS]
         full = [place for place in free if place not in doors and content[place]]
         bare = [place for place in free if place not in doors and not content[place]]
-        where = {"restock": [p for p in doors if not (careful and content[p].untold)],
-                 "take": [p for p in full if not careful or content[p].untold],
-                 "set": [p for p in bare if not (careful and before[p] and before[p].untold)]}
+        where = {"restock": [p for p in doors if not (careful and content[p].unnamed)],
+                 "take": [p for p in full if not careful or content[p].unnamed],
+                 "set": [p for p in bare if not (careful and before[p] and before[p].unnamed)]}
         names = {name: weight for name, weight in CHORES.items() if where[name]}
         if not names:
             return [None] * length
@@ -567,17 +567,17 @@ def documents(seed: int) -> Iterator[str]:
 
 
 def document(rng: np.random.Generator) -> str:
-    """3-10 lines: contents of some places, then events there: often what is seen of them, always what is said."""
+    """3-10 lines: contents of some places, then events there: often what can be seen, always the narration."""
     now, before, lines = {}, {}, []
     size = int(rng.integers(3, 11))
     for place in rng.choice(PLACES, rng.integers(1, min(size, 6))):
-        state(rng, lines, now, before, str(place), Thing.random(rng) if rng.random() < 0.7 else None)
+        inventory_line(rng, lines, now, before, str(place), Thing.random(rng) if rng.random() < 0.7 else None)
     if rng.random() < 0.3:
         lines.insert(0, OPENING)
     while len(lines) < size:
         place = str(rng.choice(list(now)))
         if rng.random() < 0.15 and len(lines) < size - 1:      # the content changes without a word
-            state(rng, lines, now, before, place, None if now[place] else Thing.random(rng))
+            inventory_line(rng, lines, now, before, place, None if now[place] else Thing.random(rng))
             continue
         name, thing = what_happens(rng, place, now[place], before.get(place))
         if rng.random() < 0.7 and len(lines) < size - 1:
@@ -586,12 +586,13 @@ def document(rng: np.random.Generator) -> str:
         if name == "clear":
             before[place], now[place] = now[place], None
         if name == "fill":                                     # what it holds now remains to be seen
-            state(rng, lines, now, before, place, Thing.random(rng))
+            inventory_line(rng, lines, now, before, place, Thing.random(rng))
     return "\n".join(lines[:size])
 
 
-def state(rng: np.random.Generator, lines: list[str], now: dict, before: dict, place: str, thing: Thing | None) -> None:
-    """One inventory line, and what follows from it."""
+def inventory_line(rng: np.random.Generator, lines: list[str], now: dict, before: dict, place: str,
+                   thing: Thing | None) -> None:
+    """Add the line that lists `thing` at `place`, and update what is there."""
     if now.get(place):
         before[place] = now[place]
     now[place] = thing
