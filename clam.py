@@ -4,8 +4,8 @@ Every frame token updates a matrix of fixed size by a gated recurrence (Eq. 2)
 
     S_j = G_j * S_{j-1} + k_j^T v_j                                    G in (0, 1), one decay per key channel
 
-and M learned queries read it out whenever a segment ends: M_t = Q S_t. That is all the past that the language
-model ever sees of earlier frames, so what is stored and what a frame costs stay constant, however long the video.
+and M learned queries read it out whenever a segment ends: M_t = Q S_t. These M memory tokens are all that the
+language model sees of earlier segments, so storage and cost per frame stay constant, however long the video is.
 
 The paper writes S as one D x D matrix. As in the published code, it has h heads here, as attention has: the D/2 key
 channels and the D value channels are divided among them, and each head keeps a matrix of its own, D/2h x D/h. That is
@@ -15,7 +15,7 @@ diagonal, input-dependent gate of App. B.2).
 Three forms of the same function, tested against each other:
     recurrent   Eq. 2 token by token, as it stands in the paper: the oracle
     chunked     training: all tokens of a segment at once, one state per read-out
-    step        streaming: one frame in, the new state out; `read` when a narration has been given
+    step        streaming: one frame in, the new state out; `read` after each narration
 
 Glossary (B videos, L = T*J tokens, D feature width, h heads, c = D/2h key and e = D/h value channels per head):
     x           frame tokens X_t, J to a frame                         [B, L, D]
@@ -26,8 +26,8 @@ Glossary (B videos, L = T*J tokens, D feature width, h heads, c = D/2h key and e
     memory      memory tokens M_t                                      [B, M, D]
     read_at     how many tokens have been absorbed at each read-out    [B, N], on the CPU
 
-`python clam.py` shows that the forms agree and how fast each is; `python clam.py --example` works Eq. 2 through with
-small numbers. Does not include: kernels (plain PyTorch only).
+`python clam.py` shows that the forms agree and how fast each is; `python clam.py --example` works through Eq. 2 with
+small numbers. Does not include: custom kernels (plain PyTorch only).
 """
 import argparse
 import json
@@ -42,12 +42,12 @@ from torch import Tensor, nn
 
 from support.common import command_line, positive_int, synchronise
 
-EPS = 1e-5  # of every normalisation in here
+EPS = 1e-5  # epsilon of every normalisation in this file
 
 
 class NoMemory(nn.Module):
-    """The memory that remembers nothing, and the interface of all of them: `tokens` is M, a state is one tensor."""
-    PUBLISHED: dict[str, str] = {}  # our parameter names -> those in checkpoints; other names stay
+    """The memory that remembers nothing, and the interface of all memories: `tokens` is M, the state is one tensor."""
+    PUBLISHED: dict[str, str] = {}  # our parameter names -> those in checkpoints; names not listed stay
 
     def __init__(self, width: int, tokens: int = 0):
         super().__init__()
@@ -95,9 +95,9 @@ class CLAM(NoMemory):
     """Cross Linear Attentive Memory: self-attention over Z, gated linear cross attention, feed-forward (App. B.6).
 
     width       D, a multiple of 2 * heads; tokens: M; rank: inner width of the gate's projection (16 as published)
-    target      learn what a memory token is before it reads anything; gives each token an identity. The published
-                models have none (their starting point is zero, the same for all tokens).
-    dropout     of the self-attention over Z, as published
+    target      learn a starting vector for each memory token, which gives each an identity. The published models have
+                none: all their tokens start from zero.
+    dropout     rate in the self-attention over Z, as published
     """
     # our parameter names -> those of the published checkpoints
     PUBLISHED = {"z": "query_embed.weight", "target": "tgt_embed.weight", "self_attn.": "layers.0.self_attn.",
@@ -134,8 +134,8 @@ class CLAM(NoMemory):
     def reset_parameters(self):
         """As the published training starts: matrices N(0, 0.02), self-attention's in_proj Xavier; biases 0, norms 1.
 
-        A gate bias of 0 halves the state with each token: at first, a frame is forgotten within the next one. Training
-        has to find longer decays; `initialise` starts with them.
+        A gate bias of 0 halves the state at every token, so a frame is forgotten within the next one. Training has to
+        learn slower decay; `initialise` starts with it.
         """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -145,7 +145,7 @@ class CLAM(NoMemory):
         nn.init.xavier_uniform_(self.self_attn.in_proj_weight)
 
     def compile(self):
-        """Compile the two inner functions of `chunked` and `step` (one flag, nothing else changes)."""
+        """Compile the inner functions of `chunked`, `step` and `read`; their results stay the same."""
         self.absorb = torch.compile(absorb, dynamic=True)
         self.readout = torch.compile(self._readout, dynamic=True)
 
@@ -224,10 +224,10 @@ class CLAM(NoMemory):
         From random weights CLAM hardly learns: content is lost among a thousand tokens before the queries know where
         to look, and what they read means nothing to the language model. So here keys say where and values say what:
         W_k tells the J token slots apart (least squares) and query m addresses slot m mod J; W_v keeps the principal
-        directions of what varies within a slot, blind to its usual look; W_o maps them back. Token m then starts as
-        the usual look of its slot plus what has varied there lately: a frame token, as the connector knows them.
-        Decays start near 1, from 0.982 a token in the first head to 0.9997 in the last; all else is Xavier. No labels
-        are used.
+        directions of what varies within a slot and ignores its usual appearance; W_o maps them back. Memory token m
+        then starts as the usual appearance of its slot plus what varied there lately, much like a frame token. Gates
+        start near 1, from 0.982 per token in the first head to 0.9997 in the last; all other matrices are Xavier. No
+        labels are used.
         """
         for weight in self.parameters():
             if weight.dim() == 2:
@@ -255,8 +255,8 @@ class CLAM(NoMemory):
         size = tokens.square().mean() ** 0.5
         for norm in (self.norm_a, self.norm_y, self.norm_m):
             norm.weight.fill_(size)
-        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])  # "memory": where features never vary
-        for branch in (self.self_attn.out_proj, self.mlp.down_proj):                  # these start by adding nothing
+        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])  # marks memory: features do not vary here
+        for branch in (self.self_attn.out_proj, self.mlp.down_proj):                  # these add nothing at first
             branch.weight.zero_()
         if self.target is not None:
             self.target.copy_(usual[which])
@@ -280,14 +280,14 @@ def absorb(k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check(x: Tensor, read_at: Tensor, width: int):
-    """ValueError unless x is [B, L, D] and read_at [B, N] goes up from 0 to L at most."""
+    """ValueError unless x is [B, L, D] and read_at [B, N] never decreases and stays within 0..L."""
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"expected frame tokens [B, L, {width}], got {list(x.shape)}")
     if read_at.dim() != 2 or len(read_at) != len(x):
         raise ValueError(f"expected read-outs [{len(x)}, N], got {list(read_at.shape)}")
     bounds = F.pad(F.pad(read_at, (1, 0)), (0, 1), value=x.shape[1])
     if (bounds.diff(dim=1) < 0).any():
-        raise ValueError(f"read-outs must go up from 0 to {x.shape[1]} at most, got {read_at.tolist()}")
+        raise ValueError(f"read-outs must not decrease and lie in 0..{x.shape[1]}, got {read_at.tolist()}")
 
 
 # ---------------------------------------------------------------------------------------------- python clam.py
@@ -308,14 +308,14 @@ def worked_example():
               f"= {show(decayed)} + {show(added)} = {show(state)}")
     q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}")
-    print("Query (1 0) finds what keys (1 0) brought: a quarter of v_1, two gates of 1/2 later, and v_3 in full.")
-    print("Query (0 1) finds what key (0 1) brought: half of v_2, one gate of 1/2 later.")
+    print("Query (1 0) reads what keys (1 0) stored: a quarter of v_1 (after two gates of 1/2) and all of v_3.")
+    print("Query (0 1) reads what key (0 1) stored: half of v_2 (after one gate of 1/2).")
     decay, update = absorb(k[:, None], v[:, None], gate[:, None].log())
     print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), update {show(update[0])}")
 
 
 def profile(function: Callable, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
-    """Seconds (best of `repeats`) forward + backward, bytes kept for the backward pass, outputs and gradients."""
+    """Seconds for forward + backward (best of `repeats`), bytes kept for the backward pass, outputs, gradients."""
     seconds, kept = [], {}
 
     def pack(tensor):
@@ -398,8 +398,8 @@ def main():
     parser = argparse.ArgumentParser(description="Show that CLAM's three forms agree, and how fast each is.")
     for name, value in (("width", 1024), ("heads", 8), ("tokens", 20), ("length", 2400), ("reads", 40)):
         parser.add_argument(f"--{name}", type=positive_int, default=value, help=f"default {value}")
-    parser.add_argument("--no-compile", action="store_true", help="leave the compiled form out (needs a C++ compiler)")
-    parser.add_argument("--example", action="store_true", help="Eq. 2 with small numbers instead")
+    parser.add_argument("--no-compile", action="store_true", help="skip the compiled form, which needs a C++ compiler")
+    parser.add_argument("--example", action="store_true", help="work through Eq. 2 with small numbers instead")
     args = parser.parse_args()
     if args.example:
         return worked_example()

@@ -1,7 +1,7 @@
 """Narrated videos: Ego4D, EgoExo4D, EPIC-Kitchens-100 and the toy world (paper §4.1, App. B.4).
 
     python data.py toy --seed 7 --minutes 3 --output kitchen.mp4     a toy video and its ground truth, kitchen.json
-    python data.py stats --data NAME                                 App. B.4's table for a data set
+    python data.py stats --data NAME                                 a data set's row of Table 8 (App. B.4)
     python data.py encode VIDEO... --output ROOT/features            frame features of videos
     python data.py rewrite --data NAME --llm ID                      raw narrations as sentences, by a language model
 
@@ -10,7 +10,7 @@ fps         frames a second that the narrator sees (2 in the paper), whatever th
 frame i     the picture on screen i / fps seconds after the first one; it stands for the time up to (i + 1) / fps
 narration   (frame, text): the sentence written after its frame; the first is at frame 0
 segment     the frames after one narration up to the next: as many segments as narrations
-memory      words of a narration that only visual memory can give; () where there are none (all but the toy)
+memory      words of a narration that only visual memory can give; () if there are none, as in all but the toy
 
 support/ reads annotation files (annotations.py), videos (video.py) and features (features.py).
 """
@@ -132,14 +132,14 @@ MEAN_SEGMENT = 3.5                                                 # seconds
 
 
 def toy_sample(kitchen: world.Kitchen) -> Sample:
-    """A toy video; rendered while its frames are asked for."""
+    """A toy video, rendered as its frames are read."""
     narrations = ((n.frame, n.text, n.memory) for n in kitchen.narrations)
     return make_sample(f"toy-{kitchen.seed}", narrations, world.FPS, len(kitchen),
                        lambda: map(kitchen.render, range(len(kitchen))))
 
 
 def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
-    """Writes OUTPUT.mp4 and, last, OUTPUT.json, each when complete; of about `minutes`, up to the end of a segment."""
+    """Write OUTPUT.mp4, then OUTPUT.json, each when complete; about `minutes` long, up to the end of a segment."""
     output = Path(output)
     if output.suffix.lower() != ".mp4":
         raise BadData(f"{output}: the name of the output must end in .mp4")
@@ -147,7 +147,7 @@ def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
         raise BadData(f"--minutes must be more than 0 and at most {24 * 60}, not {minutes}")
     segments = ceil(60 * minutes / MEAN_SEGMENT)
     frames = len(world.Kitchen(seed, segments))
-    segments = max(1, round(segments * 60 * minutes * world.FPS / frames))                 # segments vary: correct once
+    segments = max(1, round(segments * 60 * minutes * world.FPS / frames))                 # segments vary in length
     sample = toy_sample(world.Kitchen(seed, segments))
     narrations = [{"time": time_of(frame, sample.fps), "text": text} | ({"memory": list(words)} if words else {})
                   for (frame, text), words in zip(sample.narrations, sample.memory)]
@@ -172,10 +172,10 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
                 folder, else from ROOT, in the order of the names of the .json files (each beside its .mp4). The others:
                 one sample per annotator and video, from the first narration to the last; root is data/NAME by default
     limit       at most so many; None: all in the root, or world.VIDEOS of the split
-    streaming   what the self-conditioned protocol runs over: a video once, with the tracks of all its annotators
-    max_frames  a sample ends with the last narration that fits into so many frames (what is streamed is never cut)
+    streaming   for the self-conditioned protocol: each video once, with the tracks of all its annotators
+    max_frames  a sample ends with the last narration that fits into so many frames (streamed samples are never cut)
     shape       (J, D) that features must have
-    Raises BadData for unknown names and splits, for a root without samples, and for what is damaged in it.
+    Raises BadData for unknown names and splits, for a root without samples, and for damaged files.
     """
     if name not in DATASETS:
         raise BadData(f"unknown data set {name!r}; choose one of {', '.join(DATASETS)}")
@@ -199,7 +199,7 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
 
 def annotated(name: str, root: Path, split: str, limit: int | None, streaming: bool, max_frames: int | None,
               shape: tuple) -> Iterator[Sample]:
-    """Ego4D, EgoExo4D, EPIC: annotations and features put together; what was corrected is said on stderr."""
+    """Ego4D, EgoExo4D, EPIC: annotations joined with features; what was corrected is reported on stderr."""
     notes = Notes()
     found = (annotations.intervals if streaming else annotations.tracks)(name, root, split, notes)[:limit]
     store = Store(root, annotations.take_names(root) if name == "egoexo4d" else None)
@@ -245,8 +245,8 @@ def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid
 
     batch: frames at once; shard: (i, n), only every n-th video from the i-th on.
 
-    Files appear when they are complete, and finished ones are not made again: after a kill, run it again. BadData at
-    once if the folder holds a damaged file, or one made with other settings.
+    Files appear when they are complete, and finished ones are not made again: after a kill, repeat the command. BadData
+    at once if the folder holds a damaged file, or one made with other settings.
     """
     for name, count in Counter(Path(source).stem for source in videos).items():
         if count > 1:
@@ -279,8 +279,8 @@ def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid
 def write_metadata(output: Path):
     """features_metadata.json of all feature files in a folder, whichever process has made them.
 
-    Several processes may end at once. Each looks again after it has written, so the one that writes last has seen all
-    files whose process has written before it: none is lost, however they interleave, on any file system.
+    Several processes may end at the same time. Each lists the files again after writing, so the last one to write has
+    seen the files of all the others: none is lost, in whatever order they run, on any file system.
     """
     seen, files = None, sorted(output.glob("*.safetensors"))
     while files != seen:
@@ -291,13 +291,13 @@ def write_metadata(output: Path):
         seen, files = files, sorted(output.glob("*.safetensors"))
 
 
-# What App. B.4 says of the data sets, in the order of `statistics`; narrations are counted in Llama's tokens
+# Table 8 (App. B.4): videos for training and validation, then as in `statistics`; narrations in Llama's tokens
 PAPER = {"ego4d": (102986, 17059, 237.7, 92.0, 53, 4.5, 12), "egoexo4d": (3219, 826, 151.4, 232.7, 58, 2.6, 17),
          "ek100": (495, 138, 493.9, 621.3, 112, 4.4, 10)}
 
 
 def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = lambda text: len(text.split())) -> dict:
-    """App. B.4's columns: seconds, counts and words (mean over videos; durations and words over all narrations)."""
+    """The columns of Table 8: seconds, counts and words (mean over videos; durations and words over all narrations)."""
     lengths, counts, words, recalled = [], [], [], 0
     for sample in samples:
         lengths.append(sample.num_frames / sample.fps)
@@ -362,9 +362,9 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     toy = commands.add_parser("toy", help="write toy videos with their ground truth")
     toy.add_argument("--seed", type=whole, default=7, help="which video (default: %(default)s)")
-    toy.add_argument("--minutes", type=positive_float, default=3, help="about how long (default: %(default)s)")
+    toy.add_argument("--minutes", type=positive_float, default=3, help="approximate length (default: %(default)s)")
     toy.add_argument("--output", required=True, help="FILE.mp4 (FILE.json comes beside it); a folder with --count")
-    toy.add_argument("--count", type=positive_int, default=1, help="videos of SEED, SEED + 1, ...; finished are kept")
+    toy.add_argument("--count", type=positive_int, default=1, help="videos, of seeds SEED, SEED + 1, ...; resumable")
     toy.set_defaults(command=toy_command)
     stats = commands.add_parser("stats", help="size, length and narrations of a data set (App. B.4)")
     stats.set_defaults(command=stats_command)
@@ -389,7 +389,7 @@ def main(arguments: list[str] | None = None) -> None:
         one.add_argument("--data", required=True, choices=names, help=" | ".join(names))
         one.add_argument("--root", help="folder of the data set (default: data/NAME; the toy is rendered)")
         one.add_argument("--split", default="val", help="default: %(default)s")
-        one.add_argument("--limit", type=positive_int, help="at most so many samples")
+        one.add_argument("--limit", type=positive_int, help="at most this many samples")
     options = parser.parse_args(arguments)
     options.command(options)
 

@@ -2,18 +2,18 @@
 
     score       predictions and ground truth, both from files -> alignment in time and caption scores
     stream      self-conditioned: the model narrates a split of a data set by itself, then `score`
-    teacher     teacher-forced: the true narrations and segment ends are given, the model predicts token by token
+    teacher     teacher-forced: true narrations and segment ends are given, and the model predicts the next token
 
 Every narration closes a segment that began at the one before it. Segments give precision, recall and F1; the sentence
 of every true segment is compared with that of the predicted segment that fits it best (GIoU), by the caption scores of
-support/captions.py. Videos without any true narration are left out, and counted.
+support/captions.py. Videos without a true narration are left out, and their number is reported.
 
 Glossary (P predicted, N true segments):
     segments    (start, end) in seconds                                   [P or N, 2]
     iou, giou   of every true with every predicted segment                [N, P]
     turn        a segment and its narration under teacher forcing
 
-`--json` prints one JSON object as the last line. Does not include: what streaming costs and where narrations look
+`--json` prints one JSON object as the last line. Does not include: what streaming costs and what narrations attend to
 (experiments/efficiency.py, experiments/figures.py).
 """
 import argparse
@@ -47,7 +47,7 @@ DURATIONS = (2, 4, 8)         # minutes: the groups of the paper's duration tabl
 # ---------------------------------------------------------------------- temporal alignment (App. B.5)
 
 def segments(times: list[float], start: float = 0.0) -> np.ndarray:
-    """Narration times chained to segments (previous time, time), the first from `start`; reversed ones are turned."""
+    """Narration times -> segments (previous time, time), the first from `start`; reversed bounds are swapped."""
     bounds = np.array([start, *times], dtype=float)
     return np.sort(np.stack([bounds[:-1], bounds[1:]], axis=1), axis=1)
 
@@ -71,15 +71,15 @@ def alignment(iou: np.ndarray) -> dict[str, float]:
 
 
 def match(truth: Truth, predicted: list[Sentence]) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
-    """Alignment and mean segments (s) of one video, and each true sentence with the one whose segment fits its own
-    best, whatever the overlap ("" if nothing is predicted). Each annotator's sentences are chained on their own."""
+    """Alignment and mean segment lengths (s) of one video, and each true sentence with the one whose segment fits its
+    own best, whatever the overlap ("" if nothing is predicted). Each annotator's narrations make their own segments."""
     sentences = [sentence for annotator in truth.annotators for sentence in annotator]
     true = np.concatenate([segments([y.time for y in annotator], truth.start) for annotator in truth.annotators])
     found = segments([y.time for y in predicted], truth.start)
     iou, giou = overlaps(true, found)
-    said = [predicted[i].text for i in giou.argmax(1)] if predicted else [""] * len(sentences)
+    matched = [predicted[i].text for i in giou.argmax(1)] if predicted else [""] * len(sentences)
     lengths = {"segment_s": average(np.diff(found)), "true_segment_s": average(np.diff(true))}
-    return alignment(iou) | lengths, list(zip(sentences, said))
+    return alignment(iou) | lengths, list(zip(sentences, matched))
 
 
 def average(values) -> float | None:
@@ -93,8 +93,8 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
     over the pairs of all videos. METEOR is None where it cannot be computed. A video without any true narration is left
     out, as published; BadData if no video is left.
 
-    Where the truth says which words need visual memory (the toy): `exact`, the share of sentences whose match says the
-    very same; the same without those that need memory; and the share of those words that the match contains.
+    Where the truth says which words need visual memory (the toy): `exact`, the share of sentences that equal their
+    match; the same over those that need no memory; and the share of memory words that the match contains.
     """
     rows, matches = {}, {}
     for name, truth in truths.items():
@@ -103,7 +103,7 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
     if not rows:
         raise BadData("there is nothing to score: no video has a true narration")
     every = [pair for matched in matches.values() for pair in matched]
-    pairs = [(sentence.text, said) for sentence, said in every]
+    pairs = [(sentence.text, text) for sentence, text in every]
     corpus, each = captions.captions(captions.ptb(pairs) if tokenise else pairs, captions.java_problem() is None)
     result = {"videos": len(rows), "without_truth": len(truths) - len(rows), "narrations": len(pairs),
               "predicted": sum(len(predictions[name]) for name in rows)}
@@ -125,8 +125,8 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
 
 def recall_of_words(matched: list[tuple[Sentence, str]]) -> dict[str, float | None]:
     """The toy's own measures; None where there is nothing to measure."""
-    exact = [(sentence.text == said, bool(sentence.memory)) for sentence, said in matched]
-    words = [word in said.rstrip(".").split() for sentence, said in matched for word in sentence.memory]
+    exact = [(sentence.text == text, bool(sentence.memory)) for sentence, text in matched]
+    words = [word in text.rstrip(".").split() for sentence, text in matched for word in sentence.memory]
     return {"exact": average([right for right, _ in exact]), "memory_words": average(words),
             "exact_without_memory": average([right for right, needs in exact if not needs])}
 
@@ -149,7 +149,7 @@ def run_score(args: argparse.Namespace):
 
 
 def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]], minutes: dict[str, float], args):
-    """The table of a self-conditioned evaluation; all videos, and by length if asked."""
+    """The table of a self-conditioned evaluation: all videos and, with --by-duration, groups of them."""
     if args.ptb and (problem := captions.java_problem()):
         raise BadData(f"--ptb {problem}")
     result, each = evaluate(truths, predictions, args.ptb)
@@ -216,7 +216,7 @@ def truth_of(sample: data.Sample) -> Truth:
 
 
 def fingerprint(sample: data.Sample) -> str:
-    """SHA-256 of what tells a video from another one of its name: times, ground truth and the first frame."""
+    """SHA-256 of what distinguishes videos of one name: times, ground truth and the first frame."""
     first = next(iter(sample.frames())) if sample.read is None else sample.read(0, 1).numpy()
     known = (sample.num_frames, sample.fps, sample.offset, sample.origin, sample.narrations, sample.tracks)
     return sha256(repr(known).encode() + first.tobytes()).hexdigest()
@@ -233,7 +233,7 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: na
 
 def stream_sample(narrator: nar.Narrator, sample: data.Sample, vision: Callable | None, static: bool) -> list[dict]:
     """The model's own narrations of a sample, in seconds of the video."""
-    lines = [vars(step.narration) for step in stream.narrate(narrator, sample.tokens(vision), static) if step.narration]
+    lines = [vars(y.narration) for y in stream.narrate(narrator, sample.tokens(vision), static) if y.narration]
     return [line | {"start": line["start"] + sample.offset, "end": line["end"] + sample.offset} for line in lines]
 
 
@@ -292,7 +292,7 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or where p([SKIP]) <
-    theta (published figures: 0, that is, never). If it does not by the true end, frames of the next segment follow
+    theta (published results: 0, that is, never). If it does not by the true end, frames of the next segment follow
     until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the narrator's.
     """
     with keys_and_values(narrator.llm.model) as kept:
@@ -365,7 +365,7 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept: dict, n
 
 
 def summary(found: list[Turn], fps: float) -> dict[str, float]:
-    """A sample's values: means over its turns, as published (what has no turns counts as perfect)."""
+    """A sample's values: means over its turns, as published (without any turns it counts as perfect)."""
     mean = lambda values, empty: float(np.mean(values)) if values else empty
     differences = [abs(turn.difference) for turn in found if turn.difference is not None]
     return {"ppl": mean([turn.ppl for turn in found], 1.0), "time_diff": mean(differences, 0.0) / fps,
@@ -419,12 +419,12 @@ def main():
                        help="JSON {video: [...]}, with several annotators {video: [[...], ...]}, or the toy's .json")
     score.add_argument("--partial", action="store_true", help="score only the videos that have predictions")
     streams = command("stream", run_stream, "self-conditioned protocol over a split of a data set")
-    streams.add_argument("--output", help="keep the predictions in this folder; finished videos are not done again")
+    streams.add_argument("--output", help="keep the predictions in this folder; finished videos are skipped")
     teacher = command("teacher", run_teacher, "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness")
     teacher.add_argument("--reply-theta", type=probability, default=0.0,
-                         help="also end a segment where p([SKIP]) is below (default 0, as published)")
+                         help="also end a segment where p([SKIP]) is below this (default 0, as published)")
     teacher.add_argument("--max-frames", type=positive_int, default=1200,
-                         help="a sample ends with its last narration in so many frames (default 1200, as published)")
+                         help="cut samples to at most this many frames (default 1200, as published)")
     trigger_options(streams)
     for one in (streams, teacher):
         data_options(one)

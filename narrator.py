@@ -1,9 +1,9 @@
 """The narrator (paper §3.1, 3.2, 3.5): frame features, connector, LLM with LoRA, token layout, mask.
 
-Frames become J = 10 tokens each by a frozen vision encoder; a two-layer MLP, the connector, maps them and the memory
-tokens into the embedding space of a frozen language model that only its LoRA weights adapt. One sequence holds
-everything: segments of frames, each opened by the memory of the past and closed by its narration. The language model
-says after each frame how likely [SKIP] is, and after each closed segment what happened.
+A frozen vision encoder turns each frame into J = 10 tokens; a two-layer MLP, the connector, maps these and the memory
+tokens into the embedding space of a language model, which is frozen except for its LoRA weights. One sequence holds
+everything: segments of frames, each opened by the memory of the past and closed by its narration. After each frame the
+language model gives the probability of [SKIP]; where a segment ends, it writes what happened.
 
 Glossary (T frames, J tokens per frame, D feature width, M memory tokens, L tokens in a sequence, V vocabulary):
     x           frame tokens X_t                                          [T, J, D]
@@ -12,11 +12,11 @@ Glossary (T frames, J tokens per frame, D feature width, M memory tokens, L toke
     segment n   the frames after narration n - 1 up to narration n; in the sequence, all that is fed between the two
     skip        the token "," between two frames of a segment: the paper's [SKIP]
 
-What is trained is what is streamed, to the token and to the attended key: `Layout` makes the very same pieces for both,
-and `visible` is at once the training mask (Fig. 4) and what stream.py prunes.
+Training and streaming see the same tokens and attend to the same keys: `Layout` makes the pieces for both, and
+`visible` is at once the training mask (Fig. 4) and the rule by which stream.py prunes.
 
-`python narrator.py` draws the mask of Fig. 4. Does not include: the streaming loop (stream.py), batches (as published,
-one video at a time, with gradient accumulation).
+`python narrator.py` draws the mask of Fig. 4. Does not include: the streaming loop (stream.py); batches (as in the
+published code, one video at a time, with gradient accumulation).
 """
 import argparse
 import re
@@ -46,7 +46,7 @@ RANGES = {(1, 1e9): "memory_tokens memory_heads grid width max_new_tokens lora_r
 
 @dataclass
 class Config:
-    """What a checkpoint says beyond its weights (narrator.json); the defaults are the paper's, but where named."""
+    """A checkpoint's settings (narrator.json). Defaults are the paper's; "published": only in the authors' code."""
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"         # hub id or folder, relative ones inside the checkpoint
     vision: str = "google/siglip-large-patch16-384"       # likewise
     memory: str = "clam"                                  # one of MEMORIES
@@ -158,8 +158,8 @@ def letterbox(frames: Tensor, size: int) -> Tensor:
 
 # ---------------------------------------------------------------------- §3.2 tokens: one layout for both
 
-PROMPT, VISUAL, NARRATION = 0, 1, 2        # kinds of tokens: never removed; of a segment; of a narration
-FRAME, MEMORY = -1, -2                     # ids of the places that frame and memory embeddings take
+PROMPT, VISUAL, NARRATION = 0, 1, 2        # kinds of tokens: never removed; part of a segment; of a narration
+FRAME, MEMORY = -1, -2                     # placeholder ids, where embeddings of frames and memory go
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Tokens:
     ids: list[int] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)       # PROMPT, VISUAL, NARRATION
     segment: list[int] = field(default_factory=list)    # in which it is fed
-    number: list[int] = field(default_factory=list)     # of the narration that it belongs to, -1 without
+    number: list[int] = field(default_factory=list)     # of the narration that it belongs to, -1: none
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
     def add(self, ids: list[int], kind: int, segment: int, number: int = -1, learn: bool = False) -> "Tokens":
@@ -201,12 +201,12 @@ class Layout:
 
     A *segment* n is thus all that is fed after the words of narration n - 1 up to the words of narration n: EOT and
     newline of a narration belong to it (`number`), but are fed with the first frame of the next segment (`segment`).
-    "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",", ...) are tokenised
-    each on its own, so that no two ever merge, and no id is written as a number.
+    "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",", ...) are each
+    tokenised on their own, so that no two ever merge, and no id is written as a number.
     """
 
-    def __init__(self, tokenizer, frame_tokens: int, memory_tokens: int, keep_newline: bool = False):
-        self.tokenizer, self.J, self.M, self.keep_newline = tokenizer, frame_tokens, memory_tokens, keep_newline
+    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False):
+        self.tokenizer, self.J, self.M, self.keep_newline = tokenizer, J, M, keep_newline
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open, self.close, skip = self.encode("["), self.encode("]\n"), self.encode(",")
@@ -230,7 +230,7 @@ class Layout:
         return [names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n") for i in tokens.ids]
 
     def first(self) -> Tokens:
-        """Frame 0 inside the prompt; the first narration is always given."""
+        """The prompt, with frame 0 inside; the first narration always follows."""
         tokens = Tokens().add(self.prompt, PROMPT, segment=0)
         tokens.add(self.open + [FRAME] * self.J + self.close, VISUAL, segment=0)
         return tokens.add(self.user + self.newline, PROMPT, segment=0)
@@ -250,12 +250,12 @@ class Layout:
         return tokens.add(memory + self.open + [FRAME] * self.J, VISUAL, segment=n)
 
     def frame(self, n: int) -> Tokens:
-        """A further frame of segment n; its [SKIP] says that the frame before was skipped."""
+        """A further frame of segment n; the [SKIP] before it says that the last frame was not narrated."""
         tokens = Tokens().add([self.skip], VISUAL, segment=n, learn=True)
         return tokens.add([FRAME] * self.J, VISUAL, segment=n)
 
     def closing(self, n: int) -> Tokens:
-        """From the last frame of segment n to its narration."""
+        """Between the last frame of segment n and its narration."""
         tokens = Tokens().add(self.close if n else [], VISUAL, segment=n, learn=True)
         return tokens.add(self.assistant, NARRATION, segment=n, number=n, learn=True)
 
@@ -280,12 +280,12 @@ class Layout:
 
 def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, last_k: int | None = None,
             prune: bool = True) -> Tensor:
-    """The one visibility rule (§3.4, §3.5): may what is fed in segment `now` see a token of this kind, segment, number?
+    """The one visibility rule (§3.4, §3.5): does a token fed in segment `now` see one of this kind, segment and number?
 
-    The prompt always; visual tokens, frames and memory alike, of the same segment (§3.4 discards memory tokens with
-    their segment); the last k narrations before the segment, the one being written, and what is fed in this very
-    segment. All arguments broadcast; without pruning, everything. The training mask (`attention_mask`) and the pruning
-    of the KV cache (stream.py: `Cache.keep`) are both this function.
+    It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
+    tokens with their segment); the last k narrations before the segment, the segment's own, and all that is fed in the
+    segment. Without pruning it sees everything. All arguments broadcast. The training mask (`attention_mask`) and the
+    pruning of the KV cache (stream.py: `Context.discard`) are both this function.
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now - last_k
@@ -294,7 +294,7 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True, device="cpu") -> Tensor:
-    """The training mask (§3.5, Fig. 4), bool [L, L]: a query (row) attends to visible keys (columns), none later."""
+    """The training mask (§3.5, Fig. 4), bool [L, L]: a query (row) attends to visible keys (columns) up to itself."""
     kind, segment, number = (torch.tensor(y, device=device) for y in (tokens.kind, tokens.segment, tokens.number))
     return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
 
@@ -346,8 +346,8 @@ class Narrator(nn.Module):
              **changes) -> "Narrator":
         """A trained narrator from a folder or hub id; `llm` and any field of Config can be replaced.
 
-        A folder without narrator.json is a published checkpoint: what can be inferred is, the rest is the published
-        default. Raises BadData if anything is missing, damaged or left over.
+        A folder without narrator.json is a published checkpoint: its settings are inferred from its tensors where that
+        is possible, and are the published defaults otherwise. BadData if anything is missing, damaged or unexpected.
         """
         folder, adapter, own, weights = checkpoint.read_checkpoint(source)
         if own is None:
@@ -400,7 +400,7 @@ class Narrator(nn.Module):
             places = [i for i, token in enumerate(tokens.ids) if token == place]
             if places:
                 if visual is None or visual[..., 0].numel() != len(places):
-                    raise ValueError(f"the number of frame or memory tokens is not that of their places, {len(places)}")
+                    raise ValueError(f"expected {len(places)} frame or memory tokens, one for each of their places")
                 visual = visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype)
                 projected = self.connector(visual).to(e.dtype)                          # E = MLP(X), Alg. 2, line 9
                 e = e.index_copy(0, torch.tensor(places, device=e.device), projected)
@@ -417,9 +417,9 @@ class Narrator(nn.Module):
 
     @torch.no_grad()
     def start_published(self):
-        """Start connector and CLAM (`CLAM.reset_parameters`) as the published training: weights N(0, 0.02), biases 0.
+        """Start connector and CLAM (`CLAM.reset_parameters`) as published: weights N(0, 0.02), biases 0.
 
-        LoRA always starts alike: A Kaiming-uniform, B zero.
+        LoRA always starts the same way: A Kaiming-uniform, B zero.
         """
         for layer in (self.connector[0], self.connector[2]):
             nn.init.normal_(layer.weight, std=0.02)
@@ -452,7 +452,7 @@ class Narrator(nn.Module):
     def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]],
                 state: Tensor | None = None, before: int = 0) -> tuple[Tensor, Tensor, Tokens]:
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT). For the middle of a long
-        stream: `state` is the memory's before the first frame, `before` the number of tokens since pruned.
+        stream: `state` is the memory's before the first frame, `before` counts tokens fed after the prompt and pruned.
 
         Returns the hidden states [L, D_lm] of every token, the labels [L] on the CPU (the id that each token should
         predict, -100 where nothing is learned) and the tokens. Frames after the last narration are not used.
@@ -476,14 +476,14 @@ class Narrator(nn.Module):
 
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None,
              before: int = 0) -> tuple[Tensor, int]:
-        """Cross entropy on narration tokens and the trigger (§3.5), summed over the learned tokens; their number."""
+        """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens, their number."""
         hidden, labels, _ = self(x, narrations, state, before)
         rows = (labels != -100).nonzero()[:, 0]
         logits = self.logits(hidden.index_select(0, rows.to(hidden.device)))
         return F.cross_entropy(logits, labels[rows].to(hidden.device), reduction="sum"), len(rows)
 
     def trainable(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: LoRA, connector, CLAM, under their names in the published adapters."""
+        """What a checkpoint holds: LoRA, connector, memory, under their names in the published adapters."""
         return {self.published_name(name): p for name, p in self.named_parameters()
                 if "lora_" in name or name.startswith(("connector.", "memory."))}
 
@@ -520,7 +520,7 @@ class Letters:
 
 def three_segments() -> tuple[Layout, Tokens]:
     """Three segments of 1, 2 and 2 frames with J = 1 and M = 1, each narrated by one word."""
-    layout = Layout(Letters(), frame_tokens=1, memory_tokens=1)
+    layout = Layout(Letters(), J=1, M=1)
     return layout, layout.sequence([(n * 2, layout.encode(f"y{n}")) for n in range(3)])
 
 
@@ -566,7 +566,7 @@ def list_tokens(last_k: int | None):
 def main():
     parser = argparse.ArgumentParser(description="Draw the training mask (Fig. 4) of a short sequence.")
     parser.add_argument("--last-k", type=whole, help="keep only the last k narrations (FlowNar-C)")
-    parser.add_argument("--png", help="the mask also as a picture")
+    parser.add_argument("--png", help="also write the mask as a picture")
     parser.add_argument("--tokens", action="store_true", help="list the tokens of the sequence instead")
     args = parser.parse_args()
     command_line(lambda: list_tokens(args.last_k) if args.tokens else draw_mask(args.last_k, args.png))

@@ -1,4 +1,4 @@
-"""Streaming narration (paper §3.4, Alg. 1 and 2): frames in, time-stamped sentences out, in bounded memory.
+"""Streaming narration (paper §3.2, 3.4, Alg. 1 and 2): frames in, time-stamped sentences out, in bounded memory.
 
     python stream.py toy/kitchen.mp4
     python stream.py VIDEO_OR_FEATURES --model DIR_OR_HUB_ID --last-k 10 --srt video.srt
@@ -53,7 +53,7 @@ class Cache:
         position    0       1       2       3       6       7       EMPTY   EMPTY   EMPTY
 
     A key carries the rotation of its own position, so slots may be in any order: a new token takes the first free one,
-    and to prune is to set the position to EMPTY. Then the one comparison `positions <= position of the query` is the
+    and pruning sets a slot's position to EMPTY. The one comparison `positions <= position of the query` is then the
     mask; nothing is ever moved. The layers of transformers' models call `update` and `get_seq_length`.
     """
 
@@ -93,11 +93,11 @@ class Cache:
         return tuple(buffer[:, :, :self.span] for buffer in self.layers[layer])
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Tokens in it, of both parts."""
+        """Tokens in the cache, both parts together."""
         return int((self.kind >= 0).sum())
 
     def grow(self) -> None:
-        """Twice the slots; layer by layer, so that only one is held twice."""
+        """Double the slots, layer by layer, so that only one layer is ever held twice."""
         more = len(self.kind)
         self.kind, self.segment, self.number = (
             F.pad(y, (0, more), value=-1) for y in (self.kind, self.segment, self.number))
@@ -113,7 +113,7 @@ class Cache:
         return len(gone)
 
     def bytes(self) -> int:
-        """Of the keys and values in use (all layers)."""
+        """Size of the keys and values in use, in all layers."""
         return sum(y[:, :, 0].nbytes * self.get_seq_length() for layer in self.layers for y in layer)
 
 
@@ -124,13 +124,13 @@ class Narration:
     start: float                # seconds
     end: float
     text: str                   # one line
-    p_skip: float | None        # None: the first one is not decided
+    p_skip: float | None        # None for the first, which is not decided
     tokens: list[int]           # without end of text
 
 
 @dataclass
 class Decision:
-    """What one frame led to; cache lengths and counter are those after it."""
+    """What was decided at one frame; counter and cache lengths are those after it."""
     frame: int
     p_skip: float | None
     theta: float | None         # the active threshold
@@ -138,8 +138,8 @@ class Decision:
     text_tokens: int
     visual_tokens: int
     narration: Narration | None = None
-    forced: bool = False        # narrated whatever p_skip says: the first frame, the last of a file, given narrations
-    fed: Tokens | None = None   # with this frame, the narration aside
+    forced: bool = False        # narrates whatever p_skip is: the first frame, the last of a file, given narrations
+    fed: Tokens | None = None   # the tokens fed with this frame, without the narration
     pruned: int = 0             # tokens removed after the narration
 
     def trace(self) -> dict:
@@ -160,7 +160,7 @@ class Context:
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
         self.narrated = 0                                                  # t_{n-1}
-        self.logits: list[Tensor] | None = None                     # a list put here collects those of all tokens
+        self.logits: list[Tensor] | None = None                     # set to a list, it collects those of all tokens
 
     def update_memory(self, x: Tensor):
         """Line 5, S_t: the memory absorbs a frame x [J, D]; published weights read M_t after its first (CLS) token."""
@@ -172,7 +172,7 @@ class Context:
             self.readable = self.state = memory.step(x[None], self.state)
 
     def read_memory(self):
-        """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Nobody needs those of other frames."""
+        """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Those of other frames are not needed."""
         if self.narrator.layout.M:
             self.memory = self.narrator.memory.read(self.readable)
 
@@ -187,7 +187,7 @@ class Context:
         return self.narrator.logits(hidden[-1])
 
     def discard(self, now: int) -> int:
-        """Line 18: remove what segment `now` may not see; the number of tokens removed. FlowNar-C: narrations, too."""
+        """Line 18: remove what segment `now` may not see (FlowNar-C: narrations, too); returns how many tokens."""
         cache, config = self.cache, self.narrator.config
         return cache.keep(visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune))
 
@@ -214,11 +214,11 @@ def generate(context: Context, given: list[int] | None = None) -> list[int]:
 @torch.no_grad()
 def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             forced: dict[int, list[int]] | None = None, context: Context | None = None) -> Iterator[Decision]:
-    """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out; it has a narration where there is one.
+    """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there is one.
 
-    It holds one frame at a time and never looks ahead. As published, frame 0 always narrates; so does the last one: if
-    it has not, a second Decision of that frame follows. `forced` gives narrations (frame -> ids) instead of the
-    model's own, the first at frame 0; `context` is a new one, for who wants to look into it.
+    It holds one frame at a time and never looks ahead. As published, frame 0 always narrates, and so does the last
+    frame: if it has not, a second Decision of it follows. `forced` gives narrations (frame -> ids) instead of the
+    model's own, the first at frame 0; `context` is a new Context, for callers that want to inspect it.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
@@ -256,7 +256,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
 
 
 def explain(decision: Decision, layout: Layout, config, static: bool = False) -> str:
-    """One frame in words: what was fed, p([SKIP]) against which threshold and why, what was pruned, the counter."""
+    """One frame in words: what was fed, p([SKIP]) and its threshold, what was pruned, the counter, the cache."""
     names = ["prompt" if kind == PROMPT else name for kind, name in zip(decision.fed.kind, layout.spell(decision.fed))]
     runs = [(name, len(list(run))) for name, run in groupby(names)]
     fed = " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs) or "nothing more"
@@ -277,7 +277,7 @@ def explain(decision: Decision, layout: Layout, config, static: bool = False) ->
 
 def open_frames(source: str, narrator: Narrator, vision: str | None,
                 dtype: torch.dtype) -> tuple[Iterator[Tensor], int | None, Video | None]:
-    """Frame tokens [J, D] of a video or features file, their number if it is known, and the video if it is one."""
+    """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one."""
     config = narrator.config
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
@@ -292,8 +292,8 @@ def run_file(args: argparse.Namespace):
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args))
     frames, total, video = open_frames(args.input, narrator, args.vision, dtype)
     if args.model is None and video is not None and video.size != TOY_SIZE:
-        print("The bundled narrator knows its miniature kitchen only (toy/kitchen.mp4) and makes no sense of other "
-              "videos: give --model a trained one, such as zeyun-zhong/flownar-1B-ego4d", file=sys.stderr)
+        print("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, give --model "
+              "a narrator that was trained for them, such as zeyun-zhong/flownar-1B-ego4d", file=sys.stderr)
     if args.compile:
         narrator.memory.compile()
         for layer in narrator.llm.model.layers:
@@ -332,8 +332,8 @@ def main():
     trigger_options(parser)
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile CLAM and the feed-forwards")
-    parser.add_argument("--explain", action="store_true", help="say what each frame fed, decided and pruned, and why")
+    parser.add_argument("--compile", action="store_true", help="compile CLAM and the feed-forward layers")
+    parser.add_argument("--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")

@@ -1,4 +1,4 @@
-"""CLAM (§3.3): its three forms are one function; the other memories do what their one sentence says."""
+"""CLAM (§3.3): its three forms are one function; the other memories do what their docstrings say."""
 import json
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def test_ragged_batch_is_each_alone():
 
 @pytest.mark.parametrize("memory", [make(), RecentFrames(32, 20), NoMemory(32)], ids=["clam", "recent", "none"])
 def test_streaming_is_parallel(memory):
-    """Frame by frame, with reads in between, in two sittings: the same memory tokens as all at once."""
+    """Frame by frame, with reads in between, and in two parts: the same memory tokens as all at once."""
     x, J = torch.randn(1, 120, 32), 10
     read_at = torch.tensor([[10, 40, 50, 120]])
     parallel, last = memory(x, read_at)
@@ -116,7 +116,7 @@ def test_example_is_right():
 
 
 def test_initialise_makes_pictures_of_the_past():
-    """What was in a slot can be read linearly from its memory token, long after it has gone; without training."""
+    """Without training: what was in a slot can be read linearly from its memory token, long after it has gone."""
     torch.manual_seed(0)
     looks, things = torch.randn(10, 64), torch.randn(6, 64)
     clam = CLAM(64, 10, 2, dropout=0.0)

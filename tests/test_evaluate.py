@@ -338,7 +338,7 @@ def test_videos_are_grouped_by_their_own_length(tmp_path):
 # ---------------------------------------------------------------------- teacher
 
 class Scripted:
-    """Stands in for a narrator: frames of 2 tokens, and logits that say what the test wants."""
+    """Stands in for a narrator: frames of 2 tokens, and logits that the test prescribes."""
 
     def __init__(self, replies, words):
         self.model = tiny(grid=1)
@@ -367,7 +367,7 @@ class Scripted:
 
 
 def by_whole_forwards(narrations):
-    """Stands in for evaluate.further: a whole forward for every segment that goes on, which is plain and slow."""
+    """Stands in for evaluate.further: a whole forward for every segment that continues; simple and slow."""
     def further(narrator, x, tokens, kept, n, more):
         *before, (frame, ids) = narrations[:n + 1]
         hidden, _, tokens = narrator(x, [*before, (frame + more, ids)])
@@ -392,7 +392,7 @@ def test_segments_go_on_from_the_keys_and_values(variant):
             assert (found - slow(model, x, tokens, kept, n, more)).abs().max() < 1e-4
     logits, skip, forwards = model.logits, torch.tensor(model.layout.skip), []
     hook = model.register_forward_hook(lambda *_: forwards.append(1))
-    for push in (100, 12, 10):                                                        # always, often, sometimes [SKIP]
+    for push in (100, 12, 10):                                                        # [SKIP] always, often, sometimes
         more = torch.nn.functional.one_hot(skip, len(model.layout.tokenizer)) * push
         with mock.patch.object(model, "logits", lambda hidden: logits(hidden) + more):
             forwards.clear()
@@ -406,7 +406,7 @@ def test_segments_go_on_from_the_keys_and_values(variant):
 
 
 def test_turns_by_hand(monkeypatch):
-    """Turn 1 replies two frames early; turn 2 two frames late, which is one frame early for turn 3."""
+    """Turn 1 ends two frames early; turn 2 two frames late; turn 3, by the same reply, one frame early."""
     narrations = [(0, [7, 8]), (5, [7, 8, 9]), (9, [7]), (12, [7, 8])]
     monkeypatch.setattr(evaluate, "further", by_whole_forwards(narrations))
     model = Scripted(replies={3, 11}, words=[])

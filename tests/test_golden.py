@@ -155,7 +155,7 @@ def test_a_copied_head_is_ignored(name, tmp_path):
 def test_training_samples(name, most):
     """Frames, sentences and features of the published loader, and one sentence that it loses.
 
-    "You take two carrots." comes within half a second of another sentence; here it moves on by one frame, and its
+    "You take two carrots." comes within half a second of another sentence; here it stands one frame later, and its
     repetition at 6.0 s is left out, as there.
     """
     expected = read("data", "expected.json")[f"{name}_narration" + (f"_max_num_frames_{most}" if most else "")]

@@ -9,7 +9,7 @@ from helpers import ROOT
 TOP = ["clam.py", "data.py", "evaluate.py", "narrator.py", "stream.py", "train.py"]
 FOLDERS = ["baselines", "experiments", "support", "tests", "toy"]
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] in TOP + FOLDERS]
-# whoever imports stands above: a file may import what its row names, and files of its own folder
+# imports point down: a file may import what its row names, and files of its own folder
 BELOW = {"support": [], "clam": ["support"], "baselines": ["clam", "support"],
          "narrator": ["baselines", "clam", "support"],
          "toy.world": ["support"], "data": ["narrator", "baselines", "clam", "toy.world", "support"],

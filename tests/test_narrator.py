@@ -40,7 +40,7 @@ def test_pieces_are_what_streaming_feeds():
 
 
 def test_what_is_learned():
-    """Frame 0's trigger is not; every later frame predicts SEP or CLOSE from its last token; texts and EOT are."""
+    """Not frame 0's trigger; for every later frame [SKIP] or "]", predicted from its last token; narrations and EOT."""
     layout = tiny().layout
     tokens = layout.sequence([(0, layout.encode(" You look.")), (3, layout.encode(" You wipe the sink."))])
     before = [tokens.ids[p - 1] for p, learn in enumerate(tokens.learn) if learn and tokens.ids[p - 1] < 0]
@@ -90,7 +90,7 @@ def test_without_pruning_causal():
 
 
 def test_hidden_frames_have_no_influence():
-    """Without memory, other frames in a finished segment change only the narration written over them."""
+    """Frames act on their own segment; on a later one, the model with pruning and the one without differ."""
     model = tiny(memory="none", last_k=1)
     x, narrations = video(model, frames=17, at=(0, 4, 8, 12, 16))
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_every_setting_is_checked(name, value):
 
 
 def test_last_k_needs_pruning():
-    """Never silently without effect."""
+    """last_k without pruning is an error, never silently without effect."""
     with pytest.raises(BadData, match="last_k = 2"):
         nar.Config(memory="none", prune=False, last_k=2)
 

@@ -103,7 +103,7 @@ def test_our_checkpoints_load_in_peft(tmp_path):
 
 
 def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
-    """owner/name that is no folder goes to the hub; what the hub says against it is one line."""
+    """owner/name that is not a folder is fetched from the hub; an error of the hub becomes one line."""
     model = tiny()
     model.save(tmp_path)
     asked = []

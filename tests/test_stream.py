@@ -47,7 +47,7 @@ def assert_same(model, narrations, streamed, parallel, tolerance=1e-4):
 # ------------------------------------------------------------------ training = streaming
 
 def both_ways(model, frames=40, seed=0):
-    """Random narrations at random frames, teacher-forced through the loop and in parallel: logits of all tokens."""
+    """Random narrations at random frames, teacher-forced through the loop and in parallel: the logits of all tokens."""
     drawn = torch.randperm(frames - 1, generator=torch.Generator().manual_seed(seed))[:frames // 3]
     at = drawn.add(1).sort().values.tolist()
     x, narrations = video(model, frames, at=(0, *at), seed=seed)
@@ -113,7 +113,7 @@ def test_the_layout_is_one_place():
 
 
 class Late(stream.Context):
-    """A stream that has gone on for long: its memory holds earlier frames, its counter stands far from the prompt."""
+    """A stream that has run for long: its memory holds earlier frames, its counter is far beyond the prompt."""
 
     def __init__(self, model, memory, before):
         super().__init__(model)
@@ -200,7 +200,7 @@ def test_cache_is_bounded():
     assert max(s.text_tokens for s in steps) <= text and max(s.visual_tokens for s in steps) <= visual
     assert len(context.cache.positions) <= 2 * (text + visual)
     assert [s.visual_tokens for s in steps if s.narration] == [0] * len(at)
-    assert context.position == len(layout.sequence(narrations)) - 1   # the counter goes on as in training
+    assert context.position == len(layout.sequence(narrations)) - 1   # the counter continues as in training
 
 
 def test_nothing_pruned_grows():
@@ -253,7 +253,7 @@ def test_slots_are_used_again():
 
 
 def test_frames_are_taken_one_by_one():
-    """The loop never asks for a frame before it has answered to the one before."""
+    """The loop never takes a frame before it has given its Decision for the one before."""
     model, taken = tiny(), []
     x, _ = video(model)
     source = (taken.append(t) or frame for t, frame in enumerate(x))
@@ -271,7 +271,7 @@ def test_thresholds():
 
 
 class Constant(nar.Narrator):
-    """Says p(SEP) = 0.6 after every frame, and never an end of text."""
+    """Gives p([SKIP]) = 0.6 after every frame, and never an end of text."""
 
     def logits(self, hidden):
         logits = torch.full((*hidden.shape[:-1], len(self.layout.tokenizer)), -30.0)
@@ -411,7 +411,7 @@ def test_the_bundled_narrator_says_what_it_knows(tmp_path):
 
 
 def test_explain():
-    """Every frame in words; the last one says that it was forced."""
+    """Every frame in words; for the last one, that it always narrates."""
     run = command("toy/kitchen.mp4", "--explain")
     lines = [line for line in run.stdout.splitlines() if line.startswith("frame ")]
     assert len(lines) == 305 and "the first frame always narrates" in lines[0] and "l = " in lines[0]
