@@ -219,7 +219,7 @@ class Layout:
         self.skip = skip[0]
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return checkpoint.token_ids(self.tokenizer, text)
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()

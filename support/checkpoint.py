@@ -138,6 +138,14 @@ def load_tokenizer(source: str):
                       f"{first_line(error)}") from error
 
 
+def token_ids(tokenizer, text: str) -> list[int]:
+    """The ids of a text, without special tokens; BadData if the tokenizer has none for it."""
+    try:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # an unknown word, half a surrogate pair: tokenizers raises whatever it likes
+        raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: {first_line(error)}") from error
+
+
 def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
     from transformers import AutoConfig, AutoModel

@@ -170,11 +170,11 @@ def number(convert: type, low: float, high: float, says: str) -> Callable[[str],
     return parse
 
 
-LARGEST = sys.float_info.max
-positive_int = number(int, 1, LARGEST, "a whole number, 1 or more")
-whole = number(int, 0, LARGEST, "a whole number, 0 or more")
-positive_float = number(float, sys.float_info.min, LARGEST, "a number above 0")
-non_negative = number(float, 0, LARGEST, "a number, 0 or more")
+LARGEST = 10 ** 9                          # beyond it, libraries and loops fail in ways of their own
+positive_int = number(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
+whole = number(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
+positive_float = number(float, 1 / LARGEST, LARGEST, "a number above 0 (from a billionth to a billion)")
+non_negative = number(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
 probability = number(float, 0, 1, "a number from 0 to 1")
 
 

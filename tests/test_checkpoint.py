@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import narrator as nar
-from support.checkpoint import load_llm, pinned
+from support.checkpoint import load_llm, load_tokenizer, pinned, token_ids
 from support.common import BadData
-from helpers import GOLDEN, TOY, tiny, video
+from helpers import GOLDEN, ROOT, TOY, tiny, video
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -107,3 +107,13 @@ def test_revisions_can_be_pinned(tmp_path, monkeypatch):
     assert pinned("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
     (tmp_path / "b@c").mkdir()
     assert pinned(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})
+
+
+@pytest.mark.parametrize("folder, text", [(TOY / "llm", "You take \ud800."), (ROOT / "tests/golden/llm", "Zebra")])
+def test_what_a_tokenizer_cannot_encode_is_one_line(folder, text):
+    """JSON can hold half a surrogate pair; a small vocabulary has no token for an unknown word."""
+    tokenizer = load_tokenizer(str(folder))
+    with pytest.raises(BadData, match="cannot encode") as caught:
+        token_ids(tokenizer, text)
+    assert str(caught.value).isascii() and "\n" not in str(caught.value)
+    assert token_ids(tokenizer, " You wash")

@@ -209,6 +209,14 @@ def test_a_bad_truth_gets_one_line(tmp_path, truth, says):
     assert says in drawn("timeline", trace, "--gt", gt, ok=False)
 
 
+def test_times_far_outside_the_video_are_drawn_at_its_edge(tmp_path):
+    """A time of a damaged file is no reason for a picture (and its text) of a billion seconds."""
+    trace, gt = lines(tmp_path / "t.jsonl", rows_of(*[{}] * 5)), tmp_path / "g.json"
+    write(gt, {"t": [{"time": -1e11, "text": "a"}, {"time": 1e11, "text": "b"}]})
+    drawn("timeline", trace, "--gt", gt)
+    assert (tmp_path / "t.png").stat().st_size > 5000
+
+
 def test_empty_and_damaged_traces_get_one_line(tmp_path):
     (tmp_path / "t.jsonl").write_bytes(b"")
     assert "has no frames" in drawn("timeline", tmp_path / "t.jsonl", ok=False)
