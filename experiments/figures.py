@@ -16,7 +16,7 @@ from tqdm import tqdm
 import narrator as nar
 import stream
 from evaluate import load_narrator, load_vision, overlaps, print_table, samples, segments, true_narrations
-from support.common import BadData, choose, command_line, positive_float, pyplot, read_jsonl, save_figure
+from support.common import BadData, apart, choose, command_line, positive_float, pyplot, read_jsonl, save_figure
 from support.narrations import Sentence, read_truth, to_sentences
 from support.options import data_options, model_options, trigger_options
 
@@ -194,6 +194,9 @@ def truth_for(source: Path, gt: str | None) -> list[Sentence]:
 def run_timeline(args: argparse.Namespace):
     """A video, or a trace that stream.py has written (with its --jsonl as --pred), as one picture."""
     source, fps, memory = Path(args.input), args.fps, 0
+    png = args.png or str(source.with_suffix(".png"))
+    for read in (args.input, args.pred, args.gt):
+        apart(png, read or "")
     true = truth_for(source, args.gt)
     if source.suffix == ".jsonl":
         trace = read_jsonl(source)
@@ -209,7 +212,7 @@ def run_timeline(args: argparse.Namespace):
     check_trace(trace, source)
     if said is None:
         said = [Sentence((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]]
-    plot_timeline(trace, said, true, fps, memory, args.png or str(source.with_suffix(".png")))
+    plot_timeline(trace, said, true, fps, memory, png)
 
 
 # ---------------------------------------------------------------------- the command line

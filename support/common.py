@@ -127,6 +127,16 @@ def read_jsonl(path: Path) -> list[dict]:
     return rows
 
 
+def apart(*paths: str | Path) -> None:
+    """BadData if two of the paths are one file: an output would destroy the input, or another output. "" is none."""
+    seen = set()
+    for path in filter(None, map(str, paths)):
+        place = Path(re.sub(r"(\.safetensors):.*", r"\1", path)).resolve()        # FILE.safetensors:NAME is FILE
+        if place in seen and not place.is_char_device():                          # /dev/null takes everything
+            raise BadData(f"{path}: is given twice, as input and output or as two outputs; choose another name")
+        seen.add(place)
+
+
 def file_name(name: str) -> str:
     """A name from data (a video's id) as the name of one file: no separators, no way out of its folder, invertible."""
     quoted = quote(name, safe=" !#$&'()+,;=@[]{}~^`")

@@ -192,6 +192,8 @@ def test_timeline_command(tmp_path):
     drawn("timeline", trace, "--pred", said, "--gt", ROOT / "toy" / "kitchen.json")
     assert (tmp_path / "kitchen.png").stat().st_size > 5000
     assert "is no trace" in drawn("timeline", said, "--png", tmp_path / "u.png", ok=False)
+    assert "is given twice" in drawn("timeline", trace, "--png", trace, ok=False)
+    assert "is given twice" in drawn("timeline", trace, "--pred", said, "--png", said, ok=False)
     assert not (tmp_path / "u.png").exists()
 
 

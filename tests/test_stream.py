@@ -358,6 +358,19 @@ def test_output_formats(kitchen):
     assert files["srt"].count(" --> ") == files["vtt"].count(" --> ") == len(lines)
 
 
+@pytest.mark.parametrize("given, says", [(("--jsonl", "x.safetensors"), "x.safetensors"),
+                                         (("--srt", "./x.safetensors"), "./x.safetensors"),
+                                         (("--jsonl", "a", "--trace", "./a"), "./a")])
+def test_no_output_destroys_the_input_or_another_output(tmp_path, monkeypatch, given, says):
+    monkeypatch.chdir(tmp_path)
+    save_file({"x": torch.randn(2, 10, 128)}, "x.safetensors")
+    before = (tmp_path / "x.safetensors").read_bytes()
+    for source in ("x.safetensors", "x.safetensors:x"):
+        code, err = call(stream, [source, "--device", "cpu", *given])
+        assert code == 1 and err.splitlines()[-1].startswith(f"error: {says}: is given twice")
+    assert (tmp_path / "x.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
 def test_clock():
     assert timestamp(74.5) == "00:01:14.5" and timestamp(3600.0, ",", 3) == "01:00:00,000"
     assert timestamp(59.96) == "00:01:00.0"
