@@ -331,9 +331,9 @@ def toy_command(options: argparse.Namespace) -> None:
 def stats_command(options: argparse.Namespace) -> None:
     samples, more, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
     if options.llm:
-        from support.checkpoint import load_tokenizer
+        from support.checkpoint import load_tokenizer, token_ids
         tokenizer, unit = load_tokenizer(options.llm), "tokens"
-        more = {"words_in": lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])}
+        more = {"words_in": lambda text: len(token_ids(tokenizer, text))}
     stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **more)
     print(f"        videos   length [s]          segments  seg. dur. [s]  {unit} / narration  memory narrations")
     print("here   {videos:7d}  {length_mean:7.1f} +- {length_std:5.1f}  {segments_per_video:9.1f}  "

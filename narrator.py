@@ -40,8 +40,9 @@ LORA_TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)
 
 MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
-RANGES = {(1, 1e9): "memory_tokens memory_heads grid width max_new_tokens lora_rank lora_alpha",        # of Config
-          (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k", (1e-6, 1e6): "fps"}
+RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha",             # of Config
+          (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k", (1, 100): "grid",
+          (1e-6, 1e6): "fps"}
 
 
 @dataclass
@@ -219,7 +220,7 @@ class Layout:
         self.skip = skip[0]
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return checkpoint.token_ids(self.tokenizer, text)
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()

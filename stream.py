@@ -299,7 +299,7 @@ def run_file(args: argparse.Namespace):
         for layer in narrator.llm.model.layers:
             layer.mlp.compile(dynamic=True)
     with ExitStack() as stack:
-        writers = Writers({name: getattr(args, name) for name in ("jsonl", "srt", "vtt", "trace")}, stack)
+        writers = Writers({name: getattr(args, name) for name in ("jsonl", "srt", "vtt", "trace")}, stack, args.input)
         context, began, count, peak = Context(narrator), time.perf_counter(), 0, 0
         progress = stack.enter_context(tqdm(total=total, unit="frame", desc="streaming", leave=False, mininterval=0.5))
         for decision in narrate(narrator, frames, args.static, context=context):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 import narrator as nar
 import stream
 from evaluate import load_narrator, load_vision, overlaps, print_table, samples, segments, true_narrations
-from support.common import BadData, choose, command_line, positive_float, pyplot, read_jsonl, save_figure
+from support.common import BadData, apart, choose, command_line, positive_float, pyplot, read_jsonl, save_figure
 from support.narrations import Sentence, read_truth, to_sentences
 from support.options import data_options, model_options, trigger_options
 
@@ -115,11 +115,12 @@ def plot_timeline(trace: list[dict], predicted: list[Sentence], true: list[Sente
     width = min(60, max(10, 0.28 * max(len(predicted), len(true))))
     figure, axes = plt.subplots(len(heights), 1, figsize=(width, sum(heights)), sharex=True,
                                 gridspec_kw={"height_ratios": heights, "hspace": 0.08})
+    every = [(row["frame"] + 1) / fps for row in trace]
+    axes[-1].set(xlim=(0, every[-1]))
     if true:
         draw_sentences(axes[0], "truth", "#4c9be8", true, fps, [False] * len(true))
     draw_sentences(axes[-3], "narrated", "#e8a04c", predicted, fps, wrong_sentences(predicted, true))
     draw_trigger(axes[-2], trace, fps)
-    every = [(row["frame"] + 1) / fps for row in trace]
     bands = {"text": ([row["text_tokens"] for row in trace], "#e8c08c")}
     if memory:
         bands["memory"] = [min(memory, row["visual_tokens"]) for row in trace], "#8cc89c"
@@ -127,16 +128,18 @@ def plot_timeline(trace: list[dict], predicted: list[Sentence], true: list[Sente
         [max(0, row["visual_tokens"] - memory) for row in trace], "#9cc8f0")
     axes[-1].stackplot(every, *(band for band, _ in bands.values()), labels=list(bands), step="pre",
                        colors=[colour for _, colour in bands.values()])
-    axes[-1].set(ylabel="cache, tokens", xlabel="seconds", xlim=(0, every[-1]))
+    axes[-1].set(ylabel="cache, tokens", xlabel="seconds")
     for axis in axes[-2:]:
         axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     save_figure(figure, png)
 
 
 def draw_sentences(axis, title: str, colour: str, sentences: list[Sentence], fps: float, wrong: list[bool]):
-    for i, (low, high) in enumerate(segments([y.time for y in sentences])):
+    """Each segment with its sentence, where there is room for a line. The limits of x are set already."""
+    start, end = axis.get_xlim()
+    for i, (low, high) in enumerate(np.clip(segments([y.time for y in sentences]), start, end)):
         axis.axvspan(low, high, color=colour, alpha=0.25 + 0.25 * (i % 2), linewidth=0)
-        if high - low >= 2 / fps:                                                     # there is room for a line
+        if high - low >= 2 / fps:
             axis.text((low + high) / 2, 0.03, sentences[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
                       color="#c03020" if wrong[i] else "black", transform=axis.get_xaxis_transform(), clip_on=True,
                       parse_math=False)
@@ -192,6 +195,9 @@ def truth_for(source: Path, gt: str | None) -> list[Sentence]:
 def run_timeline(args: argparse.Namespace):
     """A video, or a trace that stream.py has written (with its --jsonl as --pred), as one picture."""
     source, fps, memory = Path(args.input), args.fps, 0
+    png = args.png or str(source.with_suffix(".png"))
+    for read in (args.input, args.pred, args.gt):
+        apart(png, read or "")
     true = truth_for(source, args.gt)
     if source.suffix == ".jsonl":
         trace = read_jsonl(source)
@@ -207,7 +213,7 @@ def run_timeline(args: argparse.Namespace):
     check_trace(trace, source)
     if predicted is None:
         predicted = [Sentence((row["frame"] + 1) / fps, "") for row in trace if row["narrate"]]
-    plot_timeline(trace, predicted, true, fps, memory, args.png or str(source.with_suffix(".png")))
+    plot_timeline(trace, predicted, true, fps, memory, png)
 
 
 # ---------------------------------------------------------------------- the command line

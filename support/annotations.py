@@ -353,6 +353,8 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
     for one in every_track(name, root, split, notes):
         if rows := sorted(one.narrations + one.unseen, key=lambda pair: pair[0]):
             videos[one.video].append(Track(one.video, one.annotator, rows))
+        else:
+            notes.add("annotators without narrations")
     found = []
     for video, several in videos.items():
         start, end = min(one.narrations[0][0] for one in several), max(one.narrations[-1][0] for one in several)

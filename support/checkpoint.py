@@ -8,6 +8,7 @@ What the settings mean is narrator.py's business (`Narrator.load`, `Narrator.sav
 """
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import torch
@@ -101,7 +102,8 @@ def fill(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) 
 
 # ---------------------------------------------------------------------- frozen models: safetensors or .gguf only
 
-LOADING = OSError, ValueError, ImportError, KeyError, TypeError, SafetensorError       # what transformers raises
+LOADING = (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError, SafetensorError,
+           struct.error)                                                               # what transformers raises
 
 
 def pinned(source: str) -> tuple[str, dict]:
@@ -113,14 +115,21 @@ def pinned(source: str) -> tuple[str, dict]:
     return (name, {"revision": revision}) if at and not path.exists() else (source, {})
 
 
+def complete(about: dict) -> None:
+    """ValueError if the files lack weights: transformers would go on with random ones, and without a word."""
+    if missing := sorted(about["missing_keys"]):
+        raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
+
+
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
     try:
         name, how = pinned(source)
-        llm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-                                                   **how)
+        llm, about = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa",
+                                                          use_safetensors=True, output_loading_info=True, **how)
+        complete(about)
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
@@ -138,20 +147,37 @@ def load_tokenizer(source: str):
                       f"{first_line(error)}") from error
 
 
+def token_ids(tokenizer, text: str) -> list[int]:
+    """The ids of a text, without special tokens; BadData if the tokenizer has none for it."""
+    try:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # an unknown word, half a surrogate pair: tokenizers raises whatever it likes
+        raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: {first_line(error)}") from error
+
+
 def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
     from transformers import AutoConfig, AutoModel
     quiet()
     try:
         name, how = pinned(source)
-        model = AutoModel.from_pretrained(name, dtype=dtype, use_safetensors=True, **how)
+        model, about = AutoModel.from_pretrained(name, dtype=dtype, use_safetensors=True, output_loading_info=True,
+                                                 **how)
+        complete(about)
         if hasattr(AutoConfig.from_pretrained(name, **how), "vision_config"):
             model = model.vision_model
         file = Path(name) / "preprocessor_config.json"
         if not file.exists():
             from huggingface_hub import hf_hub_download
             file = Path(hf_hub_download(name, "preprocessor_config.json", **how))
-        return model, read_object(file)
+        settings = read_object(file)
+        for key, low in (("image_mean", 0), ("image_std", 1e-6)):
+            if not (isinstance(settings.get(key), list) and len(settings[key]) == 3
+                    and all(isinstance(n, int | float) and low <= n <= 1e3 for n in settings[key])):
+                raise BadData(f"{file}: {key} must be three numbers from {low:g} on")
+        return model, settings
+    except BadData:
+        raise
     except LOADING as error:
         raise BadData(f"vision model '{source}' cannot be loaded (--vision FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error

@@ -127,6 +127,16 @@ def read_jsonl(path: Path) -> list[dict]:
     return rows
 
 
+def apart(*paths: str | Path) -> None:
+    """BadData if two of the paths are one file: an output would destroy the input, or another output. "" is none."""
+    seen = set()
+    for path in filter(None, map(str, paths)):
+        place = Path(re.sub(r"(\.safetensors):.*", r"\1", path)).resolve()        # FILE.safetensors:NAME is FILE
+        if place in seen and not place.is_char_device():                          # /dev/null takes everything
+            raise BadData(f"{path}: is given twice, as input and output or as two outputs; choose another name")
+        seen.add(place)
+
+
 def file_name(name: str) -> str:
     """A name from data (a video's id) as the name of one file: no separators, no way out of its folder, invertible."""
     quoted = quote(name, safe=" !#$&'()+,;=@[]{}~^`")
@@ -170,11 +180,11 @@ def number(convert: type, low: float, high: float, says: str) -> Callable[[str],
     return parse
 
 
-LARGEST = sys.float_info.max
-positive_int = number(int, 1, LARGEST, "a whole number, 1 or more")
-whole = number(int, 0, LARGEST, "a whole number, 0 or more")
-positive_float = number(float, sys.float_info.min, LARGEST, "a number above 0")
-non_negative = number(float, 0, LARGEST, "a number, 0 or more")
+LARGEST = 10 ** 9                          # beyond it, libraries and loops fail in ways of their own
+positive_int = number(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
+whole = number(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
+positive_float = number(float, 1 / LARGEST, LARGEST, "a number above 0 (from a billionth to a billion)")
+non_negative = number(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
 probability = number(float, 0, 1, "a number from 0 to 1")
 
 

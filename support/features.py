@@ -22,6 +22,7 @@ from support.annotations import expect, is_number
 from support.common import BadData, chunks, read_json
 
 FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
+FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def is_features(spec: str) -> bool:
@@ -42,7 +43,7 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
     if not path.is_file():
         raise BadData(f"{path}: {'is a directory, not a feature file' if path.is_dir() else 'no such file'}")
     x = _read_pt(path) if match[3] else _read_safetensors(path, match[2])
-    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    if x.dtype not in FLOATS:
         raise BadData(f"{spec}: features must be floating point, not {str(x.dtype).removeprefix('torch.')}")
     if x.ndim != 3 or x.numel() == 0:
         raise BadData(f"{spec}: features must be [frames, tokens, width], none of them 0, not {list(x.shape)}")
@@ -83,6 +84,8 @@ def _read_pt(path: Path) -> Tensor:
         raise BadData(f"{path}: cannot be read as a tensor ({reason}); damaged, or no plain tensor?") from error
     if not isinstance(x, Tensor):
         raise BadData(f"{path}: holds a {type(x).__name__}; save one tensor [frames, tokens, width]")
+    if x.layout != torch.strided or x.device.type != "cpu":        # sparse, or a meta tensor without any content
+        raise BadData(f"{path}: holds a sparse or an empty tensor; save a dense one [frames, tokens, width]")
     return x.detach()
 
 
@@ -200,7 +203,10 @@ class Store:
                               f"{width or 'width'}]; use its vision model")
             if stop is not None and shape[0] < stop:
                 raise BadData(f"{where}: has {shape[0]} frames, its annotations need {stop}; get the features again")
-            x = frames[start:stop].to(torch.float32, copy=True)           # of a mapped file, too
+            x = frames[start:stop]
+            if x.dtype not in FLOATS:
+                raise BadData(f"{where}: must be floating point, not {str(x.dtype).removeprefix('torch.')}")
+            x = x.to(torch.float32, copy=True)                            # of a mapped file, too
         if not x.isfinite().all():
             raise BadData(f"{where}: has NaN or infinite values after frame {start}; encode the video again")
         return x

@@ -4,6 +4,8 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 
+from support.common import apart
+
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
     """74.5 -> 00:01:14.5"""
@@ -24,9 +26,10 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 
 class Writers:
     """The files to be written, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
-    whenever the stream stops. Texts must be single lines (common.py: one_line)."""
+    whenever the stream stops. Texts must be single lines (common.py: one_line). BadData if one is the `source`."""
 
-    def __init__(self, paths: dict[str, str | None], stack: ExitStack):
+    def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = ""):
+        apart(source, *(path for path in paths.values() if path))
         self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8"))
                       for name, path in paths.items() if path}
         self.put("vtt", "WEBVTT\n\n")

@@ -147,6 +147,15 @@ def test_egoexo4d(tmp_path):
     assert hidden.tracks == [[(1.0, "Hidden.")]] and hidden.num_frames == 1 and hidden.duration == 10
 
 
+@pytest.mark.parametrize("read", [annotations.tracks, annotations.intervals])
+def test_a_video_without_narrations_is_counted(tmp_path, read):
+    """Left out, in training and in evaluation, but not silently."""
+    write(tmp_path / "annotations" / "refined_val_narrations.json", {"v": [{"time": 2, "text": "b"}], "w": []})
+    notes = Notes()
+    assert [one.video for one in read("ek100", tmp_path, "val", notes)] == ["v"]
+    assert str(notes) == "1 annotators without narrations"
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_times_before_the_start(tmp_path, streaming):
     """Moved to 0 in training and in evaluation, and counted."""

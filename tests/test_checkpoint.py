@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import narrator as nar
-from support.checkpoint import load_llm, pinned
+from support.checkpoint import load_llm, load_tokenizer, load_vision_model, pinned, token_ids
 from support.common import BadData
-from helpers import GOLDEN, TOY, tiny, video
+from helpers import GOLDEN, ROOT, TOY, tiny, video
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -107,3 +107,48 @@ def test_revisions_can_be_pinned(tmp_path, monkeypatch):
     assert pinned("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
     (tmp_path / "b@c").mkdir()
     assert pinned(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})
+
+
+@pytest.mark.parametrize("folder, text", [(TOY / "llm", "You take \ud800."), (ROOT / "tests/golden/llm", "Zebra")])
+def test_what_a_tokenizer_cannot_encode_is_one_line(folder, text):
+    """JSON can hold half a surrogate pair; a small vocabulary has no token for an unknown word."""
+    tokenizer = load_tokenizer(str(folder))
+    with pytest.raises(BadData, match="cannot encode") as caught:
+        token_ids(tokenizer, text)
+    assert str(caught.value).isascii() and "\n" not in str(caught.value)
+    assert token_ids(tokenizer, " You wash")
+
+
+def altered(folder, file, change):
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | change))
+
+
+def without_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights[next(name for name in weights if "layers.1" in name)]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind, load, damage, says", [
+    ("llm", load_llm, without_a_weight, "lack 1 weights"), ("vision", load_vision_model, without_a_weight, "lack 1"),
+    ("llm", load_llm, lambda folder: altered(folder, "config.json", {"vocab_size": 7}), "cannot be loaded"),
+    ("vision", load_vision_model, lambda folder: altered(folder, "preprocessor_config.json", {"image_mean": "x"}),
+     "image_mean must be"),
+    ("vision", load_vision_model, lambda folder: altered(folder, "preprocessor_config.json", {"image_std": [1, 1, 0]}),
+     "image_std must be")])
+def test_a_damaged_base_model_is_one_line(tmp_path, kind, load, damage, says):
+    """transformers fills missing weights with random ones and says so in a warning only."""
+    shutil.copytree(TOY / kind, tmp_path / kind)
+    load(str(tmp_path / kind))
+    damage(tmp_path / kind)
+    with pytest.raises(BadData, match=says) as caught:
+        load(str(tmp_path / kind))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_gguf_is_one_line(tmp_path):
+    shutil.copytree(TOY / "llm", tmp_path / "llm")
+    (tmp_path / "llm" / "bad.gguf").write_bytes(b"GGUFxxxx")
+    with pytest.raises(BadData, match="cannot be loaded"):
+        load_llm(str(tmp_path / "llm" / "bad.gguf"))

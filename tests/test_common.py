@@ -1,10 +1,12 @@
 """What all files share (common.py): how commands end, and files that appear whole."""
+import argparse
 import subprocess
 import sys
 
 import pytest
 
-from support.common import BadData, NotDownloaded, command_line, replacing, write_json
+from support.common import (BadData, NotDownloaded, command_line, non_negative, positive_float, positive_int, replacing,
+                            whole, write_json)
 from helpers import ROOT
 
 
@@ -54,3 +56,13 @@ def test_unwritable_files_are_said(tmp_path):
     for file in (tmp_path, tmp_path / "no" / "folder"):
         with pytest.raises(BadData, match=str(file)):
             write_json(file, {})
+
+
+@pytest.mark.parametrize("kind, good, bad", [
+    (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]), (whole, ["0", "5000000"], ["-1", "9" * 30]),
+    (positive_float, ["1e-9", "2"], ["0", "1e-300", "1e300", "nan"]), (non_negative, ["0"], ["-1e-9", "1e300", "inf"])])
+def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
+    assert [kind(text) for text in good] == [float(text) for text in good]
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError):
+            kind(text)

@@ -192,6 +192,8 @@ def test_timeline_command(tmp_path):
     drawn("timeline", trace, "--pred", said, "--gt", ROOT / "toy" / "kitchen.json")
     assert (tmp_path / "kitchen.png").stat().st_size > 5000
     assert "is no trace" in drawn("timeline", said, "--png", tmp_path / "u.png", ok=False)
+    assert "is given twice" in drawn("timeline", trace, "--png", trace, ok=False)
+    assert "is given twice" in drawn("timeline", trace, "--pred", said, "--png", said, ok=False)
     assert not (tmp_path / "u.png").exists()
 
 
@@ -207,6 +209,14 @@ def test_a_bad_trace_gets_one_line(tmp_path, row):
 def test_a_bad_truth_gets_one_line(tmp_path, truth, says):
     trace, gt = lines(tmp_path / "t.jsonl", rows_of({}, {})), write(tmp_path / "g.json", truth)
     assert says in drawn("timeline", trace, "--gt", gt, ok=False)
+
+
+def test_times_far_outside_the_video_are_drawn_at_its_edge(tmp_path):
+    """A time of a damaged file is no reason for a picture (and its text) of a billion seconds."""
+    trace, gt = lines(tmp_path / "t.jsonl", rows_of(*[{}] * 5)), tmp_path / "g.json"
+    write(gt, {"t": [{"time": -1e11, "text": "a"}, {"time": 1e11, "text": "b"}]})
+    drawn("timeline", trace, "--gt", gt)
+    assert (tmp_path / "t.png").stat().st_size > 5000
 
 
 def test_empty_and_damaged_traces_get_one_line(tmp_path):

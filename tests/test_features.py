@@ -41,6 +41,8 @@ def test_features_that_cannot_be_used_are_named(tmp_path):
     save_file({"x": x, **bad}, tmp_path / "many.safetensors")
     save_file({}, tmp_path / "none.safetensors")
     torch.save({"x": x}, tmp_path / "dict.pt")
+    torch.save(x.to_sparse(), tmp_path / "sparse.pt")
+    torch.save(x.to("meta"), tmp_path / "meta.pt")
     torch.save(x, tmp_path / "cut.pt")
     for name in ("many.safetensors", "cut.pt"):
         content = (tmp_path / name).read_bytes()
@@ -54,7 +56,8 @@ def test_features_that_cannot_be_used_are_named(tmp_path):
              f"{many}:w": "no tensor 'w'.*inf, nan", f"{many}:": "no tensor ''",
              f"{many}:rank": r"not \[10, 8\]", f"{many}:zero": r"not \[0, 10, 8\]",
              f"{many}:whole": "floating point, not int32", f"{many}:nan": "NaN", f"{many}:inf": "infinite",
-             "dict.pt": "holds a dict", "code.pt": "no plain tensor", "cut.safetensors": "damaged", "cut.pt": "damaged",
+             "dict.pt": "holds a dict", "sparse.pt": "sparse or an empty", "meta.pt": "sparse or an empty",
+             "code.pt": "no plain tensor", "cut.safetensors": "damaged", "cut.pt": "damaged",
              "text.pt": "damaged", "empty.pt": "damaged"}
     for spec, message in cases.items():
         with pytest.raises(BadData, match=message) as raised:
@@ -171,3 +174,12 @@ def test_a_mapped_file_is_not_read_whole(tmp_path):
     run = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)], capture_output=True, text=True)
     grown = int(run.stdout) * (1 if sys.platform == "darwin" else 1024)
     assert resource and grown < 20e6, run.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool])
+def test_a_store_takes_floating_point_only(tmp_path, dtype):
+    """As stream.py: numbers of another kind are no features, and are not made some silently."""
+    save_file({"x": torch.ones(5, 10, 8).to(dtype)}, tmp_path / "v.safetensors")
+    (tmp_path / "features_metadata.json").write_text(json.dumps({"v": {"duration": 2.5, "path": "v.safetensors"}}))
+    with pytest.raises(BadData, match="must be floating point"):
+        features.Store(tmp_path).read("v", 0, 5)

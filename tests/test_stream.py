@@ -64,14 +64,14 @@ def test_training_is_streaming(variant, seed, tmp_path):
     assert_same(model, *both_ways(model, seed=seed))
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
 def test_training_is_streaming_with_grouped_queries(dtype, tolerance):
     """Two heads of keys for four of queries; with a bf16 base under fp32 LoRA, within bf16's rounding."""
     model = tiny(llm=grouped(dtype), last_k=2)
     assert model.trainable()["base_model.model.connector.0.weight"].dtype == torch.float32
     narrations, streamed, parallel = both_ways(model)
     assert_same(model, narrations, streamed, parallel, tolerance)
-    assert parallel.std() > 0.5 * tolerance, "logits that are all alike would prove nothing"
+    assert parallel.std() > 5 * tolerance, "logits that are all alike would prove nothing"
 
 
 def test_the_rule_is_one_place(monkeypatch):
@@ -336,7 +336,7 @@ def test_narrates_the_kitchen(kitchen):
     assert run.stdout.splitlines() == [f"[{timestamp(y['end'])}] {y['text']}" for y in lines]
     assert abs(len(lines) - len(truth["narrations"])) <= 0.1 * len(truth["narrations"])
     right = {y["text"] for y in truth["narrations"]} & {y["text"] for y in lines}
-    assert len(right) >= 0.6 * len({y["text"] for y in truth["narrations"]})
+    assert len(right) >= 0.95 * len({y["text"] for y in truth["narrations"]})
     assert "frames/s" in run.stderr and "cache" in run.stderr
 
 
@@ -356,6 +356,19 @@ def test_output_formats(kitchen):
     assert files["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\n")
     assert files["srt"].startswith("1\n00:00:00,000 --> 00:00:00,500\n")
     assert files["srt"].count(" --> ") == files["vtt"].count(" --> ") == len(lines)
+
+
+@pytest.mark.parametrize("given, says", [(("--jsonl", "x.safetensors"), "x.safetensors"),
+                                         (("--srt", "./x.safetensors"), "./x.safetensors"),
+                                         (("--jsonl", "a", "--trace", "./a"), "./a")])
+def test_no_output_destroys_the_input_or_another_output(tmp_path, monkeypatch, given, says):
+    monkeypatch.chdir(tmp_path)
+    save_file({"x": torch.randn(2, 10, 128)}, "x.safetensors")
+    before = (tmp_path / "x.safetensors").read_bytes()
+    for source in ("x.safetensors", "x.safetensors:x"):
+        code, err = call(stream, [source, "--device", "cpu", *given])
+        assert code == 1 and err.splitlines()[-1].startswith(f"error: {says}: is given twice")
+    assert (tmp_path / "x.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
 def test_clock():
