@@ -46,12 +46,12 @@ EPS = 1e-5  # epsilon of every normalisation in this file
 
 
 class NoMemory(nn.Module):
-    """The memory that remembers nothing, and the interface of all memories: `tokens` is M, the state is one tensor."""
+    """The memory that remembers nothing, and the interface of all: M tokens are read out, the state is one tensor."""
     PUBLISHED: dict[str, str] = {}  # our parameter names -> those in checkpoints; names not listed stay
 
-    def __init__(self, width: int, tokens: int = 0):
+    def __init__(self, width: int, M: int = 0):
         super().__init__()
-        self.width, self.tokens = width, tokens
+        self.width, self.M = width, M
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """S_0, before the first frame."""
@@ -94,7 +94,7 @@ class SwiGLU(nn.Module):
 class CLAM(NoMemory):
     """Cross Linear Attentive Memory: self-attention over Z, gated linear cross attention, feed-forward (App. B.6).
 
-    width       D, a multiple of 2 * heads; tokens: M; rank: inner width of the gate's projection (16 as published)
+    width       D, a multiple of 2 * heads; M: memory tokens; rank: inner width of the gate's projection, as published
     target      learn a starting vector for each memory token, which gives each an identity. The published models have
                 none: all their tokens start from zero.
     dropout     rate in the self-attention over Z, as published
@@ -108,14 +108,14 @@ class CLAM(NoMemory):
                  "norm_o.": "layers.0.multihead_attn.g_norm.", "mlp.up_proj.": "layers.0.mlp.gate_proj.",
                  "mlp.down_proj.": "layers.0.mlp.down_proj."}
 
-    def __init__(self, width: int, tokens: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
+    def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
                  dropout: float = 0.1):
-        super().__init__(width, tokens)
+        super().__init__(width, M)
         if width % (2 * heads):
             raise ValueError(f"CLAM's width {width} is not a multiple of twice its {heads} heads")
         self.heads, keys = heads, width // 2
-        self.z = nn.Parameter(torch.empty(tokens, width))
-        self.target = nn.Parameter(torch.empty(tokens, width)) if target else None
+        self.z = nn.Parameter(torch.empty(M, width))
+        self.target = nn.Parameter(torch.empty(M, width)) if target else None
         self.self_attn = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.norm_a = nn.LayerNorm(width, eps=EPS)
@@ -199,7 +199,7 @@ class CLAM(NoMemory):
                 states.append(s)
             last.append(states.pop())
         if not states:
-            return x.new_zeros(*read_at.shape, self.tokens, self.width), torch.stack(last)
+            return x.new_zeros(*read_at.shape, self.M, self.width), torch.stack(last)
         states = rearrange(torch.stack(states), "(b n) h c e -> b n h c e", b=len(x))
         return self.read(states), torch.stack(last)
 
@@ -251,7 +251,7 @@ class CLAM(NoMemory):
         typical = (varied @ what.T).square().mean() ** 0.5
         self.w_o.weight.copy_(repeat(typical / heads * what, "e d -> d (h e)", h=heads))
 
-        which = torch.arange(self.tokens, device=x.device) % slots
+        which = torch.arange(self.M, device=x.device) % slots
         size = tokens.square().mean() ** 0.5
         for norm in (self.norm_a, self.norm_y, self.norm_m):
             norm.weight.fill_(size)
@@ -264,7 +264,7 @@ class CLAM(NoMemory):
         inverse = torch.linalg.pinv(self.w_q.weight)                                  # [D, D / 2]
         self.z.copy_(address[which] @ inverse.T - a @ (inverse @ self.w_q.weight).T)  # W_q (a + z) = address
         u = a + self.z
-        one = torch.linalg.pinv(u) @ torch.ones(self.tokens, 1, device=x.device)      # u @ one = 1 for every token
+        one = torch.linalg.pinv(u) @ torch.ones(self.M, 1, device=x.device)      # u @ one = 1 for every token
         self.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)  # SiLU(1.28) = 1: an open gate
         nn.init.normal_(self.w_gate[1].weight, std=0.02)
 

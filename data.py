@@ -64,7 +64,7 @@ class Sample:
     """A narrated video; nothing is decoded or rendered before `frames()` is called, and never all at once."""
     name: str
     narrations: list[tuple[int, str]]          # (frame, text), frames strictly increasing
-    memory: list[tuple[str, ...]]              # one per narration: the words that only visual memory can give
+    memory_words: list[tuple[str, ...]]        # one per narration: the words that only visual memory can give
     fps: float
     num_frames: int
     duration: float                            # seconds of the whole video, of which the sample may be a part
@@ -102,7 +102,7 @@ def shorten(sample: Sample, max_frames: int | None) -> Sample:
         return sample
     narrations = [(frame, text) for frame, text in sample.narrations if frame < max_frames]
     count = narrations[-1][0] + 1 if narrations else max_frames
-    return replace(sample, narrations=narrations, memory=sample.memory[:len(narrations)], num_frames=count,
+    return replace(sample, narrations=narrations, memory_words=sample.memory_words[:len(narrations)], num_frames=count,
                    source=sample.source and (lambda: islice(sample.source(), count)))
 
 
@@ -110,7 +110,7 @@ def read_sample(path: str | Path) -> Sample:
     """The sample that a .json file beside a video describes (support/narrations.py: `read_described`)."""
     video, fps, duration, sentences = read_described(Path(path))
     num_frames = frame_at(duration, fps) + 1
-    frames = [(frame_at(y.time, fps), y.text, y.memory) for y in sentences]
+    frames = [(frame_at(y.time, fps), y.text, y.memory_words) for y in sentences]
     for n, (frame, _, _) in enumerate(frames):
         if frame >= num_frames:
             raise BadData(f"{path}: narrations[{n}]: {sentences[n].time} s is after the end ({duration} s)")
@@ -133,7 +133,7 @@ MEAN_SEGMENT = 3.5                                                 # seconds
 
 def toy_sample(kitchen: world.Kitchen) -> Sample:
     """A toy video, rendered as its frames are read."""
-    narrations = ((n.frame, n.text, n.memory) for n in kitchen.narrations)
+    narrations = ((n.frame, n.text, n.memory_words) for n in kitchen.narrations)
     return make_sample(f"toy-{kitchen.seed}", narrations, world.FPS, len(kitchen),
                        lambda: map(kitchen.render, range(len(kitchen))))
 
@@ -150,7 +150,7 @@ def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
     segments = max(1, round(segments * 60 * minutes * world.FPS / frames))                 # segments vary in length
     sample = toy_sample(world.Kitchen(seed, segments))
     narrations = [{"time": time_of(frame, sample.fps), "text": text} | ({"memory": list(words)} if words else {})
-                  for (frame, text), words in zip(sample.narrations, sample.memory)]
+                  for (frame, text), words in zip(sample.narrations, sample.memory_words)]
     content = {"video": output.name, "fps": sample.fps, "duration": sample.duration, "narrations": narrations}
     bar = tqdm(sample.frames(), total=sample.num_frames, desc=output.name, unit="frame", leave=False, disable=None)
     write_video(output, bar, sample.fps)
@@ -303,7 +303,7 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = lambd
         lengths.append(sample.num_frames / sample.fps)
         counts.append(len(sample.narrations))
         words += [words_in(text) for _, text in sample.narrations]
-        recalled += sum(map(bool, sample.memory))
+        recalled += sum(map(bool, sample.memory_words))
     each = max(1, len(words))                                      # videos without narrations have no segments
     return {"videos": len(lengths), "length_mean": float(np.mean(lengths)), "length_std": float(np.std(lengths)),
             "segments_per_video": float(np.mean(counts)), "segment_duration": sum(lengths) / each,

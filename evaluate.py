@@ -116,7 +116,7 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
         rows[name] |= {"narrations": len(matched)}
         rows[name] |= {score: average(values[begin:end]) for score, values in each.items()}
         begin = end
-    if any(sentence.memory for sentence, _ in every):
+    if any(sentence.memory_words for sentence, _ in every):
         result |= recall_of_words(every)
         for name, matched in matches.items():
             rows[name] |= recall_of_words(matched)
@@ -125,8 +125,8 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
 
 def recall_of_words(matched: list[tuple[Sentence, str]]) -> dict[str, float | None]:
     """The toy's own measures; None where there is nothing to measure."""
-    exact = [(sentence.text == text, bool(sentence.memory)) for sentence, text in matched]
-    words = [word in text.rstrip(".").split() for sentence, text in matched for word in sentence.memory]
+    exact = [(sentence.text == text, bool(sentence.memory_words)) for sentence, text in matched]
+    words = [word in text.rstrip(".").split() for sentence, text in matched for word in sentence.memory_words]
     return {"exact": average([right for right, _ in exact]), "memory_words": average(words),
             "exact_without_memory": average([right for right, needs in exact if not needs])}
 
@@ -212,7 +212,7 @@ def truth_of(sample: data.Sample) -> Truth:
     if sample.tracks is not None:
         return Truth([[Sentence(time, text) for time, text in track] for track in sample.tracks], sample.origin)
     return Truth([[Sentence(data.time_of(frame, sample.fps), text, tuple(memory))
-                   for (frame, text), memory in zip(sample.narrations, sample.memory)]])
+                   for (frame, text), memory in zip(sample.narrations, sample.memory_words)]])
 
 
 def fingerprint(sample: data.Sample) -> str:
@@ -287,13 +287,13 @@ class Turn:
 
 
 @torch.no_grad()
-def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]], theta: float = 0.0,
+def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]], reply_theta: float = 0.0,
           forward: Callable | None = None) -> list[Turn]:
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or where p([SKIP]) <
-    theta (published results: 0, that is, never). If it does not by the true end, frames of the next segment follow
-    until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the narrator's.
+    reply_theta (published results: 0, that is, never). If it does not by the true end, frames of the next segment
+    follow until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the narrator's.
     """
     with keys_and_values(narrator.llm.model) as kept:
         hidden, labels, tokens = (forward or narrator)(x, narrations)
@@ -302,7 +302,7 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
 
     def replies(hidden: Tensor) -> list[bool]:
         logits = narrator.logits(hidden)
-        return ((logits.argmax(-1) != skip) | (logits.softmax(-1)[:, skip] < theta)).tolist()
+        return ((logits.argmax(-1) != skip) | (logits.softmax(-1)[:, skip] < reply_theta)).tolist()
 
     for n, (frame, _) in enumerate(narrations):
         mine = (segment == n) & (labels != -100)

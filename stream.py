@@ -159,7 +159,7 @@ class Context:
         self.memory: Tensor | None = None                                  # M_{t_{n-1}}
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
-        self.narrated = 0                                                  # t_{n-1}
+        self.last_narrated = 0                                                 # t_{n-1}
         self.logits: list[Tensor] | None = None                     # set to a list, it collects those of all tokens
 
     def update_memory(self, x: Tensor):
@@ -192,9 +192,9 @@ class Context:
         return cache.keep(visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune))
 
 
-def threshold(frame: int, narrated: int, config, static: bool) -> float:
+def threshold(frame: int, last_narrated: int, config, static: bool) -> float:
     """The active threshold (§3.2): theta_low soon after a narration, else theta."""
-    soon = frame - narrated <= config.refractory * config.fps
+    soon = frame - last_narrated <= config.refractory * config.fps
     return config.theta_low if soon and not static else config.theta
 
 
@@ -229,7 +229,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         ended = x is None
         if ended:
             t, fed = t - 1, Tokens()                                                  # the last frame, once more
-            if t < 0 or c.narrated == t or forced is not None:
+            if t < 0 or c.last_narrated == t or forced is not None:
                 return
         else:
             x = x.to(narrator.device, narrator.connector[0].weight.dtype)
@@ -241,11 +241,11 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             logits = c.feed(fed, x)                                                   # lines 9-12
             if t:
                 p_skip = logits.softmax(-1)[layout.skip].item()                       # Eq. 1
-                theta = threshold(t, c.narrated, config, static)
+                theta = threshold(t, c.last_narrated, config, static)
         narration, pruned = None, 0
         must = (t in forced) if forced is not None else (t == 0 or ended)
         if must or (forced is None and p_skip <= theta):                              # line 13
-            start, c.narrated = (c.narrated + 1) / config.fps if t else 0.0, t        # line 14
+            start, c.last_narrated = (c.last_narrated + 1) / config.fps if t else 0.0, t        # line 14
             ids = generate(c, None if forced is None else forced[t])                  # line 15
             text = one_line(layout.decode(ids))                                       # line 16
             narration = Narration(c.segment, t, start, (t + 1) / config.fps, text, p_skip, ids)

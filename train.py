@@ -40,7 +40,7 @@ from tqdm import tqdm
 import data
 import narrator as nar
 from support import checkpoint
-from support.common import (BadData, choose, command_line, number, positive_float, positive_int, probability, rank,
+from support.common import (BadData, choose, command_line, in_range, positive_float, positive_int, probability, rank,
                             whole, write_text)
 from support.training import curve, located, restore, snapshot, sum_gradients, summed
 from toy import stages
@@ -79,7 +79,7 @@ class Options:
     warmup: float = option(0.05, "fraction of the steps in which the learning rate rises", probability)
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
     batch: int = option(64, "videos per step, by gradient accumulation", positive_int)
-    epochs: float = option(2.0, "passes through the videos", number(float, 1e-9, 1e6, "above 0, up to a million"))
+    epochs: float = option(2.0, "passes through the videos", in_range(float, 1e-9, 1e6, "above 0, up to a million"))
     lora_rank: int = option(128, "rank of the LoRA matrices", positive_int)
     lora_alpha: int = option(256, "scale of LoRA times its rank", positive_int)
     lora_dropout: float = option(0.05, "dropout on LoRA's input (published, not in the paper)", probability)
@@ -91,7 +91,7 @@ class Options:
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto", "of the frozen language model; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
     limit: int | None = option(None, "use at most this many training videos", positive_int)
-    seed: int = option(0, "of first weights and order of the videos", number(int, 0, 2 ** 32 - 1, "from 0 to 2^32 - 1"))
+    seed: int = option(0, "of first weights and order of the videos", in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"))
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
     def __init__(self, **given):
@@ -138,6 +138,8 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     settings |= {"steps": steps, "weights": sum(p.numel() for p in parameters.values())}
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
     start = restore(saved, parameters, optimizer, settings) if options.resume and saved.exists() else 0
+    if options.resume and not start and me == 0:
+        print(f"{stage}: starts from the beginning, {saved} is not there", file=sys.stderr)
     kept = log.read_text().splitlines()[:start] if start else []
     if me == 0:
         write_text(log, "".join(line + "\n" for line in kept))

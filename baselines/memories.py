@@ -9,7 +9,7 @@ class RecentFrames(NoMemory):
     """The last M // J frames as they are ("recent"); zeros before there were any."""
 
     def initial_state(self, batch: int = 1) -> Tensor:
-        return torch.zeros(batch, self.tokens, self.width)
+        return torch.zeros(batch, self.M, self.width)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         return torch.cat([state.to(x), x], dim=1)[:, x.shape[1]:]
@@ -18,6 +18,6 @@ class RecentFrames(NoMemory):
         state = self.initial_state(len(x)) if state is None else state
         check(x, read_at, self.width)
         seen = torch.cat([state.to(x), x], dim=1)                               # [B, M + L, D]
-        window = (read_at[..., None] + torch.arange(self.tokens)).to(x.device)    # [B, N, M]
+        window = (read_at[..., None] + torch.arange(self.M)).to(x.device)    # [B, N, M]
         memory = torch.stack([row[index] for row, index in zip(seen, window)])    # [B, N, M, D]
         return memory, seen[:, x.shape[1]:]

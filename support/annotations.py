@@ -23,7 +23,7 @@ from pathlib import Path
 
 from support.common import BadData, NotDownloaded, read_json, read_text
 
-PUBLISHED = {"ego4d": "refined_narration_stream_{split}.json",
+PUBLISHED_FILES = {"ego4d": "refined_narration_stream_{split}.json",
              "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
              "ek100": "refined_{split}_narrations.json"}
 RAW = {"ego4d": ("all_narrations_redacted.json", "narration.json"), "egoexo4d": ("atomic_descriptions_{split}.json",),
@@ -82,7 +82,7 @@ def is_number(value) -> bool:
 
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     """The error when no annotations of a data set are found: what to get, and where to put it."""
-    published = PUBLISHED[name].format(split=split)
+    published = PUBLISHED_FILES[name].format(split=split)
     raw = " or ".join(file.format(split=epic_split(split) if name == "ek100" else split) for file in RAW[name])
     more = {"ego4d": ", with the benchmarks' files of the same release (they say which video is for validation)",
             "egoexo4d": ", with takes.json", "ek100": ""}[name]
@@ -171,7 +171,7 @@ def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
     splits = ("train", "val", "test") if name == "ego4d" else ("train", "val")
     if split not in splits:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(splits)}")
-    path = find_annotations(root, PUBLISHED[name].format(split=split))
+    path = find_annotations(root, PUBLISHED_FILES[name].format(split=split))
     if path is None:
         return RAW_READERS[name](root, split, notes)
     content = read_json(path)

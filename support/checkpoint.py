@@ -35,6 +35,8 @@ def read_checkpoint(source: str) -> tuple[Path, dict, dict | None, dict[str, Ten
     for key, plain in PLAIN.items():
         if adapter.get(key) not in (None, plain):
             raise BadData(f"{folder / ADAPTER}: {key} = {str(adapter[key])[:60]} is not supported; plain LoRA only")
+    if missing := [key for key in ("r", "lora_alpha") if adapter.get(key) is None]:
+        raise BadData(f"{folder / ADAPTER}: lacks {', '.join(missing)}, without which LoRA has no meaning")
     return folder, adapter, own, read_weights(folder / WEIGHTS)
 
 
@@ -116,7 +118,7 @@ def pinned(source: str) -> tuple[str, dict]:
 
 
 def complete(about: dict) -> None:
-    """ValueError if the files lack weights: transformers would go on with random ones, and without a word."""
+    """ValueError if the files lack weights: transformers would silently fill them in at random."""
     if missing := sorted(about["missing_keys"]):
         raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
 

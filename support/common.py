@@ -99,7 +99,7 @@ def write_json(path: str | Path, content) -> None:
 def read_text(path: Path) -> str:
     """UTF-8 text; BadData if there is no such file, or if it is not text."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadData(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -167,7 +167,7 @@ def save_figure(figure, png: str | Path) -> None:
 
 # ---------------------------------------------------------------------- values of options (argparse types)
 
-def number(convert: type, low: float, high: float, says: str) -> Callable[[str], float]:
+def in_range(convert: type, low: float, high: float, says: str) -> Callable[[str], float]:
     """An argparse type: `convert` of the text, refused (exit code 2) unless low <= value <= high."""
     def parse(text: str):
         try:
@@ -181,11 +181,11 @@ def number(convert: type, low: float, high: float, says: str) -> Callable[[str],
 
 
 LARGEST = 10 ** 9                          # beyond it, libraries and loops fail in ways of their own
-positive_int = number(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
-whole = number(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
-positive_float = number(float, 1 / LARGEST, LARGEST, "a number above 0 (from a billionth to a billion)")
-non_negative = number(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
-probability = number(float, 0, 1, "a number from 0 to 1")
+positive_int = in_range(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
+whole = in_range(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
+positive_float = in_range(float, 1 / LARGEST, LARGEST, "a number above 0 (from a billionth to a billion)")
+non_negative = in_range(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
+probability = in_range(float, 0, 1, "a number from 0 to 1")
 
 
 # ---------------------------------------------------------------------- devices and libraries

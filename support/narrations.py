@@ -19,7 +19,7 @@ class Sentence:
     """A sentence and its time in seconds; for the toy, also those of its words that only visual memory can give."""
     time: float
     text: str
-    memory: tuple[str, ...] = ()
+    memory_words: tuple[str, ...] = ()
 
 
 @dataclass
@@ -76,8 +76,9 @@ def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
 
     demand(isinstance(content, dict), 'must be an object with "video", "fps", "duration" and "narrations"')
     demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
-    for key in ("fps", "duration"):
-        demand(is_time(content.get(key)) and content[key] > 0, f'"{key}" must be a number above 0')
+    for key, low, high in (("fps", 1e-3, 1e3), ("duration", 1e-3, 1e7)):
+        demand(is_time(content.get(key)) and low <= content[key] <= high,
+               f'"{key}" must be a number above 0, from {low:g} to {high:g}')
     demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
     for n, entry in enumerate(content["narrations"]):
         demand(isinstance(entry, dict), f"narrations[{n}] must be an object")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from support.annotations import PUBLISHED, Notes, Track, every_track, find_annotations
+from support.annotations import PUBLISHED_FILES, Notes, Track, every_track, find_annotations
 from support.checkpoint import load_llm
 from support.common import BadData, write_json
 
@@ -29,7 +29,7 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
 
     limit: at most so many tracks. Raises BadData if the file exists, or if the raw annotations do not.
     """
-    target = root / "annotations" / PUBLISHED[name].format(split=split)
+    target = root / "annotations" / PUBLISHED_FILES[name].format(split=split)
     if there := find_annotations(root, target.name):
         raise BadData(f"{there} exists: move it away to write it again")
     tracks = every_track(name, root, split, Notes())[:limit]

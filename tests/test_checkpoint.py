@@ -57,6 +57,9 @@ def damage(folder, kind):
         (folder / "narrator.json").write_text('{"memory_tokens": "20"}')
     if kind == "unknown memory":
         (folder / "narrator.json").write_text('{"memory": "clamm"}')
+    if kind == "no alpha":
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": None}))
     if kind in ("use_rslora", "use_dora", "rank_pattern"):
         config = json.loads((folder / "adapter_config.json").read_text())
         config[kind] = {"q_proj": 4} if kind == "rank_pattern" else True
@@ -69,7 +72,8 @@ def damage(folder, kind):
     ("lacks", "lacks 1 tensors: base_model.model.connector.0.weight"), ("unexpected", "unexpected"),
     ("wrong shape", "wrong shape"), ("damaged", "is damaged"), ("missing", "is missing"), ("json", "is not JSON"),
     ("unknown entries", "thta"), ("wrong value", "memory_tokens"), ("unknown memory", "clamm"), ("list", "an object"),
-    ("use_rslora", "use_rslora"), ("use_dora", "use_dora"), ("rank_pattern", "rank_pattern")])
+    ("no alpha", "lacks lora_alpha"), ("use_rslora", "use_rslora"), ("use_dora", "use_dora"),
+    ("rank_pattern", "rank_pattern")])
 def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
     tiny().save(tmp_path)
     damage(tmp_path, kind)

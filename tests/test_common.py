@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from support.common import (BadData, NotDownloaded, command_line, non_negative, positive_float, positive_int, replacing,
-                            whole, write_json)
+from support.common import (BadData, NotDownloaded, command_line, non_negative, positive_float, positive_int, read_json,
+                            replacing, whole, write_json)
 from helpers import ROOT
 
 
@@ -66,3 +66,8 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
     for text in bad:
         with pytest.raises(argparse.ArgumentTypeError):
             kind(text)
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path):
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
+    assert read_json(tmp_path / "a.json") == [1]

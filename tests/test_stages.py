@@ -26,10 +26,10 @@ def test_last_seen_is_what_the_world_asks_for():
         kitchen = world.Kitchen(seed)
         last = stages.last_seen(torch.from_numpy(kitchen.labels()[..., :2]).long())
         for before, narration in zip(kitchen.narrations, kitchen.narrations[1:]):
-            if narration.memory:
+            if narration.memory_words:
                 place = next(i for i, name in enumerate(world.PLACES) if f"the {name} " in narration.text)
                 kind, colour = last[before.frame, place].tolist()
-                assert narration.memory == (world.COLOURS[colour - 1], world.TYPES[kind - 1]), (seed, narration)
+                assert narration.memory_words == (world.COLOURS[colour - 1], world.TYPES[kind - 1]), (seed, narration)
                 asked += 1
     assert asked > 50
 

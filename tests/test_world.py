@@ -104,16 +104,16 @@ def test_memory_narrations_need_memory():
     for video in VIDEOS:
         labels, narrations, places = video.labels(), video.narrations, targets(video)
         for n, narration in enumerate(narrations):
-            if not narration.memory:
+            if not narration.memory_words:
                 continue
             cell = labels[:narration.frame + 1, places[n]]
             shown = np.flatnonzero(cell[:, TYPE])
             last = cell[shown[-1]]
-            assert narration.memory == (world.COLOURS[last[COLOUR] - 1], world.TYPES[last[TYPE] - 1])
+            assert narration.memory_words == (world.COLOURS[last[COLOUR] - 1], world.TYPES[last[TYPE] - 1])
             assert shown[-1] <= narrations[n - 2].frame        # a whole other segment lies between
             delays.append(narration.frame - shown[-1])
             for m in range(1, n):                              # named before? then another thing has come since
-                if places[m] == places[n] and " ".join(narration.memory) in narrations[m].text:
+                if places[m] == places[n] and " ".join(narration.memory_words) in narrations[m].text:
                     assert brought_since(labels, narrations, places, m, n)
     assert 8 < np.median(delays) < 40
 
@@ -130,8 +130,8 @@ def brought_since(labels: np.ndarray, narrations: list, places: list[int], m: in
 def test_memory_words_are_in_the_text():
     for narration in itertools.chain(*(video.narrations for video in VIDEOS)):
         first = narration.text.split()[1]
-        assert bool(narration.memory) == (first in ("tap", "wipe"))
-        assert narration.text.endswith(" ".join(narration.memory) + ".")
+        assert bool(narration.memory_words) == (first in ("tap", "wipe"))
+        assert narration.text.endswith(" ".join(narration.memory_words) + ".")
 
 
 def test_vocabulary_is_small_and_shared():

@@ -78,7 +78,7 @@ class Annotation:
     """A narration of the ground truth."""
     frame: int                                 # the last frame of its segment, as annotated
     text: str
-    memory: tuple[str, ...] = ()               # the words that only visual memory can give
+    memory_words: tuple[str, ...] = ()               # the words that only visual memory can give
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class Kitchen:
         for _ in range(segments):
             self._segment()
         end = min(self.narrations[-1].frame, len(self) - 1)    # nothing is left to see after the nominal end
-        self.narrations[-1] = Annotation(end, self.narrations[-1].text, self.narrations[-1].memory)
+        self.narrations[-1] = Annotation(end, self.narrations[-1].text, self.narrations[-1].memory_words)
         del self._frames[end + 1:]
 
     def __len__(self) -> int:
