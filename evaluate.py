@@ -293,7 +293,8 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or where p([SKIP]) <
     reply_theta (published results: 0, that is, never). If it does not by the true end, frames of the next segment
-    follow until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the narrator's.
+    follow until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the
+    narrator's own.
     """
     with keys_and_values(narrator.llm.model) as kept:
         hidden, labels, tokens = (forward or narrator)(x, narrations)
