@@ -195,7 +195,7 @@ def load_narrator(args: argparse.Namespace, model: str) -> nar.Narrator:
 
 def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
     """The narrator's vision encoder, where there are pictures to encode: in the toy."""
-    return narrator.vision(args.vision, choose(args.device, args.dtype)[1]) if args.data == "toy" else None
+    return narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1]) if args.data == "toy" else None
 
 
 def split_of(args: argparse.Namespace) -> str:

@@ -381,8 +381,8 @@ class Narrator(nn.Module):
         weights = {name: p.to(dtype or p.dtype) for name, p in self.trainable().items()}
         checkpoint.write_checkpoint(Path(folder), adapter, own, weights)
 
-    def vision(self, source: str | None = None, dtype: torch.dtype = torch.float32) -> VisionEncoder:
-        """The vision encoder that the checkpoint names, or another one; BadData if its features have another width."""
+    def vision_encoder(self, source: str | None = None, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+        """The one that the checkpoint names, or another one; BadData if its features have another width."""
         encoder = VisionEncoder(source or self.config.vision, self.config.grid, self.device, dtype)
         if encoder.width != self.config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
@@ -425,7 +425,7 @@ class Narrator(nn.Module):
         for layer in (self.connector[0], self.connector[2]):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
-        if hasattr(self.memory, "reset_parameters"):
+        if self.config.memory == "clam":
             self.memory.reset_parameters()
 
     @torch.no_grad()

@@ -159,8 +159,8 @@ class Context:
         self.memory: Tensor | None = None                                  # M_{t_{n-1}}
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
-        self.last_narrated = 0                                                 # t_{n-1}
-        self.logits: list[Tensor] | None = None                     # set to a list, it collects those of all tokens
+        self.last_narrated = 0                                             # t_{n-1}
+        self.logits: list[Tensor] | None = None                            # a list put here collects all logits
 
     def update_memory(self, x: Tensor):
         """Line 5, S_t: the memory absorbs a frame x [J, D]; published weights read M_t after its first (CLS) token."""
@@ -225,7 +225,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     if c.position or forced is not None and 0 not in forced:
         raise ValueError("a stream begins with a new Context and a narration of frame 0")
     p_skip = theta = fed = None
-    for t, x in enumerate(chain(frames, [None])):  # line 4; None: the source has ended
+    for t, x in enumerate(chain(frames, [None])):                                     # line 4; None: no more frames
         ended = x is None
         if ended:
             t, fed = t - 1, Tokens()                                                  # the last frame, once more
@@ -245,7 +245,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         narration, pruned = None, 0
         must = (t in forced) if forced is not None else (t == 0 or ended)
         if must or (forced is None and p_skip <= theta):                              # line 13
-            start, c.last_narrated = (c.last_narrated + 1) / config.fps if t else 0.0, t        # line 14
+            start, c.last_narrated = (c.last_narrated + 1) / config.fps if t else 0.0, t   # line 14
             ids = generate(c, None if forced is None else forced[t])                  # line 15
             text = one_line(layout.decode(ids))                                       # line 16
             narration = Narration(c.segment, t, start, (t + 1) / config.fps, text, p_skip, ids)
@@ -282,7 +282,7 @@ def open_frames(source: str, narrator: Narrator, vision: str | None,
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    encoder = narrator.vision(vision, dtype)
+    encoder = narrator.vision_encoder(vision, dtype)
     video = Video(source, config.fps, largest=2 * encoder.image_size)
     return encode_pictures(video, encoder), video.frames, video
 

@@ -18,6 +18,6 @@ class RecentFrames(NoMemory):
         state = self.initial_state(len(x)) if state is None else state
         check(x, read_at, self.width)
         seen = torch.cat([state.to(x), x], dim=1)                               # [B, M + L, D]
-        window = (read_at[..., None] + torch.arange(self.M)).to(x.device)    # [B, N, M]
-        memory = torch.stack([row[index] for row, index in zip(seen, window)])    # [B, N, M, D]
+        window = (read_at[..., None] + torch.arange(self.M)).to(x.device)       # [B, N, M]
+        memory = torch.stack([row[index] for row, index in zip(seen, window)])  # [B, N, M, D]
         return memory, seen[:, x.shape[1]:]

@@ -16,7 +16,8 @@ from tqdm import tqdm
 import narrator as nar
 import stream
 from evaluate import load_narrator, load_vision, overlaps, print_table, samples, segments, true_narrations
-from support.common import BadData, apart, choose, command_line, positive_float, pyplot, read_jsonl, save_figure
+from support.common import (BadData, apart, choose, command_line, is_number, positive_float, pyplot, read_jsonl,
+                            save_figure)
 from support.narrations import Sentence, read_truth, to_sentences
 from support.options import data_options, model_options, trigger_options
 
@@ -171,9 +172,8 @@ def check_trace(trace: list[dict], source: Path):
     """BadData unless it is what stream.py writes."""
     if not trace:
         raise BadData(f"{source}: has no frames")
-    number = lambda value: isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
-    right = {key: number for key in ("frame", "text_tokens", "visual_tokens")}
-    right |= {key: lambda value: value is None or number(value) for key in ("p_skip", "theta")}
+    right = {key: is_number for key in ("frame", "text_tokens", "visual_tokens")}
+    right |= {key: lambda value: value is None or is_number(value) for key in ("p_skip", "theta")}
     right["narrate"] = lambda value: isinstance(value, bool)
     if not all(key in row and check(row[key]) for row in trace for key, check in right.items()):
         raise BadData(f"{source}: is no trace of stream.py (it needs {', '.join(right)} in every line)")

@@ -21,7 +21,7 @@ from io import StringIO
 from math import ceil
 from pathlib import Path
 
-from support.common import BadData, NotDownloaded, read_json, read_text
+from support.common import BadData, NotDownloaded, is_number, read_json, read_text
 
 PUBLISHED_FILES = {"ego4d": "refined_narration_stream_{split}.json",
              "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
@@ -73,11 +73,6 @@ def find_annotations(root: Path, *names: str) -> Path | None:
 def expect(right: bool, path: Path, entry: str, what: str) -> None:
     if not right:
         raise BadData(f"{path}, {entry}: {what}")
-
-
-def is_number(value) -> bool:
-    """A number that can be a time or a count: no NaN, no infinity, no true or false, nothing beyond a billion."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
 
 
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:

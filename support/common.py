@@ -127,6 +127,11 @@ def read_jsonl(path: Path) -> list[dict]:
     return rows
 
 
+def is_number(value) -> bool:
+    """Can a value of a file be a time or a count? No NaN, no infinity, no true or false, nothing from 10^12 on."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
+
+
 def apart(*paths: str | Path) -> None:
     """BadData if two of the paths are one file: an output would destroy the input, or another output. "" is none."""
     seen = set()

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from support.annotations import expect, is_number
-from support.common import BadData, chunks, read_json
+from support.annotations import expect
+from support.common import BadData, chunks, is_number, read_json
 
 FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64

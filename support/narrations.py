@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from support.common import BadData, read_json, read_jsonl
+from support.common import BadData, is_number, read_json, read_jsonl
 
 
 @dataclass
@@ -52,7 +52,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
             where, start = f"{file}, video {name}", 0.0
             if isinstance(entry, dict):
                 start, entry = entry.get("start", 0.0), entry.get("annotators")
-                if not is_time(start) or not is_list_of(entry, list):
+                if not is_number(start) or not is_list_of(entry, list):
                     raise BadData(f'{where}: expected {{"start": seconds, "annotators": [[...], ...]}}')
             elif not is_list_of(entry, list) or entry == []:
                 entry = [entry]
@@ -77,13 +77,13 @@ def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
     demand(isinstance(content, dict), 'must be an object with "video", "fps", "duration" and "narrations"')
     demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
     for key, low, high in (("fps", 1e-3, 1e3), ("duration", 1e-3, 1e7)):
-        demand(is_time(content.get(key)) and low <= content[key] <= high,
+        demand(is_number(content.get(key)) and low <= content[key] <= high,
                f'"{key}" must be a number above 0, from {low:g} to {high:g}')
     demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
     for n, entry in enumerate(content["narrations"]):
         demand(isinstance(entry, dict), f"narrations[{n}] must be an object")
         time, text, memory = entry.get("time"), entry.get("text"), entry.get("memory", [])
-        demand(is_time(time) and time >= 0, f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
+        demand(is_number(time) and time >= 0, f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
         demand(isinstance(text, str) and text.strip(), f'narrations[{n}]: "text" must be a sentence')
         demand(is_list_of(memory, str), f'narrations[{n}]: "memory" must be a list of words')
         sentences.append(Sentence(time, text, tuple(memory)))
@@ -113,16 +113,12 @@ def to_sentences(rows, where: str) -> list[Sentence]:
     for i, row in enumerate(rows):
         fields = row if isinstance(row, dict) else {}
         time, text, memory = fields.get("time", fields.get("end")), fields.get("text"), fields.get("memory", [])
-        if not is_time(time) or not isinstance(text, str):
+        if not is_number(time) or not isinstance(text, str):
             raise BadData(f'{where}, narration {i}: expected {{"time": seconds, "text": "..."}}, not {str(row)[:60]}')
         if not is_list_of(memory, str):
             raise BadData(f'{where}, narration {i}: "memory" must be a list of words, or be left out')
         sentences.append(Sentence(float(time), text, tuple(memory)))
     return sentences
-
-
-def is_time(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
 
 
 def is_list_of(values, kind: type) -> bool:

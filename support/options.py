@@ -2,7 +2,7 @@
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from support.common import non_negative, positive_int, probability, whole
+from support.common import DTYPES, non_negative, positive_int, probability, whole
 
 
 def data_options(parser: ArgumentParser):
@@ -16,7 +16,7 @@ def device_options(parser: ArgumentParser):
     parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: the checkpoint's)")
     parser.add_argument("--vision", help="vision encoder: folder or hub id (default: the checkpoint's)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
 
 
 def model_options(parser: ArgumentParser, **model):

@@ -29,9 +29,11 @@ class Writers:
     whenever the stream stops. Texts must be single lines (common.py: one_line). BadData if one is the `source`."""
 
     def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = ""):
-        apart(source, *(path for path in paths.values() if path))
-        self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8"))
-                      for name, path in paths.items() if path}
+        paths = {name: path for name, path in paths.items() if path}
+        apart(source, *paths.values())
+        for path in paths.values():                       # before one is emptied, all must be writable
+            open(path, "a", encoding="utf-8").close()
+        self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8")) for name, path in paths.items()}
         self.put("vtt", "WEBVTT\n\n")
         self.last: dict | None = None
         stack.callback(self.finish)

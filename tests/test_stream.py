@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import narrator as nar
 import stream
 from support.common import one_line
 from support.features import encode_pictures, load_features
-from support.subtitles import srt_cue, timestamp, vtt_cue
+from support.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.video import write_video
 from test_commands import call
 from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
@@ -431,6 +432,14 @@ def test_explain():
     assert "fed [SKIP] x x 10" in lines[2] and "theta_low, within 4 s" in lines[2] and " > 0.5 " in lines[2]
     assert "fed $ \\n [ m x 10 ]\\n [ x x 10" in lines[1]
     assert "the last frame always narrates" in lines[-1] and "narration 42" in lines[-1]
+
+
+def test_no_output_is_emptied_before_all_can_be_written(tmp_path):
+    """The narrations of an earlier run survive a mistyped second output."""
+    (tmp_path / "n.jsonl").write_text("kept\n")
+    with ExitStack() as stack, pytest.raises(FileNotFoundError):
+        Writers({"jsonl": tmp_path / "n.jsonl", "srt": tmp_path / "nowhere" / "n.srt"}, stack)
+    assert (tmp_path / "n.jsonl").read_text() == "kept\n"
 
 
 def test_generated_text_cannot_forge_a_cue():

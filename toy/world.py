@@ -78,7 +78,7 @@ class Annotation:
     """A narration of the ground truth."""
     frame: int                                 # the last frame of its segment, as annotated
     text: str
-    memory_words: tuple[str, ...] = ()               # the words that only visual memory can give
+    memory_words: tuple[str, ...] = ()         # the words that only visual memory can give
 
 
 @dataclass(eq=False)
