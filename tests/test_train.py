@@ -289,7 +289,9 @@ def test_two_processes_are_one(whole):
 def ended(line, folder, how, environments=({},)):
     """Start a process in each environment and send all of them a signal as soon as there is a state; the processes."""
     running = [subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True,
-                                env=os.environ | {"OMP_NUM_THREADS": "1"} | more) for more in environments]
+                                env=os.environ | {"OMP_NUM_THREADS": "1"} | more,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # as stream's test
+               for more in environments]
     while running[0].poll() is None and not (folder / "narrator-state.safetensors").exists():
         time.sleep(0.005)
     for one in running:
@@ -316,7 +318,7 @@ def test_killed_training_is_resumed(whole, tmp_path):
 def test_ctrl_c_exits_with_130(whole, tmp_path):
     line = arguments(whole / "root", tmp_path / "out", "--save-every", 1, "--epochs", 1000)
     process, = ended(line, tmp_path / "out", signal.SIGINT)
-    said = process.communicate()[1]
+    said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and said.splitlines()[-1] == "interrupted" and "Traceback" not in said
     with safe_open(tmp_path / "out" / "narrator-state.safetensors", "pt") as file:
         assert int(file.metadata()["step"]) >= 1
