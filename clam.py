@@ -65,6 +65,10 @@ class NoMemory(nn.Module):
         """The memory tokens [B, M, D] that the next segment opens with."""
         return state
 
+    def reader(self) -> Callable[[Tensor], Tensor]:
+        """`read` for one stream, with all that does not depend on the state computed once."""
+        return self.read
+
     def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
         return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
@@ -177,7 +181,11 @@ class CLAM(NoMemory):
 
     def read(self, state: Tensor) -> Tensor:
         """M_t = Q S_t, gated, normalised and through the feed-forward: [..., h, c, e] -> [..., M, D]."""
-        return self.readout(state, *self.queries())
+        return self.reader()(state)
+
+    def reader(self) -> Callable[[Tensor], Tensor]:
+        queries = self.queries()
+        return lambda state: self.readout(state, *queries)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """One frame x [B, J, D]: the new state (Alg. 2, line 5)."""

@@ -361,7 +361,7 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept: dict, n
     L = len(extra)
     mask = torch.ones(L, int(seen.sum()) + L, dtype=torch.bool, device=narrator.device).tril(int(seen.sum()))
     positions = torch.arange(end, end + L, device=narrator.device)
-    e = narrator.embed(extra, x[frame:frame + more].to(narrator.device))
+    e = narrator.embed(torch.tensor(extra.ids, device=narrator.device), x[frame:frame + more].to(narrator.device))
     return narrator.run(e, positions, mask, cache)[L // more - 1::L // more]
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from baselines.memories import RecentFrames
 from clam import CLAM, NoMemory
-from support import checkpoint
+from support import checkpoint, decode
 from support.common import BadData, command_line, pyplot, save_figure, whole
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
@@ -341,6 +341,7 @@ class Narrator(nn.Module):
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
+        self.decoder, self.plain = decode.Plain(llm.model, self.embed), "its LoRA is not merged"
 
     @classmethod
     def load(cls, source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
@@ -369,6 +370,12 @@ class Narrator(nn.Module):
         checkpoint.fill(narrator.trainable(), weights, folder / checkpoint.WEIGHTS)
         return narrator.to(device).eval()
 
+    def merge(self) -> "Narrator":
+        """For streaming: LoRA becomes part of the weights, and passes take the fast path (`plain` says why not)."""
+        decode.merge_lora(self.llm)
+        self.decoder, self.plain = decode.fastest(self.llm, self.embed)
+        return self
+
     def save(self, folder: str | Path, llm: str | None = None, vision: str | None = None,
              dtype: torch.dtype | None = None) -> None:
         """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
@@ -393,18 +400,13 @@ class Narrator(nn.Module):
     def device(self) -> torch.device:
         return self.connector[0].weight.device
 
-    def embed(self, tokens: Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Token embeddings [L, D_lm]; frame tokens x [.., J, D] and memory [.., M, D] fill their places in order."""
-        ids = torch.tensor(tokens.ids, device=self.device)
+    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """Embeddings [L, D_lm] of ids [L]; frame tokens x [.., J, D] and memory [.., M, D] fill their places in order."""
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         for place, visual in ((FRAME, x), (MEMORY, memory)):
-            places = [i for i, token in enumerate(tokens.ids) if token == place]
-            if places:
-                if visual is None or visual[..., 0].numel() != len(places):
-                    raise ValueError(f"expected {len(places)} frame or memory tokens, one for each of their places")
-                visual = visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype)
-                projected = self.connector(visual).to(e.dtype)                          # E = MLP(X), Alg. 2, line 9
-                e = e.index_copy(0, torch.tensor(places, device=e.device), projected)
+            if visual is not None:
+                visual = rearrange(visual, "... d -> (...) d").to(self.connector[0].weight.dtype)
+                e = e.masked_scatter((ids == place)[:, None], self.connector(visual).to(e.dtype))   # E = MLP(X)
         return e
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
@@ -468,7 +470,7 @@ class Narrator(nn.Module):
         if self.layout.M:
             read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]]).long()
             memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
-        e = self.embed(tokens, x, memory)
+        e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
         after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
         positions = torch.arange(len(tokens)) + before * after_prompt
         mask = attention_mask(tokens, self.config.last_k, self.config.prune, self.device)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 from support.common import one_line
+from support.decode import EMPTY
 from support.features import encode_pictures, load_features
 from support.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.video import write_video
@@ -215,9 +216,9 @@ def test_cache_counts_what_it_holds():
     model = tiny()
     x, narrations = video(model)
     _, steps, context = streamed_logits(model, x[:16], narrations)
-    used = context.cache.positions != stream.EMPTY
+    used = context.cache.positions != EMPTY
     assert used.sum() == context.cache.text + context.cache.visual == steps[-1].text_tokens + steps[-1].visual_tokens
-    assert context.cache.bytes() == sum(y[:, :, used].nbytes for layer in context.cache.layers for y in layer) > 0
+    assert context.cache.bytes() == sum(y[used].nbytes for y in context.cache.keys + context.cache.values) > 0
 
 
 @pytest.mark.parametrize("keep_newline", [False, True])
@@ -246,11 +247,10 @@ def test_no_narration_is_kept():
 def test_slots_are_used_again():
     """Tokens that are removed make room; what is left keeps its place and its position."""
     cache = stream.Cache(capacity=4)
-    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), torch.arange(4))
-    assert cache.keep(cache.kind == nar.PROMPT) == 3 and (cache.text, cache.visual) == (1, 0)
-    mask = cache.insert(nar.Tokens().add([5, 6], nar.VISUAL, segment=1), torch.tensor([4, 5]))
-    assert cache.positions.tolist() == [4, 5, stream.EMPTY, 3]
-    assert mask.tolist() == [[True, False, False, True], [True, True, False, True]]
+    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), cache.take(4))
+    cache.positions.copy_(torch.arange(4))
+    assert cache.keep(cache.kind == nar.PROMPT) == 3 and (cache.text, cache.visual, cache.span) == (1, 0, 4)
+    assert cache.take(2).tolist() == [0, 1] and cache.positions.tolist() == [EMPTY, EMPTY, EMPTY, 3]
 
 
 def test_frames_are_taken_one_by_one():
