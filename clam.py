@@ -58,7 +58,7 @@ class NoMemory(nn.Module):
         return torch.zeros(batch, 0, self.width)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """Absorb tokens x [B, J, D] of one frame (Alg. 2, line 5)."""
+        """Absorb the tokens x [B, L, D] of one frame or several (Alg. 2, line 5)."""
         return state
 
     def read(self, state: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class CLAM(NoMemory):
         return lambda state: self.readout(state, *queries)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """One frame x [B, J, D]: the new state (Alg. 2, line 5)."""
+        """One frame or several, x [B, L, D]: the new state (Alg. 2, line 5)."""
         absorbed = [self.absorb(k, v, log_gate) for k, v, log_gate in zip(*self.project(x))]
         return torch.stack([s * decay[..., None] + update for s, (decay, update) in zip(state, absorbed)])
 

@@ -126,12 +126,17 @@ class VisionEncoder(nn.Module):
         self.mean, self.std = processor["image_mean"], processor["image_std"]
         self.width = model.config.hidden_size
 
-    @torch.no_grad()
     def forward(self, frames: Tensor) -> Tensor:
+        return self.several([frames])[0]
+
+    @torch.no_grad()
+    def several(self, videos: list[Tensor]) -> list[Tensor]:
+        """Frames of several videos, whose sizes can differ, in one pass."""
         p = next(self.model.parameters())
-        pixels = letterbox(frames.to(p.device).float() / 255, self.image_size)            # [T, 3, S, S]
+        pixels = torch.cat([letterbox(frames.to(p.device).float() / 255, self.image_size) for frames in videos])
         mean, std = (torch.tensor(value, device=p.device)[:, None, None] for value in (self.mean, self.std))
-        return frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)
+        x = frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)       # pixels [T, 3, S, S]
+        return list(x.split([len(frames) for frames in videos]))
 
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
@@ -341,7 +346,7 @@ class Narrator(nn.Module):
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
-        self.decoder, self.plain = decode.Plain(llm.model, self.embed), "its LoRA is not merged"
+        self.decoder, self.plain = decode.Plain(self), "its LoRA is not merged"
 
     @classmethod
     def load(cls, source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
@@ -373,7 +378,7 @@ class Narrator(nn.Module):
     def merge(self) -> "Narrator":
         """For streaming: LoRA becomes part of the weights, and passes take the fast path (`plain` says why not)."""
         decode.merge_lora(self.llm)
-        self.decoder, self.plain = decode.fastest(self.llm, self.embed)
+        self.decoder, self.plain = decode.fastest(self)
         return self
 
     def save(self, folder: str | Path, llm: str | None = None, vision: str | None = None,

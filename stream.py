@@ -21,12 +21,14 @@ segments and positions are counted from 0 here, from 1 in the paper. The baselin
 memory) is the same loop with `prune` off. Does not include: batches of streams, cameras.
 """
 import argparse
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby, islice, takewhile
 from pathlib import Path
 
@@ -35,12 +37,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from narrator import MEMORY, NARRATION, PROMPT, VISUAL, Layout, Narrator, Tokens, visible
+from narrator import MEMORY, NARRATION, PROMPT, VISUAL, Config, Layout, Narrator, Tokens, VisionEncoder, visible
 from support.common import BadData, ahead, choose, command_line, one_line, positive_float, positive_int
 from support.decode import Part, Slots
 from support.features import encode_pictures, is_features, load_features
-from support.options import config_changes, model_options, trigger_options
+from support.options import config_changes, lookahead_option, model_options, trigger_options
 from support.subtitles import Writers, timestamp
+from support.together import Failed, side_by_side
 from support.video import Video
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
@@ -151,6 +154,7 @@ class Context:
         self.cache = Cache(narrator.device)                                # C^vid, C^nar
         self.state = narrator.memory.initial_state().to(narrator.device)   # S_t
         self.readable = self.state                                         # the state that M_t is read from
+        self.waiting: list[Tensor] = []                                    # frames that it has not absorbed yet
         self.read = narrator.memory.reader()
         self.memory: Tensor | None = None                                  # M_{t_{n-1}}
         self.position = 0                                                  # l
@@ -163,17 +167,26 @@ class Context:
         self.logits: list[Tensor] | None = None                            # a list put here collects all logits
 
     def update_memory(self, x: Tensor):
-        """Line 5, S_t: the memory absorbs a frame x [J, D]; published weights read M_t after its first (CLS) token."""
-        memory = self.narrator.memory
-        with self.watch("memory"):
-            if self.narrator.config.readout == "cls":
-                self.readable = memory.step(x[None, :1], self.state)
-                self.state = memory.step(x[None, 1:], self.readable)
-            else:
-                self.readable = self.state = memory.step(x[None], self.state)
+        """Line 5, S_t: the memory absorbs a frame x [J, D]. Nothing reads S_t before a segment ends, so frames wait,
+        at most 8, and are absorbed together."""
+        self.waiting.append(x)
+        if len(self.waiting) == 8:
+            self.absorb()
+
+    def absorb(self):
+        """S_t after all frames; published weights read M_t after the first (CLS) token of the last one."""
+        if self.waiting:
+            with self.watch("memory"):
+                memory, x = self.narrator.memory, torch.cat(self.waiting)[None]                       # [1, T J, D]
+                later = self.narrator.config.J - 1 if self.narrator.config.readout == "cls" else 0
+                self.state = self.readable = memory.step(x[:, :x.shape[1] - later], self.state)
+                if later:
+                    self.state = memory.step(x[:, -later:], self.readable)
+                self.waiting = []
 
     def read_memory(self):
         """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Those of other frames are not needed."""
+        self.absorb()
         if self.narrator.layout.M:
             with self.watch("memory"):
                 self.memory = self.read(self.readable)
@@ -204,12 +217,14 @@ class Context:
         ids = list(chain(*pieces))
         slots = self.cache.take(len(ids))
         plan = torch.tensor([ids, range(self.position, self.position + len(ids)), slots.tolist()])   # line 10
-        hidden = self.run(Part(plan.to(narrator.device), torch.stack(frames) if frames else None,    # lines 9, 12
-                               self.memory if MEMORY in tokens.ids else None, self.cache))
-        logits = narrator.logits(hidden[len(tokens) - 1::len(pieces[-1])])
-        self.ahead.extend(zip(pieces, np.split(slots, np.cumsum([len(piece) for piece in pieces[:-1]])), logits))
+        last = slice(len(tokens) - 1, None, len(pieces[-1]))
+        logits = self.run(Part(plan.to(narrator.device), torch.stack(frames) if frames else None,    # lines 9, 12
+                               self.memory if MEMORY in tokens.ids else None, self.cache,
+                               last if self.logits is None else slice(None)))
         if self.logits is not None:
-            self.logits.extend(narrator.logits(hidden))
+            self.logits.extend(logits)
+            logits = logits[last]
+        self.ahead.extend(zip(pieces, np.split(slots, np.cumsum([len(piece) for piece in pieces[:-1]])), logits))
 
     def forget(self):
         """Remove from the cache what was read ahead."""
@@ -323,77 +338,130 @@ def explain(decision: Decision, layout: Layout, config, static: bool = False) ->
 
 # ---------------------------------------------------------------------- python stream.py
 
-def open_frames(source: str, narrator: Narrator, vision: str | None, dtype: torch.dtype,
-                batch: int = 1) -> tuple[Iterator[Tensor], int | None, Video | None]:
+def open_frames(source: str, config: Config, encode: Callable[[Tensor], Tensor], batch: int = 1,
+                largest: int | None = None) -> tuple[Iterator[Tensor], int | None, Video | None]:
     """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one.
 
-    Pictures are decoded while the models work, and encoded `batch` at a time.
+    Pictures, no side longer than `largest`, are decoded while the models work, and encoded `batch` at a time.
     """
-    config = narrator.config
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    encoder = narrator.vision_encoder(vision, dtype)
-    video = Video(source, config.fps, largest=2 * encoder.image_size)
-    return encode_pictures(ahead(video, 2 * batch), encoder, batch), video.frames, video
+    video = Video(source, config.fps, largest)
+    return encode_pictures(ahead(video, 2 * batch), encode, batch), video.frames, video
 
 
-def run_file(args: argparse.Namespace):
-    device, dtype = choose(args.device, args.dtype)
+class Run:
+    """One input of the command line: where its narrations go, and what came of it."""
+
+    def __init__(self, source: str, name: str, outputs: dict[str, str | None]):
+        self.source, self.name, self.outputs = source, name, outputs
+        self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
+
+    def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
+                  ask: Callable) -> Iterator[Decision]:
+        """Narrate it, and write the files."""
+        self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
+        frames, self.total, self.video = open_frames(
+            self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), args.lookahead,
+            encoder and 2 * encoder.image_size)
+        if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
+            tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, give "
+                       "--model a narrator that was trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
+        with ExitStack() as stack:
+            writers = Writers(self.outputs, stack, self.source)
+            for decision in narrate(narrator, frames, args.static, None, self.context, args.lookahead):
+                writers.trace(decision.trace())
+                if decision.narration:
+                    writers.sentence(vars(decision.narration))
+                self.count = decision.frame + 1
+                self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
+                yield decision
+        if not self.count:
+            raise BadData(f"{self.source} has no frames")
+
+    def report(self, seconds: float):
+        cache, name = self.context.cache, f"{self.name}: " if self.name else ""
+        print(f"{name}{self.count} frames, {self.context.segment} narrations, {self.count / seconds:.1f} frames/s; cache "
+              f"at most {self.peak} tokens, now {cache.text} text + {cache.visual} visual = "
+              f"{cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+        if self.video is not None:
+            self.video.report()
+
+
+def plan_runs(args: argparse.Namespace) -> list[Run]:
+    """One input has no name, and its outputs are files; those of several inputs are files in folders."""
+    forms = "jsonl", "srt", "vtt", "trace"
+    if len(args.input) == 1:
+        return [Run(args.input[0], "", {form: getattr(args, form) for form in forms})]
+    names = [Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem for source in args.input]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadData(f"several inputs are called {twice[0]}: their outputs need different names")
+    for form in forms:
+        if folder := getattr(args, form):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    return [Run(source, name, {form: folder and f"{folder}/{name}.{'jsonl' if form == 'trace' else form}"
+                               for form in forms for folder in [getattr(args, form)]})
+            for source, name in zip(args.input, names)]
+
+
+def run_files(args: argparse.Namespace):
+    (device, dtype), runs, failed = choose(args.device, args.dtype), plan_runs(args), []
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
-    frames, total, video = open_frames(args.input, narrator, args.vision, dtype, args.lookahead)
+    videos = not all(map(is_features, args.input))
+    encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
     if narrator.plain:
         print(f"{narrator.config.llm} {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
-    if args.model is None and video is not None and video.size != TOY_SIZE:
-        print("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, give --model "
-              "a narrator that was trained for them, such as zeyun-zhong/flownar-1B-ego4d", file=sys.stderr)
     if args.compile:
         narrator.memory.compile()
         narrator.decoder.compile()
-    with ExitStack() as stack:
-        writers = Writers({name: getattr(args, name) for name in ("jsonl", "srt", "vtt", "trace")}, stack, args.input)
-        context, began, count, peak = Context(narrator), time.perf_counter(), 0, 0
-        progress = stack.enter_context(tqdm(total=total, unit="frame", desc="streaming", leave=False, mininterval=0.5))
-        for decision in narrate(narrator, frames, args.static, None, context, args.lookahead):
-            writers.trace(decision.trace())
-            count, peak = decision.frame + 1, max(peak, decision.text_tokens + decision.visual_tokens)
-            progress.update(count - progress.n)
-            progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
-            lines = [explain(decision, narrator.layout, narrator.config, args.static)] if args.explain else []
-            if decision.narration:
-                writers.sentence(vars(decision.narration))
-                lines.append(f"[{timestamp(decision.narration.end)}] {decision.narration.text}")
+    jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
+    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5) as progress:
+        for number, decision in side_by_side(jobs, min(args.batch, len(runs))):
+            run, lines = runs[number], []
+            if isinstance(decision, Failed):
+                if len(runs) == 1 or not isinstance(decision.error, BadData):
+                    raise decision.error
+                failed.append(run)
+                lines.append(f"{run.name}: {decision.error}")
+            else:
+                progress.total = sum(run.total or run.count for run in runs)
+                progress.update(sum(run.count for run in runs) - progress.n)
+                progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
+                if args.explain:
+                    lines.append(explain(decision, narrator.layout, narrator.config, args.static))
+                if said := decision.narration:
+                    lines.append(f"[{run.name and run.name + ' '}{timestamp(said.end)}] {said.text}")
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
-    seconds = time.perf_counter() - began
-    if not count:
-        raise BadData(f"{args.input} has no frames")
-    cache = context.cache
-    print(f"{count} frames, {context.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, "
-          f"now {cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
-    if video is not None:
-        video.report()
+    for run in runs:
+        if run not in failed:
+            run.report(time.perf_counter() - began)
+    if failed:
+        raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
 
 
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
-    parser.add_argument("input", help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt")
+    parser.add_argument("input", nargs="+",
+                        help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; of several, "
+                             "the output options name folders")
+    parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
+                        help="inputs that are narrated at once and share the passes of the models (default 16)")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
     model_options(parser)
     trigger_options(parser)
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
-    parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                        help="frames in one pass of the language model, with the same results (default 4; 1: no frame "
-                             "waits for the next)")
+    lookahead_option(parser)
     parser.add_argument("--compile", action="store_true", help="compile CLAM and the feed-forward layers")
     parser.add_argument("--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     args = parser.parse_args()
-    command_line(lambda: run_file(args))
+    command_line(lambda: run_files(args))
 
 
 if __name__ == "__main__":

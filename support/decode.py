@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -104,29 +105,32 @@ class Slots:
 
 @dataclass
 class Part:
-    """What one stream gives to a pass: see `embed` of narrator.py for x and memory."""
+    """What one stream gives to a pass: see `embed` of narrator.py for x and memory; `rows`, whose logits it wants."""
     plan: Tensor                # [3, N]
     x: Tensor | None
     memory: Tensor | None
     slots: Slots
+    rows: slice
 
 
 class Plain:
     """Passes through the modules of transformers, one stream after the other."""
 
-    def __init__(self, model: nn.Module, embed: Callable):
-        self.model, self.embed = model, embed
+    def __init__(self, narrator):
+        self.narrator, self.model = narrator, narrator.llm.model
 
+    @torch.no_grad()
     def __call__(self, parts: list[Part]) -> list[Tensor]:
-        """The last hidden states [N, D_lm] of each part's tokens, whose keys and values go into its slots."""
+        """The logits [rows, V] of each part's tokens, whose keys and values go into its slots."""
         return [self.run(part) for part in parts]
 
     def run(self, part: Part) -> Tensor:
         (ids, positions, self.into), slots = part.plan, part.slots
         slots.positions[self.into] = positions
         mask, self.slots = slots.positions[:slots.span] <= positions[:, None], slots
-        return self.model(inputs_embeds=self.embed(ids, part.x, part.memory)[None], position_ids=positions[None],
-                          attention_mask=mask[None, None], past_key_values=self, use_cache=True).last_hidden_state[0]
+        output = self.model(inputs_embeds=self.narrator.embed(ids, part.x, part.memory)[None], use_cache=True,
+                            position_ids=positions[None], attention_mask=mask[None, None], past_key_values=self)
+        return self.narrator.logits(output.last_hidden_state[0, part.rows])
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
         """Called by each attention layer, as transformers calls its caches: store keys and values, return all."""
@@ -207,7 +211,8 @@ def norm(h: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class Decoder:
     """Passes of a Llama-like model, whose LoRA has been merged, with its matrices fused."""
 
-    def __init__(self, model: nn.Module, embed: Callable):
+    def __init__(self, narrator):
+        model = narrator.llm.model
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope not in ("default", "linear", "llama3", "yarn"):                # others depend on the length
             raise Different(f"rotates its keys by rules of its own ({rope})")
@@ -216,28 +221,30 @@ class Decoder:
             self.inverse, self.rope_scale = model.rotary_emb.inv_freq, model.rotary_emb.attention_scaling
         except AttributeError as error:
             raise Different(f"is not built like Llama ({error})") from None
-        self.embed, self.run = embed, self.forward
+        self.narrator, self.run = narrator, self.forward
 
+    @torch.no_grad()
     def __call__(self, parts: list[Part]) -> list[Tensor]:
         """As Plain; all parts share the pass."""
-        for part in parts:
-            first = self.layers[0]
-            part.slots.allocate(len(self.layers), first.qkv[0].new_empty(first.groups, first.channels))
+        first, streams, rows = self.layers[0], [part.slots for part in parts], [part.rows for part in parts]
+        for stream in streams:
+            stream.allocate(len(self.layers), first.qkv[0].new_empty(first.groups, first.channels))
         if len(parts) == 1:
             one, = parts
-            return [self.captured(one) if one.plan.is_cuda else self.run(one.plan, one.x, one.memory, [one.slots])]
+            return [self.captured(one) if one.plan.is_cuda else
+                    self.run(one.plan, one.x, one.memory, streams, [one.plan.shape[1]], rows)]
         join = lambda pieces: torch.cat(pieces) if pieces else None
-        plan, lengths = torch.cat([part.plan for part in parts], 1), [part.plan.shape[1] for part in parts]
-        x, memory = (join([rearrange(y, "... d -> (...) d") for y in ys if y is not None])
+        x, memory = (join([y.reshape(-1, y.shape[-1]) for y in ys if y is not None])
                      for ys in zip(*((part.x, part.memory) for part in parts)))
-        return list(self.forward(plan, x, memory, [part.slots for part in parts], lengths).split(lengths))
+        lengths = [part.plan.shape[1] for part in parts]
+        logits = self.forward(torch.cat([part.plan for part in parts], 1), x, memory, streams, lengths, rows)
+        return list(logits.split([len(range(n)[wanted]) for n, wanted in zip(lengths, rows)]))
 
-    def forward(self, plan: Tensor, x: Tensor | None, memory: Tensor | None, streams: list[Slots],
-                lengths: list[int] | None = None) -> Tensor:
-        """Last hidden states [N, D_lm] of the tokens of all streams, which follow each other, `lengths` of each."""
-        lengths = [plan.shape[1]] if lengths is None else lengths
+    def forward(self, plan: Tensor, x: Tensor | None, memory: Tensor | None, streams: list[Slots], lengths: list[int],
+                rows: list[slice]) -> Tensor:
+        """Logits [all rows, V] of the tokens of all streams, which follow each other, `lengths` of each."""
         ids, positions, slots = plan
-        h, first = self.embed(ids, x, memory), self.layers[0]
+        h, first = self.narrator.embed(ids, x, memory), self.layers[0]
         angles = positions[:, None].float() * self.inverse
         cos = (angles.cos() * self.rope_scale).to(h.dtype).repeat(1, 2)[:, None]
         sin = (angles.sin() * self.rope_scale).to(h.dtype)
@@ -255,7 +262,8 @@ class Decoder:
                 seen.append(layer.attend(q, keys, values, mask))
             h = h + F.linear(torch.cat(seen), *layer.o)
             h = h + layer.feed_forward(h)
-        return norm(h, *self.norm)
+        h = torch.cat([own[wanted] for own, wanted in zip(h.split(lengths), rows)])
+        return self.narrator.logits(norm(h, *self.norm))
 
     def compile(self) -> None:
         """Compile the pass of one stream; shapes may change."""
@@ -263,41 +271,43 @@ class Decoder:
 
     def captured(self, part: Part) -> Tensor:
         """The pass of one stream as a CUDA graph, captured when its shape is first met with these buffers."""
-        given = [y for y in (part.plan, part.x, part.memory) if y is not None]
-        key = tuple(None if y is None else y.shape for y in (part.plan, part.x, part.memory))
-        if key not in part.slots.graphs:
-            buffers = [None if y is None else y.clone() for y in (part.plan, part.x, part.memory)]
+        given, graphs = [part.plan, part.x, part.memory], part.slots.graphs
+        key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
+        if key not in graphs:
+            buffers = [y if y is None else y.clone() for y in given]
+            run = partial(self.forward, *buffers, [part.slots], [part.plan.shape[1]], [part.rows])
             aside = torch.cuda.Stream()                                      # a first run, as capture demands
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
-                self.forward(*buffers, [part.slots])
+                run()
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                hidden = self.forward(*buffers, [part.slots])
-            part.slots.graphs[key] = graph, [y for y in buffers if y is not None], hidden
-        graph, buffers, hidden = part.slots.graphs[key]
+                logits = run()
+            graphs[key] = graph, buffers, logits
+        graph, buffers, logits = graphs[key]
         for buffer, new in zip(buffers, given):
-            buffer.copy_(new)
+            if new is not None:
+                buffer.copy_(new)
         graph.replay()
-        return hidden
+        return logits.clone()
 
 
 @torch.no_grad()
-def fastest(llm: nn.Module, embed: Callable) -> tuple[Callable, str | None]:
+def fastest(narrator) -> tuple[Callable, str | None]:
     """Decoder, if it computes what the model computes for a few random tokens; else Plain, and why."""
-    plain, table = Plain(llm.model, embed), llm.get_input_embeddings().weight
+    plain, table = Plain(narrator), narrator.llm.get_input_embeddings().weight
     try:
-        decoder = Decoder(llm.model, embed)
+        decoder = Decoder(narrator)
     except Different as reason:
         return plain, str(reason)
-    ids, places = torch.randint(len(table), (9,)), torch.arange(9)
-    results = []
+    ids, places, logits = torch.randint(len(table), (9,)), torch.arange(9), []
     for run in (plain, decoder):
         slots = Slots(table.device)
         slots.take(len(ids))
-        results.append(run([Part(torch.stack([ids, 5 * places, places]).to(table.device), None, None, slots)])[0].float())
-    error = (results[0] - results[1]).norm() / results[0].norm()
+        plan = torch.stack([ids, 5 * places, places]).to(table.device)
+        logits += run([Part(plan, None, None, slots, slice(None))])
+    error = (logits[0] - logits[1]).norm() / logits[0].norm()
     if not error <= (1e-4 if table.dtype == torch.float32 else 5e-2):
         return plain, "computes something that Llama does not"
     return decoder, None
