@@ -83,7 +83,7 @@ class Slots:
         self.graphs.clear()
         self.free = np.concatenate([self.free, np.arange(len(self.used), len(self.used) + more)])
         self.used = np.pad(self.used, (0, more))
-        self.positions = F.pad(self.positions, (0, more), value=EMPTY)
+        self.positions = torch.cat([self.positions, self.positions.new_full((more,), EMPTY)])
         for buffers in (self.keys, self.values):
             for i in range(len(buffers)):
                 buffers[i] = F.pad(buffers[i], (0, 0, 0, 0, 0, more))
