@@ -1,17 +1,20 @@
-"""What any training needs: paths of models that stay valid, sums over processes, resumable states, the loss curve.
+"""What any training needs: paths of models that stay valid, the loss, sums over processes, resumable states, the curve.
 
 No section of the paper, and nothing about narrators.
 """
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from support.common import BadData, pyplot, rank, replacing, save_figure
 
@@ -22,6 +25,15 @@ def located(source: str, folder: str | Path | None = None) -> str:
         return source
     path, folder = Path(source).resolve(), Path(folder).resolve() if folder else None
     return str(path.relative_to(folder) if folder and path.is_dir() and path.is_relative_to(folder) else path)
+
+
+def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, rows: int = 256) -> Tensor:
+    """Sum over hidden states [R, D_lm] with labels [R]; `logits` makes [.., V] of the former.
+
+    Only the logits of so many rows are held at once: the backward pass computes them again.
+    """
+    part = lambda hidden, labels: F.cross_entropy(logits(hidden), labels, reduction="sum")
+    return sum(checkpoint(part, *piece, use_reentrant=False) for piece in zip(hidden.split(rows), labels.split(rows)))
 
 
 def summed(*numbers: float) -> list[float]:
