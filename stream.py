@@ -18,10 +18,9 @@ Glossary (paper, here):
 
 `narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the position counter. Frames,
 segments and positions are counted from 0 here, from 1 in the paper. The baseline VideoLLM-online (nothing pruned, no
-memory) is the same loop with `prune` off. Does not include: batches of streams, cameras.
+memory) is the same loop with `prune` off. Does not include: cameras.
 """
 import argparse
-import re
 import sys
 import time
 from collections import deque
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, islice, takewhile
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -37,16 +36,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from narrator import MEMORY, NARRATION, PROMPT, VISUAL, Config, Layout, Narrator, Tokens, VisionEncoder, visible
-from support.common import BadData, ahead, choose, command_line, one_line, positive_float, positive_int
-from support.decode import Part, Slots
-from support.features import encode_pictures, is_features, load_features
+from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, VisionEncoder, visible
+from support.common import BadData, choose, command_line, one_line, positive_float, positive_int
+from support.decode import Part, Slots, Upcoming, guess
+from support.explain import explain
+from support.features import is_features, open_frames
 from support.options import config_changes, lookahead_option, model_options, trigger_options
-from support.subtitles import Writers, timestamp
+from support.subtitles import Writers, outputs, timestamp
 from support.together import Failed, side_by_side
-from support.video import Video
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
+
 
 class Cache(Slots):
     """C^vid and C^nar: the keys and values of all layers, in slots, with the kind, segment and number of each token.
@@ -121,26 +121,6 @@ class Decision:
                 "forced": self.forced}
 
 
-class Upcoming:
-    """The frames of a stream in turn, on its device; up to K - 1 further ones are taken before their turn."""
-
-    def __init__(self, frames: Iterable[Tensor], narrator: Narrator, K: int):
-        self.frames, self.K, self.waiting, weight = iter(frames), K, deque(), narrator.connector[0].weight
-        self.shape, self.ready = (narrator.config.J, narrator.config.width), lambda x: x.to(weight.device, weight.dtype)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while self.take(1):
-            yield self.waiting.popleft()
-
-    def take(self, count: int) -> list[Tensor]:
-        """The next frames [J, D], at most `count`, which keep their turn."""
-        for x in islice(self.frames, max(0, count - len(self.waiting))):
-            if x.shape != self.shape:
-                raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
-            self.waiting.append(self.ready(x))
-        return list(islice(self.waiting, count))
-
-
 class Context:
     """All that a stream carries from frame to frame, with the parts of Algorithm 2 that act on it.
 
@@ -203,7 +183,7 @@ class Context:
             if x is None:
                 self.said.extend(i for i, kind in zip(tokens.ids, tokens.kind) if kind == NARRATION)
             if not self.ahead:
-                self.read_ahead(tokens, [] if x is None else [x, *self.upcoming.take(self.upcoming.K - 1)])
+                self.read_ahead(tokens, [] if x is None else [x, *self.upcoming.see(self.upcoming.K - 1)])
             _, slots, logits = self.ahead.popleft()
             self.cache.insert(tokens, slots)
             self.position += len(tokens)                                                        # line 11
@@ -250,15 +230,6 @@ def threshold(frame: int, last_narrated: int, config, static: bool) -> float:
     return config.theta_low if soon and not static else config.theta
 
 
-def guess(said: list[int], most: int, end: int) -> list[int]:
-    """At most `most` ids, up to `end`: what followed where the last two ids, or else the last, were said before."""
-    for length in (2, 1) if most else ():
-        for i in range(len(said) - length - 1, -1, -1):
-            if said[i:i + length] == said[-length:]:
-                return list(takewhile(lambda token: token != end, said[i + length:i + length + most]))
-    return []
-
-
 def generate(context: Context, given: list[int] | None = None) -> list[int]:
     """The narration y_n, greedily (line 15); given ids are fed instead of the model's own."""
     layout, n = context.narrator.layout, context.segment
@@ -288,7 +259,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     if c.position or forced is not None and 0 not in forced:
         raise ValueError("a stream begins with a new Context and a narration of frame 0")
     p_skip = theta = fed = None
-    c.upcoming, c.guessed = Upcoming(frames, narrator, lookahead), lookahead - 1 if forced is None else 0
+    c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead)
+    c.guessed = 0 if forced else lookahead - 1
     for t, x in enumerate(chain(c.upcoming, [None])):                                 # line 4; None: no more frames
         ended = x is None
         if ended:
@@ -318,44 +290,13 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned)
 
 
-def explain(decision: Decision, layout: Layout, config, static: bool = False) -> str:
-    """One frame in words: what was fed, p([SKIP]) and its threshold, what was pruned, the counter, the cache."""
-    names = ["prompt" if kind == PROMPT else name for kind, name in zip(decision.fed.kind, layout.spell(decision.fed))]
-    runs = [(name, len(list(run))) for name, run in groupby(names)]
-    fed = " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs) or "nothing more"
-    line = f"frame {decision.frame}: fed {fed}"
-    if decision.p_skip is None:
-        line += "; the first frame always narrates"
-    else:
-        which = "theta" if static or decision.theta == config.theta else f"theta_low, within {config.refractory:g} s"
-        sign = "<=" if decision.p_skip <= decision.theta else ">"
-        line += f"; p([SKIP]) = {decision.p_skip:.4f} {sign} {decision.theta:g} ({which})"
-        line += "; the last frame always narrates" if decision.forced else ""
-    if decision.narration:
-        line += f"; narration {decision.narration.n}, {decision.pruned} tokens removed"
-    return line + f"; l = {decision.position}, cache {decision.text_tokens} text + {decision.visual_tokens} visual"
-
-
 # ---------------------------------------------------------------------- python stream.py
-
-def open_frames(source: str, config: Config, encode: Callable[[Tensor], Tensor], batch: int = 1,
-                largest: int | None = None) -> tuple[Iterator[Tensor], int | None, Video | None]:
-    """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one.
-
-    Pictures, no side longer than `largest`, are decoded while the models work, and encoded `batch` at a time.
-    """
-    if is_features(source):
-        x = load_features(source, tokens=config.J, width=config.width)
-        return iter(x), len(x), None
-    video = Video(source, config.fps, largest)
-    return encode_pictures(ahead(video, 2 * batch), encode, batch), video.frames, video
-
 
 class Run:
     """One input of the command line: where its narrations go, and what came of it."""
 
-    def __init__(self, source: str, name: str, outputs: dict[str, str | None]):
-        self.source, self.name, self.outputs = source, name, outputs
+    def __init__(self, source: str, name: str, files: dict[str, str | None]):
+        self.source, self.name, self.files = source, name, files
         self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
@@ -366,10 +307,10 @@ class Run:
             self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), args.lookahead,
             encoder and 2 * encoder.image_size)
         if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
-            tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, give "
-                       "--model a narrator that was trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
+            tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
+                       "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
-            writers = Writers(self.outputs, stack, self.source)
+            writers = Writers(self.files, stack, self.source)
             for decision in narrate(narrator, frames, args.static, None, self.context, args.lookahead):
                 writers.trace(decision.trace())
                 if decision.narration:
@@ -382,31 +323,15 @@ class Run:
 
     def report(self, seconds: float):
         cache, name = self.context.cache, f"{self.name}: " if self.name else ""
-        print(f"{name}{self.count} frames, {self.context.segment} narrations, {self.count / seconds:.1f} frames/s; cache "
-              f"at most {self.peak} tokens, now {cache.text} text + {cache.visual} visual = "
+        print(f"{name}{self.count} frames, {self.context.segment} narrations, {self.count / seconds:.1f} frames/s; "
+              f"cache at most {self.peak} tokens, now {cache.text} text + {cache.visual} visual = "
               f"{cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
         if self.video is not None:
             self.video.report()
 
 
-def plan_runs(args: argparse.Namespace) -> list[Run]:
-    """One input has no name, and its outputs are files; those of several inputs are files in folders."""
-    forms = "jsonl", "srt", "vtt", "trace"
-    if len(args.input) == 1:
-        return [Run(args.input[0], "", {form: getattr(args, form) for form in forms})]
-    names = [Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem for source in args.input]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadData(f"several inputs are called {twice[0]}: their outputs need different names")
-    for form in forms:
-        if folder := getattr(args, form):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-    return [Run(source, name, {form: folder and f"{folder}/{name}.{'jsonl' if form == 'trace' else form}"
-                               for form in forms for folder in [getattr(args, form)]})
-            for source, name in zip(args.input, names)]
-
-
 def run_files(args: argparse.Namespace):
-    (device, dtype), runs, failed = choose(args.device, args.dtype), plan_runs(args), []
+    (device, dtype), runs, failed = choose(args.device, args.dtype), [Run(*one) for one in outputs(args)], []
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
     videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
@@ -416,7 +341,7 @@ def run_files(args: argparse.Namespace):
         narrator.memory.compile()
         narrator.decoder.compile()
     jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
-    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5) as progress:
+    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
         for number, decision in side_by_side(jobs, min(args.batch, len(runs))):
             run, lines = runs[number], []
             if isinstance(decision, Failed):

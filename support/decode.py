@@ -1,6 +1,7 @@
 """The language model in streaming (not in the paper): the function of transformers' modules, with less work around it.
 
-    merge_lora  W + alpha / r B A becomes the weight, so that a tuned model costs what its base costs
+    Upcoming    the frames of a stream, of which a pass may read several
+    guess       words that may come next
     Slots       keys and values of one stream in fixed buffers, with the position of each
     Plain       passes through transformers' own modules: for any model, and the oracle of Decoder
     Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...): matrices that share their
@@ -14,9 +15,11 @@ Glossary (N new tokens, S slots, H query heads, G key and value heads of c chann
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice, takewhile
 
 import numpy as np
 import torch
@@ -28,20 +31,6 @@ EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing:
 LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
          "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
          "post_attention_layernorm")                                    # all that may have weights in a layer
-
-
-@torch.no_grad()
-def merge_lora(llm: nn.Module) -> None:
-    """Replace every layer that has LoRA by one linear layer with the sum, computed in fp32.
-
-    The sum is a new tensor, so an output head that shares the embeddings' weight leaves them as they are.
-    """
-    for name, module in list(llm.named_modules()):
-        if hasattr(module, "lora_A"):
-            base, a, b = module.base_layer, module.lora_A.weight.float(), module.lora_B.weight.float()
-            base.weight = nn.Parameter((base.weight.float() + module.scale * b @ a).to(base.weight.dtype), False)
-            parent, _, child = name.rpartition(".")
-            setattr(llm.get_submodule(parent), child, base)
 
 
 class Slots:
@@ -103,6 +92,34 @@ class Slots:
         return sum(y.nbytes for y in self.keys + self.values)
 
 
+class Upcoming:
+    """The frames x [J, D] of a stream in turn, like `weight` in device and dtype; the next ones can be seen before."""
+
+    def __init__(self, frames: Iterable[Tensor], shape: tuple[int, int], weight: Tensor, K: int):
+        self.frames, self.shape, self.weight, self.K, self.waiting = iter(frames), shape, weight, K, deque()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.see(1):
+            yield self.waiting.popleft()
+
+    def see(self, count: int) -> list[Tensor]:
+        """The next frames, at most `count`; they keep their turn. ValueError for a wrong shape."""
+        for x in islice(self.frames, max(0, count - len(self.waiting))):
+            if x.shape != self.shape:
+                raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
+            self.waiting.append(x.to(self.weight.device, self.weight.dtype))
+        return list(islice(self.waiting, count))
+
+
+def guess(said: list[int], most: int, end: int) -> list[int]:
+    """At most `most` ids, up to `end`: what followed where the last two ids, or else the last, were said before."""
+    for length in (2, 1) if most else ():
+        for i in range(len(said) - length - 1, -1, -1):
+            if said[i:i + length] == said[-length:]:
+                return list(takewhile(lambda token: token != end, said[i + length:i + length + most]))
+    return []
+
+
 @dataclass
 class Part:
     """What one stream gives to a pass: see `embed` of narrator.py for x and memory; `rows`, whose logits it wants."""
@@ -138,7 +155,7 @@ class Plain:
         slots.allocate(self.model.config.num_hidden_layers, rearrange(keys, "1 g n c -> n g c"))
         for buffers, new in ((slots.keys, keys), (slots.values, values)):
             buffers[layer][self.into] = rearrange(new, "1 g n c -> n g c")
-        return tuple(rearrange(buffers[layer][:slots.span], "s g c -> 1 g s c") for buffers in (slots.keys, slots.values))
+        return tuple(rearrange(y[layer][:slots.span], "s g c -> 1 g s c") for y in (slots.keys, slots.values))
 
     def get_seq_length(self, layer: int = 0) -> int:
         return int(self.slots.used.sum())

@@ -6,7 +6,7 @@
     for number, item in side_by_side([job, job], width=2): ...      # one call double([21, 21])
 
 A job that asks waits until every other one has asked, too, or has ended. Then each function is called once, with the
-requests of all who asked for it, in the thread that iterates. So a stream never waits for more than one round of passes.
+requests of all who asked for it, in the thread that iterates. So a stream waits at most for one round of passes.
 """
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def one_by_one(jobs: Iterable[Callable[[Callable], Iterable]]) -> Iterator[tuple
 
 
 def answer(asked: list[tuple[Callable, Any, Future]]) -> None:
-    """Call each function once, with all requests for it. If it fails, each request alone: only its own can fail then."""
+    """Call each function once, with all requests for it; if that fails, with each alone: only its own fails then."""
     groups = defaultdict(list)
     for function, request, future in asked:
         groups[function].append((request, future))

@@ -4,7 +4,6 @@ import torch
 import transformers
 from torch import nn
 
-import narrator as nar
 import stream
 from support import decode
 from support.together import Failed, side_by_side
@@ -126,10 +125,10 @@ def test_frames_are_taken_ahead_only_as_asked():
 
 
 def test_guess():
-    assert stream.guess([9, 1, 2, 3, 4, 9, 1], most=3, end=9) == [2, 3, 4]          # the same two ids
-    assert stream.guess([9, 1, 2, 3, 9, 7, 2], most=3, end=9) == [3]                # the last one; up to the end
-    assert stream.guess([9, 1, 9, 2, 9], most=2, end=9) == [2]                      # the latest place counts
-    assert stream.guess([9, 1, 2], most=3, end=9) == [] == stream.guess([9, 1, 9], most=0, end=9)
+    assert decode.guess([9, 1, 2, 3, 4, 9, 1], most=3, end=9) == [2, 3, 4]          # the same two ids
+    assert decode.guess([9, 1, 2, 3, 9, 7, 2], most=3, end=9) == [3]                # the last one; up to the end
+    assert decode.guess([9, 1, 9, 2, 9], most=2, end=9) == [2]                      # the latest place counts
+    assert decode.guess([9, 1, 2], most=3, end=9) == [] == decode.guess([9, 1, 9], most=0, end=9)
 
 
 def test_the_pass_is_one_graph():
