@@ -223,7 +223,7 @@ class Layout:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
 
     def spell(self, tokens: Tokens, prompt: str = "") -> list[str]:
-        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for all of that, else text."""
+        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, or its text."""
         names = {FRAME: "x", MEMORY: "m", self.eot: "$", self.skip: "[SKIP]"}
         return [kind == PROMPT and prompt or names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n")
                 for i, kind in zip(tokens.ids, tokens.kind)]
@@ -322,7 +322,7 @@ class Narrator(nn.Module):
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
-        self.decoder, self.plain = decode.Plain(self), "its LoRA is not merged"
+        self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False
 
     @classmethod
     def load(cls, source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
@@ -354,6 +354,7 @@ class Narrator(nn.Module):
     def merge(self) -> "Narrator":
         """For streaming: LoRA becomes part of the weights, and passes take the fast path (`plain` says why not)."""
         lora.merge_lora(self.llm)
+        self.merged = True
         self.decoder, self.plain = decode.fastest(self)
         return self
 
@@ -361,6 +362,8 @@ class Narrator(nn.Module):
              dtype: torch.dtype | None = None) -> None:
         """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
         config = self.config
+        if self.merged:
+            raise ValueError("a merged narrator has no LoRA to save")
         modules = ["connector"] + (["clustering"] if list(self.memory.parameters()) else [])
         adapter = {"base_model_name_or_path": llm or config.llm, "r": config.lora_rank, "lora_alpha": config.lora_alpha,
                    "lora_dropout": config.lora_dropout, "target_modules": lora.TARGETS, "modules_to_save": modules}

@@ -1,10 +1,11 @@
 """Streaming (§3.4): training = streaming, the cache, the trigger, the command line."""
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 
 import numpy as np
 import pytest
@@ -370,6 +371,32 @@ def test_no_output_destroys_the_input_or_another_output(tmp_path, monkeypatch, g
         code, err = call(stream, [source, "--device", "cpu", *given])
         assert code == 1 and err.splitlines()[-1].startswith(f"error: {says}: is given twice")
     assert (tmp_path / "x.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_several_inputs(tmp_path, monkeypatch, capsys):
+    """Lines carry the input's name, files go into folders; one input that fails is named, and the others are done."""
+    monkeypatch.chdir(tmp_path)
+    for name, frames in (("a", 9), ("b", 14)):
+        features(f"{name}.safetensors", torch.randn(frames, 10, 128, generator=torch.Generator().manual_seed(frames)))
+    alone = {}
+    for name in "ab":
+        assert call(stream, [f"{name}.safetensors", "--device", "cpu", "--jsonl", f"{name}.jsonl"])[0] == 0
+        alone[name] = [json.loads(line) for line in open(f"{name}.jsonl")]
+    told = io.StringIO()
+    with redirect_stdout(told), pytest.raises(SystemExit) as end, monkeypatch.context() as patch:
+        patch.setattr("sys.argv", ["stream.py", "a.safetensors", "missing.safetensors", "b.safetensors", "--device",
+                                   "cpu", "--jsonl", "out", "--srt", "out"])
+        stream.main()
+    assert end.value.code == 1 and "1 of 3 inputs" in capsys.readouterr().err
+    lines = told.getvalue().splitlines()
+    for name, rows in alone.items():
+        beside = [json.loads(line) for line in open(f"out/{name}.jsonl")]
+        assert [row["text"] for row in beside] == [row["text"] for row in rows]
+        assert [line for line in lines if line.startswith(f"[{name} ")] == [
+            f"[{name} {timestamp(row['end'])}] {row['text']}" for row in rows]
+        assert open(f"out/{name}.srt").read().count(" --> ") == len(rows)
+    assert sum(line.startswith("missing: ") for line in lines) == 1
+    assert call(stream, ["a.safetensors", "./a.safetensors"])[1].startswith("error: several inputs are called a;")
 
 
 def test_clock():
