@@ -41,6 +41,7 @@ from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
 from support.common import command_line, positive_int, synchronise
+from support.measure import distance, profile
 
 EPS = 1e-5  # epsilon of every normalisation in this file
 
@@ -58,12 +59,16 @@ class NoMemory(nn.Module):
         return torch.zeros(batch, 0, self.width)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """Absorb tokens x [B, J, D] of one frame (Alg. 2, line 5)."""
+        """Absorb the tokens x [B, L, D] of one frame or several (Alg. 2, line 5)."""
         return state
 
     def read(self, state: Tensor) -> Tensor:
         """The memory tokens [B, M, D] that the next segment opens with."""
         return state
+
+    def reader(self) -> Callable[[Tensor], Tensor]:
+        """`read` for one stream, with all that does not depend on the state computed once."""
+        return self.read
 
     def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
@@ -177,10 +182,14 @@ class CLAM(NoMemory):
 
     def read(self, state: Tensor) -> Tensor:
         """M_t = Q S_t, gated, normalised and through the feed-forward: [..., h, c, e] -> [..., M, D]."""
-        return self.readout(state, *self.queries())
+        return self.reader()(state)
+
+    def reader(self) -> Callable[[Tensor], Tensor]:
+        queries = self.queries()
+        return lambda state: self.readout(state, *queries)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """One frame x [B, J, D]: the new state (Alg. 2, line 5)."""
+        """One frame or several, x [B, L, D]: the new state (Alg. 2, line 5)."""
         absorbed = [self.absorb(k, v, log_gate) for k, v, log_gate in zip(*self.project(x))]
         return torch.stack([s * decay[..., None] + update for s, (decay, update) in zip(state, absorbed)])
 
@@ -314,34 +323,6 @@ def worked_example():
     print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), update {show(update[0])}")
 
 
-def profile(function: Callable, clam: CLAM, x: Tensor, read_at: Tensor, repeats: int) -> dict:
-    """Seconds for forward + backward (best of `repeats`), bytes kept for the backward pass, outputs, gradients."""
-    seconds, kept = [], {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    for _ in range(repeats):
-        clam.zero_grad()
-        kept.clear()
-        synchronise(x)
-        start = time.perf_counter()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            memory, _ = function(x, read_at)
-        (memory * torch.linspace(-1, 1, memory.numel(), device=x.device).view_as(memory)).sum().backward()
-        synchronise(x)
-        seconds.append(time.perf_counter() - start)
-    weights = sum(p.untyped_storage().nbytes() for p in clam.parameters() if p.untyped_storage().data_ptr() in kept)
-    gradients = {name: p.grad.clone() for name, p in clam.named_parameters() if p.grad is not None}
-    return {"seconds": min(seconds), "bytes": sum(kept.values()) - weights, "memory": memory.detach(),
-            "grads": gradients}
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    return ((a - b).norm() / b.norm().clamp_min(1e-12)).item()
-
-
 def compare(clam: CLAM, x: Tensor, read_at: Tensor, compiled: bool) -> dict:
     """Training: forward and backward of each form, against the recurrent one."""
     everywhere = torch.arange(1, x.shape[1] + 1)[None]
@@ -350,19 +331,19 @@ def compare(clam: CLAM, x: Tensor, read_at: Tensor, compiled: bool) -> dict:
         memory, state = clam.recurrent(x, everywhere)
         return memory[:, read_at[0] - 1], state
 
-    results = {"recurrent, every token read out": profile(published, clam, x, read_at, 1),
-               "recurrent": profile(clam.recurrent, clam, x, read_at, 1),
-               "chunked": profile(clam.chunked, clam, x, read_at, 5)}
+    results = {"recurrent, every token read out": profile(published, clam, x, 1, read_at),
+               "recurrent": profile(clam.recurrent, clam, x, 1, read_at),
+               "chunked": profile(clam.chunked, clam, x, 5, read_at)}
     if compiled:
         clam.compile()
         clam.chunked(x, read_at)[0].mean().backward()     # compilation is not timed
-        results["chunked, compiled"] = profile(clam.chunked, clam, x, read_at, 5)
+        results["chunked, compiled"] = profile(clam.chunked, clam, x, 5, read_at)
     oracle, summary = results["recurrent"], {}
     for name, result in results.items():
         error = max(distance(result["grads"][n], g) for n, g in oracle["grads"].items()
                     if g.norm() > 1e-6 * max(map(torch.norm, oracle["grads"].values())))
         row = {"seconds": result["seconds"], "kept_mb": result["bytes"] / 1e6,
-               "output_error": distance(result["memory"], oracle["memory"]), "gradient_error": error}
+               "output_error": distance(result["output"], oracle["output"]), "gradient_error": error}
         summary[name] = {key: float(f"{value:.3g}") for key, value in row.items()}
         print(f"{name:31} forward + backward {row['seconds']:7.3f} s   kept for backward {row['kept_mb']:7.1f} MB   "
               f"relative error: outputs {row['output_error']:.1e}, gradients {row['gradient_error']:.1e}")

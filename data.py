@@ -78,10 +78,10 @@ class Sample:
         """num_frames pictures, uint8 [H, W, 3]."""
         return self.source()
 
-    def tokens(self, vision: Callable[[Tensor], Tensor] | None = None) -> Iterator[Tensor]:
-        """Frame tokens [J, D], frame by frame, never all at once; `vision` encodes where there are pictures."""
+    def tokens(self, vision: Callable[[Tensor], Tensor] | None = None, batch: int = 1) -> Iterator[Tensor]:
+        """Frame tokens [J, D], frame by frame, never all at once; `vision` encodes pictures, `batch` at a time."""
         if self.read is None:
-            yield from encode_pictures(self.frames(), vision)
+            yield from encode_pictures(self.frames(), vision, batch)
         else:
             for start in range(0, self.num_frames, 256):
                 yield from self.read(start, min(start + 256, self.num_frames))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -37,8 +38,9 @@ import stream
 from support import captions
 from support.common import BadData, choose, command_line, positive_int, probability, rank, write_json
 from support.narrations import Sentence, Truth, read_predictions, read_truth, to_sentences
-from support.options import config_changes, data_options, model_options, trigger_options
+from support.options import config_changes, data_options, lookahead_option, model_options, trigger_options
 from support.predictions import Predictions, digest
+from support.together import Failed, side_by_side
 
 TAU = 0.5                     # IoU from which two segments match
 DURATIONS = (2, 4, 8)         # minutes: the groups of the paper's duration tables
@@ -231,14 +233,25 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: na
         "vision_weights": vision and digest(vision)}
 
 
-def stream_sample(narrator: nar.Narrator, sample: data.Sample, vision: Callable | None, static: bool) -> list[dict]:
-    """The model's own narrations of a sample, in seconds of the video."""
-    lines = [vars(y.narration) for y in stream.narrate(narrator, sample.tokens(vision), static) if y.narration]
-    return [line | {"start": line["start"] + sample.offset, "end": line["end"] + sample.offset} for line in lines]
+def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None, args: argparse.Namespace,
+             folder: Predictions | None, ask: Callable) -> Iterator[tuple[str, list[dict]]]:
+    """The model's own narrations of a sample, in seconds of the video; those that are kept are not made again."""
+    mark = folder and fingerprint(sample)
+    if folder and folder.finished(sample.name, mark):
+        lines = folder.load_rows(sample.name)
+    else:
+        context = stream.Context(narrator, lambda part: ask(narrator.decoder, part))
+        x = sample.tokens(lambda pictures: ask(vision.several, pictures), args.lookahead)
+        decisions = stream.narrate(narrator, x, args.static, None, context, args.lookahead)
+        lines = [vars(y.narration) for y in decisions if y.narration]
+        lines = [y | {"start": y["start"] + sample.offset, "end": y["end"] + sample.offset} for y in lines]
+        if folder:
+            folder.save_rows(sample.name, lines, mark)
+    yield sample.name, lines
 
 
 def run_stream(args: argparse.Namespace):
-    """Every narration depends on the model's own narrations before it. One video in memory at a time."""
+    """Every narration depends on the model's own narrations before it. --batch videos at a time."""
     me, world = rank()
     if world > 1:
         if not args.output:
@@ -251,13 +264,12 @@ def run_stream(args: argparse.Namespace):
         folder.keep_settings(stream_settings(args, narrator, vision))
     if world > 1:
         torch.distributed.barrier()
-    for sample in tqdm(every[me::world], unit="video", desc="streaming"):
-        mark = folder and fingerprint(sample)
-        if folder and folder.finished(sample.name, mark):
-            continue
-        lines[sample.name] = stream_sample(narrator, sample, vision, args.static)
-        if folder:
-            folder.save_rows(sample.name, lines[sample.name], mark)
+    mine, narrator = every[me::world], narrator.merge()
+    jobs = (partial(narrated, sample, narrator, vision, args, folder) for sample in mine)
+    for _, item in tqdm(side_by_side(jobs, args.batch), "streaming", len(mine), unit="video"):
+        if isinstance(item, Failed):
+            raise item.error
+        lines |= [item]
     if world > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -359,7 +371,7 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     L = len(extra)
     mask = torch.ones(L, len(seen) + L, dtype=torch.bool, device=narrator.device).tril(len(seen))
     positions = torch.arange(end, end + L, device=narrator.device)
-    e = narrator.embed(extra, x[frame:frame + more].to(narrator.device))
+    e = narrator.embed(torch.tensor(extra.ids, device=narrator.device), x[frame:frame + more].to(narrator.device))
     return narrator.run(e, positions, mask, cache)[L // more - 1::L // more]
 
 
@@ -425,6 +437,9 @@ def main():
     teacher.add_argument("--max-frames", type=positive_int, default=1200,
                          help="cut samples to at most this many frames (default 1200, as published)")
     trigger_options(streams)
+    lookahead_option(streams)
+    streams.add_argument("--batch", type=positive_int, default=1, metavar="B",
+                         help="videos that are narrated at once and share the passes of the models (default 1)")
     for one in (streams, teacher):
         data_options(one)
         model_options(one, default=str(stream.TOY))

@@ -19,26 +19,25 @@ Training and streaming see the same tokens and attend to the same keys: `Layout`
 published code, one video at a time, with gradient accumulation).
 """
 import argparse
-import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, repeat
+from einops import rearrange
 from torch import Tensor, nn
 
 from baselines.memories import RecentFrames
 from clam import CLAM, NoMemory
-from support import attention, checkpoint
-from support.common import BadData, command_line, pyplot, save_figure, whole
+from support import attention, checkpoint, decode, lora
+from support.common import BadData, command_line, whole
+from support.drawing import Letters, plot_matrix, print_matrix
 from support.features import letterbox
 from support.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
           "with the list of video frames received by the assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
-LORA_TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"  # all linear layers
 
 MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
@@ -128,12 +127,17 @@ class VisionEncoder(nn.Module):
         self.mean, self.std = processor["image_mean"], processor["image_std"]
         self.width = model.config.hidden_size
 
-    @torch.no_grad()
     def forward(self, frames: Tensor) -> Tensor:
+        return self.several([frames])[0]
+
+    @torch.no_grad()
+    def several(self, videos: list[Tensor]) -> list[Tensor]:
+        """Frames of several videos, whose sizes can differ, in one pass."""
         p = next(self.model.parameters())
-        pixels = letterbox(frames.to(p.device).float() / 255, self.image_size)            # [T, 3, S, S]
+        pixels = torch.cat([letterbox(frames.to(p.device).float() / 255, self.image_size) for frames in videos])
         mean, std = (torch.tensor(value, device=p.device)[:, None, None] for value in (self.mean, self.std))
-        return frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)
+        x = frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)       # pixels [T, 3, S, S]
+        return list(x.split([len(frames) for frames in videos]))
 
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
@@ -218,10 +222,11 @@ class Layout:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
 
-    def spell(self, tokens: Tokens) -> list[str]:
-        """A short name for each token: x frame, m memory, $ end of text, [SKIP], else its own text."""
+    def spell(self, tokens: Tokens, prompt: str = "") -> list[str]:
+        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, or its text."""
         names = {FRAME: "x", MEMORY: "m", self.eot: "$", self.skip: "[SKIP]"}
-        return [names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n") for i in tokens.ids]
+        return [kind == PROMPT and prompt or names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n")
+                for i, kind in zip(tokens.ids, tokens.kind)]
 
     def first(self) -> Tokens:
         """The prompt, with frame 0 inside; the first narration always follows."""
@@ -301,30 +306,6 @@ def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor
 
 # ---------------------------------------------------------------------- §3.2 the model
 
-class LoRALinear(nn.Module):
-    """y = W x + alpha / r * B A x with W frozen (Hu et al., 2022); names as in PEFT. x has W's dtype."""
-
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float):
-        super().__init__()
-        self.base_layer, self.scale, self.dropout = base.requires_grad_(False), alpha / rank, nn.Dropout(dropout)
-        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
-        nn.init.kaiming_uniform_(self.lora_A.weight, a=5 ** 0.5)
-        nn.init.zeros_(self.lora_B.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        A, B = self.lora_A.weight.to(x.dtype), (self.scale * self.lora_B.weight).to(x.dtype)
-        return self.base_layer(x) + F.linear(F.linear(self.dropout(x), A), B)
-
-
-def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
-    """Wrap every linear layer whose name matches LORA_TARGETS."""
-    for name, module in list(llm.named_modules()):
-        if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS, name):
-            parent, _, child = name.rpartition(".")
-            setattr(llm.get_submodule(parent), child, LoRALinear(module, rank, alpha, dropout))
-
-
 class Narrator(nn.Module):
     """LLM + connector + memory. `forward` is the parallel form (training); stream.py calls `embed`, `run`, `logits`."""
 
@@ -339,8 +320,9 @@ class Narrator(nn.Module):
         tokens = 0 if config.memory == "none" else config.memory_tokens
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
-        add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
+        lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
+        self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False
 
     @classmethod
     def load(cls, source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
@@ -369,13 +351,22 @@ class Narrator(nn.Module):
         checkpoint.fill(narrator.trainable(), weights, folder / checkpoint.WEIGHTS)
         return narrator.to(device).eval()
 
+    def merge(self) -> "Narrator":
+        """For streaming: LoRA becomes part of the weights, and passes take the fast path (`plain` says why not)."""
+        lora.merge_lora(self.llm)
+        self.merged = True
+        self.decoder, self.plain = decode.fastest(self)
+        return self
+
     def save(self, folder: str | Path, llm: str | None = None, vision: str | None = None,
              dtype: torch.dtype | None = None) -> None:
         """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
         config = self.config
+        if self.merged:
+            raise ValueError("a merged narrator has no LoRA to save")
         modules = ["connector"] + (["clustering"] if list(self.memory.parameters()) else [])
         adapter = {"base_model_name_or_path": llm or config.llm, "r": config.lora_rank, "lora_alpha": config.lora_alpha,
-                   "lora_dropout": config.lora_dropout, "target_modules": LORA_TARGETS, "modules_to_save": modules}
+                   "lora_dropout": config.lora_dropout, "target_modules": lora.TARGETS, "modules_to_save": modules}
         own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
         own["vision"] = vision or config.vision
         weights = {name: p.to(dtype or p.dtype) for name, p in self.trainable().items()}
@@ -393,18 +384,13 @@ class Narrator(nn.Module):
     def device(self) -> torch.device:
         return self.connector[0].weight.device
 
-    def embed(self, tokens: Tokens, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Token embeddings [L, D_lm]; frame tokens x [.., J, D] and memory [.., M, D] fill their places in order."""
-        ids = torch.tensor(tokens.ids, device=self.device)
+    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """Embeddings [L, D_lm] of ids [L]; frame tokens x [.., J, D], memory [.., M, D] fill their places in order."""
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         for place, visual in ((FRAME, x), (MEMORY, memory)):
-            places = [i for i, token in enumerate(tokens.ids) if token == place]
-            if places:
-                if visual is None or visual[..., 0].numel() != len(places):
-                    raise ValueError(f"expected {len(places)} frame or memory tokens, one for each of their places")
-                visual = visual.reshape(-1, self.config.width).to(self.connector[0].weight.dtype)
-                projected = self.connector(visual).to(e.dtype)                          # E = MLP(X), Alg. 2, line 9
-                e = e.index_copy(0, torch.tensor(places, device=e.device), projected)
+            if visual is not None:
+                visual = rearrange(visual, "... d -> (...) d").to(self.connector[0].weight.dtype)
+                e = e.masked_scatter((ids == place)[:, None], self.connector(visual).to(e.dtype))   # E = MLP(X)
         return e
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
@@ -468,7 +454,7 @@ class Narrator(nn.Module):
         if self.layout.M:
             read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]]).long()
             memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
-        e = self.embed(tokens, x, memory)
+        e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
         after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
         positions = torch.arange(len(tokens)) + before * after_prompt
         rows = self.config.prune and segment_rows(tokens, self.config.last_k)             # not pruned: causal
@@ -501,29 +487,10 @@ class Narrator(nn.Module):
 
 # ---------------------------------------------------------------------- python narrator.py: Fig. 4
 
-class Letters:
-    """A tokenizer for drawing: every atom of the layout is one token."""
-    bos_token_id, eos_token_id = None, 1
-    short = {SYSTEM + "\n\n": "p", "User: " + INSTRUCTION: "u", "]\n": "]", "Assistant:": "A:"}
-
-    def __init__(self):
-        self.texts = []
-
-    def __call__(self, text: str, add_special_tokens: bool = False) -> dict:
-        if text not in self.texts:
-            self.texts.append(text)
-        return {"input_ids": [self.texts.index(text) + 2]}
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(self.short.get(self.texts[i - 2], self.texts[i - 2]) for i in ids)
-
-    def get_vocab(self) -> list[str]:
-        return self.texts
-
-
 def three_segments() -> tuple[Layout, Tokens]:
     """Three segments of 1, 2 and 2 frames with J = 1 and M = 1, each narrated by one word."""
-    layout = Layout(Letters(), J=1, M=1)
+    short = {SYSTEM + "\n\n": "p", "User: " + INSTRUCTION: "u", "]\n": "]", "Assistant:": "A:"}
+    layout = Layout(Letters(short), J=1, M=1)
     return layout, layout.sequence([(n * 2, layout.encode(f"y{n}")) for n in range(3)])
 
 
@@ -537,20 +504,9 @@ def draw_mask(last_k: int | None, png: str | None):
     mask = attention_mask(tokens, last_k)
     kept = "all narrations" if last_k is None else f"the last {last_k} narrations"
     print(f"Training mask (Fig. 4), {kept} in context: rows attend to columns.\n{LEGEND}; \",\" is [SKIP]\n")
-    print("segment     " + " ".join(f"{label:>2}" for label in labels))
-    for row, label, segment in zip(mask, labels, tokens.segment):
-        print(f"{segment:>7}  {label:>2} " + " ".join(" ■" if seen else " ·" for seen in row.tolist()))
+    print_matrix(mask, labels, tokens.segment)
     if png:
-        plt = pyplot()
-        kinds = torch.tensor(tokens.kind) + 1
-        image = torch.where(mask, repeat(kinds, "k -> q k", q=len(tokens)), 0)
-        figure, axes = plt.subplots(figsize=(8, 8))
-        colours = plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"])
-        axes.imshow(image, cmap=colours, vmin=0, vmax=3)
-        axes.set_xticks(range(len(labels)), labels, fontsize=7)
-        axes.set_yticks(range(len(labels)), labels, fontsize=7)
-        axes.set(title="Training mask: prompt grey, visual blue, narrations orange", xlabel="keys", ylabel="queries")
-        save_figure(figure, png)
+        plot_matrix(mask, labels, tokens.kind, png)
 
 
 def list_tokens(last_k: int | None):

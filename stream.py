@@ -18,49 +18,50 @@ Glossary (paper, here):
 
 `narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the position counter. Frames,
 segments and positions are counted from 0 here, from 1 in the paper. The baseline VideoLLM-online (nothing pruned, no
-memory) is the same loop with `prune` off. Does not include: batches of streams, cameras.
+memory) is the same loop with `prune` off. Does not include: cameras.
 """
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from narrator import PROMPT, VISUAL, Layout, Narrator, Tokens, visible
-from support.common import BadData, choose, command_line, one_line, positive_float
-from support.features import encode_pictures, is_features, load_features
-from support.options import config_changes, model_options, trigger_options
-from support.subtitles import Writers, timestamp
-from support.video import Video
+from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, VisionEncoder, visible
+from support.common import BadData, choose, command_line, one_line, positive_float, positive_int
+from support.decode import Part, Slots, Upcoming, guess
+from support.explain import explain
+from support.features import is_features, open_frames
+from support.options import config_changes, lookahead_option, model_options, trigger_options
+from support.subtitles import Writers, outputs, timestamp
+from support.together import Failed, side_by_side
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
-EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing: later than every query
 
 
-class Cache:
-    """C^vid and C^nar: the keys and values of all layers, in slots.
+class Cache(Slots):
+    """C^vid and C^nar: the keys and values of all layers, in slots, with the kind, segment and number of each token.
 
         slot        0       1       2       3       4       5       6       7       8 ...
         token       p       [       x       ]       A:      y0      free    free    free
         position    0       1       2       3       6       7       EMPTY   EMPTY   EMPTY
 
-    A key carries the rotation of its own position, so slots may be in any order: a new token takes the first free one,
-    and pruning sets a slot's position to EMPTY. The one comparison `positions <= position of the query` is then the
-    mask; nothing is ever moved. The layers of transformers' models call `update` and `get_seq_length`.
+    Pruning frees slots, and nothing is ever moved (support/decode.py). A slot in use without a kind holds a token of a
+    frame that was read ahead.
     """
 
-    def __init__(self, capacity: int = 256):
-        self.layers: list[tuple[Tensor, Tensor]] = []                # keys, values [1, heads, slots, channels]
-        self.positions = torch.full((capacity,), EMPTY)              # on the model's device
-        self.kind, self.segment, self.number = torch.full((3, capacity), -1)  # on the CPU; kind -1: free
+    def __init__(self, device: torch.device | str = "cpu", capacity: int = 256):
+        super().__init__(device, capacity)
+        self.kind, self.segment, self.number = np.full((3, capacity), -1)
 
     @property
     def visual(self) -> int:
@@ -70,51 +71,23 @@ class Cache:
     @property
     def text(self) -> int:
         """Length of C^nar, the prompt included."""
-        return self.get_seq_length() - self.visual
+        return int((self.kind >= 0).sum()) - self.visual
 
-    def insert(self, tokens: Tokens, positions: Tensor) -> Tensor:
-        """Take slots for tokens at positions [L]; returns their mask over the slots in use, bool [L, slots]."""
-        while len(free := (self.kind < 0).nonzero()[:, 0]) < len(tokens):
-            self.grow()
-        slots = free[:len(tokens)]
-        self.kind[slots], self.segment[slots], self.number[slots] = (
-            torch.tensor(y) for y in (tokens.kind, tokens.segment, tokens.number))
-        self.slots, self.span = slots.to(positions.device), int((self.kind >= 0).nonzero()[-1]) + 1
-        self.positions = self.positions.to(positions.device)
-        self.positions[self.slots] = positions
-        return self.positions[:self.span] <= positions[:, None]
+    def insert(self, tokens: Tokens, slots: np.ndarray) -> None:
+        """From now on the slots hold these tokens."""
+        self.kind[slots], self.segment[slots], self.number[slots] = tokens.kind, tokens.segment, tokens.number
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
-        """Called by each attention layer: store the new keys and values, return all."""
-        if layer == len(self.layers):
-            self.layers.append(tuple(y.new_zeros(*y.shape[:2], len(self.kind), y.shape[3]) for y in (keys, values)))
-        for buffer, new in zip(self.layers[layer], (keys, values)):
-            buffer[:, :, self.slots] = new
-        return tuple(buffer[:, :, :self.span] for buffer in self.layers[layer])
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Tokens in the cache, both parts together."""
-        return int((self.kind >= 0).sum())
-
-    def grow(self) -> None:
-        """Double the slots, layer by layer, so that only one layer is ever held twice."""
-        more = len(self.kind)
+    def grow(self, more: int) -> None:
+        super().grow(more)
         self.kind, self.segment, self.number = (
-            F.pad(y, (0, more), value=-1) for y in (self.kind, self.segment, self.number))
-        self.positions = F.pad(self.positions, (0, more), value=EMPTY)
-        for i, layer in enumerate(self.layers):
-            self.layers[i] = tuple(F.pad(y, (0, 0, 0, more)) for y in layer)
+            np.pad(y, (0, len(self.used) - len(y)), constant_values=-1) for y in (self.kind, self.segment, self.number))
 
-    def keep(self, seen: Tensor) -> int:
+    def keep(self, seen: np.ndarray) -> int:
         """Free every slot that is not `seen`, bool [slots]; returns how many tokens were removed."""
-        gone = (~seen & (self.kind >= 0)).nonzero()[:, 0]
+        gone = np.flatnonzero(self.used & ~seen)
         self.kind[gone] = -1
-        self.positions[gone.to(self.positions.device)] = EMPTY
+        self.release(gone)
         return len(gone)
-
-    def bytes(self) -> int:
-        """Size of the keys and values in use, in all layers."""
-        return sum(y[:, :, 0].nbytes * self.get_seq_length() for layer in self.layers for y in layer)
 
 
 @dataclass
@@ -149,46 +122,105 @@ class Decision:
 
 
 class Context:
-    """All that a stream carries from frame to frame, with the parts of Algorithm 2 that act on it."""
+    """All that a stream carries from frame to frame, with the parts of Algorithm 2 that act on it.
 
-    def __init__(self, narrator: Narrator):
-        self.narrator = narrator
-        self.cache = Cache()                                               # C^vid, C^nar
+    run     passes of the language model, for streams that share them (default: the narrator's own)
+    watch   a context manager for each stage of the loop: memory, frame, trigger, text; for measurements
+    """
+
+    def __init__(self, narrator: Narrator, run: Callable | None = None, watch: Callable = lambda stage: nullcontext()):
+        self.narrator, self.watch = narrator, watch
+        self.run = run or (lambda part: narrator.decoder([part])[0])
+        self.cache = Cache(narrator.device)                                # C^vid, C^nar
         self.state = narrator.memory.initial_state().to(narrator.device)   # S_t
         self.readable = self.state                                         # the state that M_t is read from
+        self.waiting: list[Tensor] = []                                    # frames that it has not absorbed yet
+        self.read = narrator.memory.reader()
         self.memory: Tensor | None = None                                  # M_{t_{n-1}}
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
         self.last_narrated = 0                                             # t_{n-1}
+        self.upcoming: Upcoming | None = None                              # frames to come
+        self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()  # read before their turn: ids, slots, logits
+        self.said: deque[int] = deque(maxlen=500)                          # ids of the latest narrations
+        self.guessed = 0                                                   # how many words are guessed from these
         self.logits: list[Tensor] | None = None                            # a list put here collects all logits
 
     def update_memory(self, x: Tensor):
-        """Line 5, S_t: the memory absorbs a frame x [J, D]; published weights read M_t after its first (CLS) token."""
-        memory = self.narrator.memory
-        if self.narrator.config.readout == "cls":
-            self.readable = memory.step(x[None, :1], self.state)
-            self.state = memory.step(x[None, 1:], self.readable)
-        else:
-            self.readable = self.state = memory.step(x[None], self.state)
+        """Line 5, S_t: the memory absorbs a frame x [J, D]. Nothing reads S_t before a segment ends, so frames wait,
+        at most 8, and are absorbed together."""
+        self.waiting.append(x)
+        if len(self.waiting) == 8:
+            self.absorb()
+
+    def absorb(self):
+        """S_t after all frames; published weights read M_t after the first (CLS) token of the last one."""
+        if self.waiting:
+            with self.watch("memory"):
+                memory, x = self.narrator.memory, torch.cat(self.waiting)[None]                       # [1, T J, D]
+                later = self.narrator.config.J - 1 if self.narrator.config.readout == "cls" else 0
+                self.state = self.readable = memory.step(x[:, :x.shape[1] - later], self.state)
+                if later:
+                    self.state = memory.step(x[:, -later:], self.readable)
+                self.waiting = []
 
     def read_memory(self):
         """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Those of other frames are not needed."""
+        self.absorb()
         if self.narrator.layout.M:
-            self.memory = self.narrator.memory.read(self.readable)
+            with self.watch("memory"):
+                self.memory = self.read(self.readable)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
-        """Lines 9-12, Fig. 7: one pass of the LLM over new tokens; returns the logits [V] of the last one."""
-        e = self.narrator.embed(tokens, x, self.memory)                                         # line 9
-        positions = torch.arange(self.position, self.position + len(tokens), device=e.device)   # line 10
-        self.position += len(tokens)                                                            # line 11
-        hidden = self.narrator.run(e, positions, self.cache.insert(tokens, positions), self.cache)   # line 12
+        """Lines 9-12, Fig. 7: new tokens through the language model; returns the logits [V] of the last one.
+
+        With a frame x, the frames after it go along in the same pass, as if none of them ended the segment; with words,
+        those that are guessed to follow. They are there when their turn comes, and removed when something else comes.
+        """
+        with self.watch("text" if x is None else "frame"):
+            if self.ahead and self.ahead[0][0] != tokens.ids:
+                self.forget()
+            if x is None:
+                self.said.extend(i for i, kind in zip(tokens.ids, tokens.kind) if kind == NARRATION)
+            if not self.ahead:
+                self.read_ahead(tokens, [] if x is None else [x, *self.upcoming.see(self.upcoming.K - 1)])
+            _, slots, logits = self.ahead.popleft()
+            self.cache.insert(tokens, slots)
+            self.position += len(tokens)                                                        # line 11
+            return logits
+
+    def read_ahead(self, tokens: Tokens, frames: list[Tensor]):
+        """One pass over tokens, with the first of the frames, and over all further frames or the words guessed."""
+        narrator, layout = self.narrator, self.narrator.layout
+        guessed = [] if frames else guess(list(self.said), self.guessed, layout.assistant[0])
+        pieces = [tokens.ids] + [layout.frame(self.segment).ids for _ in frames[1:]] + [[word] for word in guessed]
+        ids = list(chain(*pieces))
+        slots = self.cache.take(len(ids))
+        plan = torch.tensor([ids, range(self.position, self.position + len(ids)), slots.tolist()])   # line 10
+        last = slice(len(tokens) - 1, None, len(pieces[-1]))
+        logits = self.run(Part(plan.to(narrator.device), torch.stack(frames) if frames else None,    # lines 9, 12
+                               self.memory if MEMORY in tokens.ids else None, self.cache,
+                               last if self.logits is None else slice(None)))
         if self.logits is not None:
-            self.logits.extend(self.narrator.logits(hidden))
-        return self.narrator.logits(hidden[-1])
+            self.logits.extend(logits)
+            logits = logits[last]
+        self.ahead.extend(zip(pieces, np.split(slots, np.cumsum([len(piece) for piece in pieces[:-1]])), logits))
+
+    def forget(self):
+        """Remove from the cache what was read ahead."""
+        self.ahead.clear()
+        self.cache.keep(self.cache.kind >= 0)
+
+    def p_skip(self, logits: Tensor) -> float:
+        """Eq. 1: the probability of [SKIP], from logits [V]."""
+        with self.watch("trigger"):
+            return logits.softmax(-1)[self.narrator.layout.skip].item()
 
     def discard(self, now: int) -> int:
         """Line 18: remove what segment `now` may not see (FlowNar-C: narrations, too); returns how many tokens."""
         cache, config = self.cache, self.narrator.config
+        if self.ahead:
+            self.forget()
         return cache.keep(visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune))
 
 
@@ -199,13 +231,13 @@ def threshold(frame: int, last_narrated: int, config, static: bool) -> float:
 
 
 def generate(context: Context, given: list[int] | None = None) -> list[int]:
-    """The narration y_n, greedily (line 15); given ids are fed instead, in one pass."""
+    """The narration y_n, greedily (line 15); given ids are fed instead of the model's own."""
     layout, n = context.narrator.layout, context.segment
-    if given is not None:
-        context.feed(layout.closing(n) + layout.narration(n, given))
-        return given
     ids, logits = [], context.feed(layout.closing(n))
-    while (token := int(logits.argmax())) != layout.eot and len(ids) < context.narrator.config.max_new_tokens:
+    for i in range(context.narrator.config.max_new_tokens if given is None else len(given)):
+        token = int(logits.argmax()) if given is None else given[i]
+        if given is None and token == layout.eot:
+            break
         ids.append(token)
         logits = context.feed(layout.narration(n, [token]))
     return ids
@@ -213,26 +245,29 @@ def generate(context: Context, given: list[int] | None = None) -> list[int]:
 
 @torch.no_grad()
 def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
-            forced: dict[int, list[int]] | None = None, context: Context | None = None) -> Iterator[Decision]:
+            forced: dict[int, list[int]] | None = None, context: Context | None = None,
+            lookahead: int = 1) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there is one.
 
-    It holds one frame at a time and never looks ahead. As published, frame 0 always narrates, and so does the last
-    frame: if it has not, a second Decision of it follows. `forced` gives narrations (frame -> ids) instead of the
-    model's own, the first at frame 0; `context` is a new Context, for callers that want to inspect it.
+    As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
+    `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
+    Context, for callers that want to inspect it. With lookahead K, one pass of the language model reads K frames, with
+    the same results; with 1, it holds one frame at a time and never looks ahead.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
     if c.position or forced is not None and 0 not in forced:
         raise ValueError("a stream begins with a new Context and a narration of frame 0")
     p_skip = theta = fed = None
-    for t, x in enumerate(chain(frames, [None])):                                     # line 4; None: no more frames
+    c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead)
+    c.guessed = 0 if forced else lookahead - 1
+    for t, x in enumerate(chain(c.upcoming, [None])):                                 # line 4; None: no more frames
         ended = x is None
         if ended:
             t, fed = t - 1, Tokens()                                                  # the last frame, once more
             if t < 0 or c.last_narrated == t or forced is not None:
                 return
         else:
-            x = x.to(narrator.device, narrator.connector[0].weight.dtype)
             c.update_memory(x)                                                        # line 5
             if c.new:
                 fed, c.new = layout.opening(c.segment), False                         # lines 6-8: [M_{t_{n-1}}; X_t]
@@ -240,7 +275,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
                 fed = layout.frame(c.segment) if t else layout.first()
             logits = c.feed(fed, x)                                                   # lines 9-12
             if t:
-                p_skip = logits.softmax(-1)[layout.skip].item()                       # Eq. 1
+                p_skip = c.p_skip(logits)                                             # Eq. 1
                 theta = threshold(t, c.last_narrated, config, static)
         narration, pruned = None, 0
         must = (t in forced) if forced is not None else (t == 0 or ended)
@@ -255,90 +290,103 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned)
 
 
-def explain(decision: Decision, layout: Layout, config, static: bool = False) -> str:
-    """One frame in words: what was fed, p([SKIP]) and its threshold, what was pruned, the counter, the cache."""
-    names = ["prompt" if kind == PROMPT else name for kind, name in zip(decision.fed.kind, layout.spell(decision.fed))]
-    runs = [(name, len(list(run))) for name, run in groupby(names)]
-    fed = " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs) or "nothing more"
-    line = f"frame {decision.frame}: fed {fed}"
-    if decision.p_skip is None:
-        line += "; the first frame always narrates"
-    else:
-        which = "theta" if static or decision.theta == config.theta else f"theta_low, within {config.refractory:g} s"
-        sign = "<=" if decision.p_skip <= decision.theta else ">"
-        line += f"; p([SKIP]) = {decision.p_skip:.4f} {sign} {decision.theta:g} ({which})"
-        line += "; the last frame always narrates" if decision.forced else ""
-    if decision.narration:
-        line += f"; narration {decision.narration.n}, {decision.pruned} tokens removed"
-    return line + f"; l = {decision.position}, cache {decision.text_tokens} text + {decision.visual_tokens} visual"
-
-
 # ---------------------------------------------------------------------- python stream.py
 
-def open_frames(source: str, narrator: Narrator, vision: str | None,
-                dtype: torch.dtype) -> tuple[Iterator[Tensor], int | None, Video | None]:
-    """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one."""
-    config = narrator.config
-    if is_features(source):
-        x = load_features(source, tokens=config.J, width=config.width)
-        return iter(x), len(x), None
-    encoder = narrator.vision_encoder(vision, dtype)
-    video = Video(source, config.fps, largest=2 * encoder.image_size)
-    return encode_pictures(video, encoder), video.frames, video
+class Run:
+    """One input of the command line: where its narrations go, and what came of it."""
+
+    def __init__(self, source: str, name: str, files: dict[str, str | None]):
+        self.source, self.name, self.files = source, name, files
+        self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
+
+    def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
+                  ask: Callable) -> Iterator[Decision]:
+        """Narrate it, and write the files."""
+        self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
+        frames, self.total, self.video = open_frames(
+            self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), args.lookahead,
+            encoder and 2 * encoder.image_size)
+        if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
+            tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
+                       "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
+        with ExitStack() as stack:
+            writers = Writers(self.files, stack, self.source)
+            for decision in narrate(narrator, frames, args.static, None, self.context, args.lookahead):
+                writers.trace(decision.trace())
+                if decision.narration:
+                    writers.sentence(vars(decision.narration))
+                self.count = decision.frame + 1
+                self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
+                yield decision
+        if not self.count:
+            raise BadData(f"{self.source} has no frames")
+
+    def report(self, seconds: float):
+        cache, name = self.context.cache, f"{self.name}: " if self.name else ""
+        print(f"{name}{self.count} frames, {self.context.segment} narrations, {self.count / seconds:.1f} frames/s; "
+              f"cache at most {self.peak} tokens, now {cache.text} text + {cache.visual} visual = "
+              f"{cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+        if self.video is not None:
+            self.video.report()
 
 
-def run_file(args: argparse.Namespace):
-    device, dtype = choose(args.device, args.dtype)
-    narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args))
-    frames, total, video = open_frames(args.input, narrator, args.vision, dtype)
-    if args.model is None and video is not None and video.size != TOY_SIZE:
-        print("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, give --model "
-              "a narrator that was trained for them, such as zeyun-zhong/flownar-1B-ego4d", file=sys.stderr)
+def run_files(args: argparse.Namespace):
+    (device, dtype), runs, failed = choose(args.device, args.dtype), [Run(*one) for one in outputs(args)], []
+    narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
+    videos = not all(map(is_features, args.input))
+    encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
+    if narrator.plain:
+        print(f"{narrator.config.llm} {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
     if args.compile:
         narrator.memory.compile()
-        for layer in narrator.llm.model.layers:
-            layer.mlp.compile(dynamic=True)
-    with ExitStack() as stack:
-        writers = Writers({name: getattr(args, name) for name in ("jsonl", "srt", "vtt", "trace")}, stack, args.input)
-        context, began, count, peak = Context(narrator), time.perf_counter(), 0, 0
-        progress = stack.enter_context(tqdm(total=total, unit="frame", desc="streaming", leave=False, mininterval=0.5))
-        for decision in narrate(narrator, frames, args.static, context=context):
-            writers.trace(decision.trace())
-            count, peak = decision.frame + 1, max(peak, decision.text_tokens + decision.visual_tokens)
-            progress.update(count - progress.n)
-            progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
-            lines = [explain(decision, narrator.layout, narrator.config, args.static)] if args.explain else []
-            if decision.narration:
-                writers.sentence(vars(decision.narration))
-                lines.append(f"[{timestamp(decision.narration.end)}] {decision.narration.text}")
+        narrator.decoder.compile()
+    jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
+    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
+        for number, decision in side_by_side(jobs, min(args.batch, len(runs))):
+            run, lines = runs[number], []
+            if isinstance(decision, Failed):
+                if len(runs) == 1 or not isinstance(decision.error, BadData):
+                    raise decision.error
+                failed.append(run)
+                lines.append(f"{run.name}: {decision.error}")
+            else:
+                progress.total = sum(run.total or run.count for run in runs)
+                progress.update(sum(run.count for run in runs) - progress.n)
+                progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
+                if args.explain:
+                    lines.append(explain(decision, narrator.layout, narrator.config, args.static))
+                if said := decision.narration:
+                    lines.append(f"[{run.name and run.name + ' '}{timestamp(said.end)}] {said.text}")
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
-    seconds = time.perf_counter() - began
-    if not count:
-        raise BadData(f"{args.input} has no frames")
-    cache = context.cache
-    print(f"{count} frames, {context.segment} narrations, {count / seconds:.1f} frames/s; cache at most {peak} tokens, "
-          f"now {cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
-    if video is not None:
-        video.report()
+    for run in runs:
+        if run not in failed:
+            run.report(time.perf_counter() - began)
+    if failed:
+        raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
 
 
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
-    parser.add_argument("input", help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt")
+    parser.add_argument("input", nargs="+",
+                        help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; of several, "
+                             "the output options name folders")
+    parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
+                        help="inputs that are narrated at once and share the passes of the models (default 16)")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
     model_options(parser)
     trigger_options(parser)
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
+    lookahead_option(parser)
     parser.add_argument("--compile", action="store_true", help="compile CLAM and the feed-forward layers")
     parser.add_argument("--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     args = parser.parse_args()
-    command_line(lambda: run_file(args))
+    command_line(lambda: run_files(args))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import stream
 from evaluate import load_narrator, load_vision, overlaps, print_table, samples, segments, true_narrations
 from support.common import (BadData, apart, choose, command_line, is_number, positive_float, pyplot, read_jsonl,
                             save_figure)
+from support.features import is_features
 from support.narrations import Sentence, read_truth, to_sentences
 from support.options import data_options, model_options, trigger_options
 
@@ -207,7 +208,8 @@ def run_timeline(args: argparse.Namespace):
         narrator = load_narrator(args, args.model)
         fps, memory = narrator.config.fps, narrator.layout.M if narrator.config.prune else 0
         dtype = choose(args.device, args.dtype)[1]
-        frames, _, _ = stream.open_frames(args.input, narrator, args.vision, dtype)
+        encoder = None if is_features(args.input) else narrator.vision_encoder(args.vision, dtype)
+        frames, _, _ = stream.open_frames(args.input, narrator.config, encoder)
         decisions = {y.frame: y for y in stream.narrate(narrator, frames, args.static)}
         trace = [y.trace() for y in decisions.values()]
         predicted = [Sentence(y.narration.end, y.narration.text) for y in decisions.values() if y.narration]

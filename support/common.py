@@ -10,7 +10,9 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -233,6 +235,16 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
     items = iter(items)
     while chunk := list(islice(items, size)):
         yield chunk
+
+
+def ahead(items: Iterable, size: int) -> Iterator:
+    """The same items: a thread makes up to `size` of them before they are asked for. Errors come in their turn."""
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, source, end) for _ in range(size))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, source, end))
+            yield item
 
 
 def quiet():

@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from support.annotations import expect
-from support.common import BadData, chunks, is_number, read_json
+from support.common import BadData, ahead, chunks, is_number, read_json
+from support.video import Video
 
 FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -89,6 +90,20 @@ def _read_pt(path: Path) -> Tensor:
     if x.layout != torch.strided or x.device.type != "cpu":        # sparse, or a meta tensor without any content
         raise BadData(f"{path}: holds a sparse or an empty tensor; save a dense one [frames, tokens, width]")
     return x.detach()
+
+
+def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
+                largest: int | None = None) -> tuple[Iterator[Tensor], int | None, Video | None]:
+    """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one.
+
+    config is a narrator's: J, width, fps. Pictures, no side longer than `largest`, are decoded while the models work,
+    and encoded `batch` at a time.
+    """
+    if is_features(source):
+        x = load_features(source, tokens=config.J, width=config.width)
+        return iter(x), len(x), None
+    video = Video(source, config.fps, largest)
+    return encode_pictures(ahead(video, 2 * batch), encode, batch), video.frames, video
 
 
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],

@@ -34,6 +34,12 @@ def trigger_options(parser: ArgumentParser):
     parser.add_argument("--static", action="store_true", help="one threshold only, theta")
 
 
+def lookahead_option(parser: ArgumentParser):
+    parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
+                        help="frames, or words that can be guessed, in one pass of the language model; the results are "
+                             "the same (default 4; 1: no frame waits for the next)")
+
+
 def config_changes(args: Namespace) -> dict:
     """The settings of a narrator (narrator.py: Config) that the command line changes."""
     names = "fps", "theta", "theta_low", "refractory", "last_k", "keep_newline"

@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import json
+import re
+from argparse import Namespace
 from contextlib import ExitStack
+from pathlib import Path
 
-from support.common import apart
+from support.common import BadData, apart
 
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
@@ -58,3 +61,23 @@ class Writers:
     def finish(self) -> None:
         if self.last is not None:
             self.put("trace", json.dumps(self.last) + "\n")
+
+
+def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
+    """(source, name, file of each format) of each of the inputs of a command line.
+
+    One input has no name, and the options name its files; with several, they name folders. BadData if two inputs have
+    the same name.
+    """
+    forms, sources = ("jsonl", "srt", "vtt", "trace"), args.input
+    folders = {form: getattr(args, form) for form in forms}
+    if len(sources) == 1:
+        return [(sources[0], "", folders)]
+    names = [Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem for source in sources]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadData(f"several inputs are called {twice[0]}; rename one of them, so that their outputs differ")
+    for folder in filter(None, folders.values()):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    suffix = {"trace": "trace.jsonl"}
+    return [(source, name, {form: folder and f"{folder}/{name}.{suffix.get(form, form)}"
+                            for form, folder in folders.items()}) for source, name in zip(sources, names)]

@@ -58,7 +58,7 @@ def published(model: nar.Narrator, x: torch.Tensor, case: dict):
     if model.layout.M:
         read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
         memory, _ = model.memory(x.reshape(1, -1, model.config.width), read_at)
-    hidden = model.run(model.embed(tokens, x, memory), torch.arange(len(tokens)), mask)
+    hidden = model.run(model.embed(torch.tensor(tokens.ids), x, memory), torch.arange(len(tokens)), mask)
     return hidden, torch.tensor(case["labels"]), tokens
 
 

@@ -236,7 +236,7 @@ def test_stream_is_resumable_and_sharded(tmp_path):
     one = command("stream", "--data", "toy", "--limit", 2, "--json", "--by-duration")
     assert one["videos"] == 2 and 0 <= one["f1"] <= 1 and one["by_duration"]["<= 2 min"]["videos"] == 2
     out = tmp_path / "out"
-    assert command("stream", "--data", "toy", "--limit", 2, "--output", out, "--json")["cider"] == one["cider"]
+    assert command("stream", "--data", "toy", "--limit", 2, "--batch", 2, "--output", out, "--json")["cider"] == one["cider"]
     files = sorted((out / "predictions").iterdir())
     kept, before = files[0].stat().st_mtime_ns, files[1].read_text()
     files[1].unlink()                                                                 # as if killed before the second
@@ -273,6 +273,8 @@ def test_annotated_data_sets(tmp_path):
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
     first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
     assert (first["start"], first["end"]) == (0.4, 0.9)
+    assert command("stream", *ours, "--batch", 4, "--json") == result == command("stream", *ours, "--lookahead", 1,
+                                                                                 "--json")
     teacher = command("teacher", *ours, "--json")
     assert teacher["videos"] == 6 and teacher["ppl"] > 1
     assert command("teacher", *ours, "--json", "--max-frames", 6)["ppl"] != teacher["ppl"]

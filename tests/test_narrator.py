@@ -12,6 +12,7 @@ from support import checkpoint
 import narrator as nar
 from support.common import BadData
 from support.features import letterbox
+from support.lora import LoRALinear, add_lora
 from helpers import GOLDEN, ROOT, grouped, tiny, video
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
@@ -162,9 +163,9 @@ def test_lora_starts_as_nothing_and_is_all_linear_layers():
     ids = torch.arange(8)[None]
     with torch.no_grad():
         before = llm(ids).logits
-        nar.add_lora(llm, rank=4, alpha=8, dropout=0.0)
+        add_lora(llm, rank=4, alpha=8, dropout=0.0)
         assert torch.equal(llm(ids).logits, before)
-    wrapped = [name for name, module in llm.named_modules() if isinstance(module, nar.LoRALinear)]
+    wrapped = [name for name, module in llm.named_modules() if isinstance(module, LoRALinear)]
     assert len(wrapped) == 2 * 7 + 1 and "lm_head" in wrapped
     layer = llm.model.layers[0].self_attn.q_proj
     torch.nn.init.normal_(layer.lora_B.weight)
@@ -175,7 +176,7 @@ def test_lora_starts_as_nothing_and_is_all_linear_layers():
 
 def test_lora_computes_in_the_dtype_of_its_base():
     """All products of forward and backward in bf16, as the frozen layer's; weights and their gradients stay fp32."""
-    layer = nar.LoRALinear(torch.nn.Linear(64, 48).bfloat16(), 8, 16, 0.0)
+    layer = LoRALinear(torch.nn.Linear(64, 48).bfloat16(), 8, 16, 0.0)
     torch.nn.init.normal_(layer.lora_B.weight)
     x, g = torch.randn(20, 64).bfloat16().requires_grad_(), torch.randn(20, 48).bfloat16()
     dtypes = []

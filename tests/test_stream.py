@@ -1,10 +1,11 @@
 """Streaming (§3.4): training = streaming, the cache, the trigger, the command line."""
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 from support.common import one_line
+from support.decode import EMPTY
 from support.features import encode_pictures, load_features
 from support.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.video import write_video
@@ -215,9 +217,9 @@ def test_cache_counts_what_it_holds():
     model = tiny()
     x, narrations = video(model)
     _, steps, context = streamed_logits(model, x[:16], narrations)
-    used = context.cache.positions != stream.EMPTY
+    used = context.cache.positions != EMPTY
     assert used.sum() == context.cache.text + context.cache.visual == steps[-1].text_tokens + steps[-1].visual_tokens
-    assert context.cache.bytes() == sum(y[:, :, used].nbytes for layer in context.cache.layers for y in layer) > 0
+    assert context.cache.bytes() == sum(y[used].nbytes for y in context.cache.keys + context.cache.values) > 0
 
 
 @pytest.mark.parametrize("keep_newline", [False, True])
@@ -246,11 +248,10 @@ def test_no_narration_is_kept():
 def test_slots_are_used_again():
     """Tokens that are removed make room; what is left keeps its place and its position."""
     cache = stream.Cache(capacity=4)
-    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), torch.arange(4))
-    assert cache.keep(cache.kind == nar.PROMPT) == 3 and (cache.text, cache.visual) == (1, 0)
-    mask = cache.insert(nar.Tokens().add([5, 6], nar.VISUAL, segment=1), torch.tensor([4, 5]))
-    assert cache.positions.tolist() == [4, 5, stream.EMPTY, 3]
-    assert mask.tolist() == [[True, False, False, True], [True, True, False, True]]
+    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), cache.take(4))
+    cache.positions.copy_(torch.arange(4))
+    assert cache.keep(cache.kind == nar.PROMPT) == 3 and (cache.text, cache.visual, cache.span) == (1, 0, 4)
+    assert cache.take(2).tolist() == [0, 1] and cache.positions.tolist() == [EMPTY, EMPTY, EMPTY, 3]
 
 
 def test_frames_are_taken_one_by_one():
@@ -370,6 +371,32 @@ def test_no_output_destroys_the_input_or_another_output(tmp_path, monkeypatch, g
         code, err = call(stream, [source, "--device", "cpu", *given])
         assert code == 1 and err.splitlines()[-1].startswith(f"error: {says}: is given twice")
     assert (tmp_path / "x.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_several_inputs(tmp_path, monkeypatch, capsys):
+    """Lines carry the input's name, files go into folders; one input that fails is named, and the others are done."""
+    monkeypatch.chdir(tmp_path)
+    for name, frames in (("a", 9), ("b", 14)):
+        features(f"{name}.safetensors", torch.randn(frames, 10, 128, generator=torch.Generator().manual_seed(frames)))
+    alone = {}
+    for name in "ab":
+        assert call(stream, [f"{name}.safetensors", "--device", "cpu", "--jsonl", f"{name}.jsonl"])[0] == 0
+        alone[name] = [json.loads(line) for line in open(f"{name}.jsonl")]
+    told = io.StringIO()
+    with redirect_stdout(told), pytest.raises(SystemExit) as end, monkeypatch.context() as patch:
+        patch.setattr("sys.argv", ["stream.py", "a.safetensors", "missing.safetensors", "b.safetensors", "--device",
+                                   "cpu", "--jsonl", "out", "--srt", "out"])
+        stream.main()
+    assert end.value.code == 1 and "1 of 3 inputs" in capsys.readouterr().err
+    lines = told.getvalue().splitlines()
+    for name, rows in alone.items():
+        beside = [json.loads(line) for line in open(f"out/{name}.jsonl")]
+        assert [row["text"] for row in beside] == [row["text"] for row in rows]
+        assert [line for line in lines if line.startswith(f"[{name} ")] == [
+            f"[{name} {timestamp(row['end'])}] {row['text']}" for row in rows]
+        assert open(f"out/{name}.srt").read().count(" --> ") == len(rows)
+    assert sum(line.startswith("missing: ") for line in lines) == 1
+    assert call(stream, ["a.safetensors", "./a.safetensors"])[1].startswith("error: several inputs are called a;")
 
 
 def test_clock():

@@ -1,0 +1,330 @@
+"""The language model in streaming (not in the paper): the function of transformers' modules, with less work around it.
+
+    Upcoming    the frames of a stream, of which a pass may read several
+    guess       words that may come next
+    Slots       keys and values of one stream in fixed buffers, with the position of each
+    Plain       passes through transformers' own modules: for any model, and the oracle of Decoder
+    Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...): matrices that share their
+                input are one, grouped queries read their keys without copies, several streams share a pass. On CUDA
+                the pass of one stream is captured as a graph, one for each shape.
+
+A pass is one function of tensors with fixed shapes: no sizes that depend on data, nothing that waits for the device.
+Glossary (N new tokens, S slots, H query heads, G key and value heads of c channels each):
+    plan        ids, positions and slots of the new tokens                  [3, N]
+    span        slots that are looked at: all that are in use lie before it
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing: later than every query
+LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
+         "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
+         "post_attention_layernorm")                                    # all that may have weights in a layer
+
+
+class Slots:
+    """Keys and values of all layers of one stream. A token takes the first free slots, and nothing is ever moved.
+
+    A key carries the rotation of its own position, so slots may be in any order. The one comparison `positions <=
+    position of the query` is the mask: it hides the future and the empty slots alike. Where the slots do not suffice,
+    there are a quarter more, layer by layer: what is held is at any moment at most about 1.4 times what was used.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", capacity: int = 256):
+        self.positions = torch.full((capacity,), EMPTY, device=device)
+        self.keys: list[Tensor] = []                                        # of each layer [S, G, c]
+        self.values: list[Tensor] = []
+        self.used = np.zeros(capacity, bool)
+        self.free = np.arange(capacity)
+        self.span = 0
+        self.graphs: dict = {}                                              # captured passes over these buffers
+
+    def take(self, count: int) -> np.ndarray:
+        """The first `count` free slots, now in use."""
+        while len(self.free) < count:
+            self.grow(max(count - len(self.free), len(self.used) // 4))
+        slots, self.free = self.free[:count], self.free[count:]
+        self.used[slots] = True
+        self.span = len(self.used) if self.positions.is_cuda else max(self.span, 1 + int(slots.max(initial=-1)))
+        return slots
+
+    def release(self, slots: np.ndarray) -> None:
+        """Free these slots: from now on, no query sees them."""
+        self.used[slots] = False
+        self.free = np.flatnonzero(~self.used)
+        self.span = len(self.used) if self.positions.is_cuda else 1 + int(np.flatnonzero(self.used).max(initial=-1))
+        self.positions.index_fill_(0, torch.from_numpy(slots).to(self.positions.device), EMPTY)
+
+    def grow(self, more: int) -> None:
+        """Add slots, in multiples of 64; only one buffer is ever held twice."""
+        more = -(-more // 64) * 64
+        self.graphs.clear()
+        self.free = np.concatenate([self.free, np.arange(len(self.used), len(self.used) + more)])
+        self.used = np.pad(self.used, (0, more))
+        self.positions = torch.cat([self.positions, self.positions.new_full((more,), EMPTY)])
+        for buffers in (self.keys, self.values):
+            for i in range(len(buffers)):
+                buffers[i] = F.pad(buffers[i], (0, 0, 0, 0, 0, more))
+
+    def allocate(self, layers: int, like: Tensor) -> None:
+        """Buffers for keys and values of the shape [.., G, c] of `like`, if there are none yet."""
+        if not self.keys:
+            self.keys, self.values = ([like.new_zeros(len(self.used), *like.shape[-2:]) for _ in range(layers)]
+                                      for _ in range(2))
+
+    def bytes(self) -> int:
+        """Size of the keys and values in use, in all layers."""
+        return int(self.used.sum()) * sum(y[0].nbytes for y in self.keys + self.values)
+
+    def held(self) -> int:
+        """Size of the buffers, with their free slots."""
+        return sum(y.nbytes for y in self.keys + self.values)
+
+
+class Upcoming:
+    """The frames x [J, D] of a stream in turn, like `weight` in device and dtype; the next ones can be seen before."""
+
+    def __init__(self, frames: Iterable[Tensor], shape: tuple[int, int], weight: Tensor, K: int):
+        self.frames, self.shape, self.weight, self.K, self.waiting = iter(frames), shape, weight, K, deque()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.see(1):
+            yield self.waiting.popleft()
+
+    def see(self, count: int) -> list[Tensor]:
+        """The next frames, at most `count`; they keep their turn. ValueError for a wrong shape."""
+        for x in islice(self.frames, max(0, count - len(self.waiting))):
+            if x.shape != self.shape:
+                raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
+            self.waiting.append(x.to(self.weight.device, self.weight.dtype))
+        return list(islice(self.waiting, count))
+
+
+def guess(said: list[int], most: int, end: int) -> list[int]:
+    """At most `most` ids, up to `end`: what followed where the last two ids, or else the last, were said before."""
+    for length in (2, 1) if most else ():
+        for i in range(len(said) - length - 1, -1, -1):
+            if said[i:i + length] == said[-length:]:
+                return list(takewhile(lambda token: token != end, said[i + length:i + length + most]))
+    return []
+
+
+@dataclass
+class Part:
+    """What one stream gives to a pass: see `embed` of narrator.py for x and memory; `rows`, whose logits it wants."""
+    plan: Tensor                # [3, N]
+    x: Tensor | None
+    memory: Tensor | None
+    slots: Slots
+    rows: slice
+
+
+class Plain:
+    """Passes through the modules of transformers, one stream after the other."""
+
+    def __init__(self, narrator):
+        self.narrator, self.model = narrator, narrator.llm.model
+
+    @torch.no_grad()
+    def __call__(self, parts: list[Part]) -> list[Tensor]:
+        """The logits [rows, V] of each part's tokens, whose keys and values go into its slots."""
+        return [self.run(part) for part in parts]
+
+    def run(self, part: Part) -> Tensor:
+        (ids, positions, self.into), slots = part.plan, part.slots
+        slots.positions[self.into] = positions
+        mask, self.slots = slots.positions[:slots.span] <= positions[:, None], slots
+        output = self.model(inputs_embeds=self.narrator.embed(ids, part.x, part.memory)[None], use_cache=True,
+                            position_ids=positions[None], attention_mask=mask[None, None], past_key_values=self)
+        return self.narrator.logits(output.last_hidden_state[0, part.rows])
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
+        """Called by each attention layer, as transformers calls its caches: store keys and values, return all."""
+        slots = self.slots
+        slots.allocate(self.model.config.num_hidden_layers, rearrange(keys, "1 g n c -> n g c"))
+        for buffers, new in ((slots.keys, keys), (slots.values, values)):
+            buffers[layer][self.into] = rearrange(new, "1 g n c -> n g c")
+        return tuple(rearrange(y[layer][:slots.span], "s g c -> 1 g s c") for y in (slots.keys, slots.values))
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return int(self.slots.used.sum())
+
+
+class Different(Exception):
+    """Why a model takes the plain path."""
+
+
+def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of linear layers of one input as one. The layers' own become views of it: none is held twice."""
+    if any(type(layer) is not nn.Linear or (layer.bias is None) != (layers[0].bias is None) for layer in layers):
+        raise Different("has linear layers of its own")
+    fused = {"bias": None}
+    for name, _ in layers[0].named_parameters():
+        fused[name] = torch.cat([getattr(layer, name).data for layer in layers])
+        for layer, piece in zip(layers, fused[name].split([layer.out_features for layer in layers])):
+            setattr(layer, name, nn.Parameter(piece, False))
+    return fused["weight"], fused["bias"]
+
+
+class Layer:
+    """One layer of a Llama-like model; Different if it has weights that this file does not know."""
+
+    def __init__(self, layer: nn.Module):
+        attention, mlp = layer.self_attn, layer.mlp
+        if strange := [name for name, _ in layer.named_parameters() if name.rpartition(".")[0] not in LAYER]:
+            raise Different(f"has {strange[0]} in its layers")
+        self.channels = attention.head_dim
+        self.heads, self.groups = (y.out_features // self.channels for y in (attention.q_proj, attention.k_proj))
+        self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.up, self.act = fuse(mlp.gate_proj, mlp.up_proj), mlp.act_fn
+        self.o, self.down, self.scale = fuse(attention.o_proj), fuse(mlp.down_proj), attention.scaling
+        self.norm_a, self.norm_m = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
+        self.norm_q, self.norm_k = (norm_of(getattr(attention, name, None)) for name in ("q_norm", "k_norm"))
+
+    def project(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h [N, D_lm] -> rotated queries [N, H, c], rotated keys and values [N, G, c]."""
+        H, G, c = self.heads, self.groups, self.channels
+        qkv = F.linear(norm(h, *self.norm_a), *self.qkv).view(-1, H + 2 * G, c)
+        qk, v = qkv[:, :H + G], qkv[:, H + G:]
+        if self.norm_q:
+            qk = torch.cat([norm(qk[:, :H], *self.norm_q), norm(qk[:, H:], *self.norm_k)], dim=1)
+        qk = torch.addcmul(qk * cos, qk.roll(c // 2, -1), sin)
+        return qk[:, :H], qk[:, H:], v
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Queries [N, H, c] on keys and values [S, G, c] with mask [1, 1, N H/G, S] -> [N, H c].
+
+        The queries that share a key head are rows of one query, so no key is copied.
+        """
+        q = q.unflatten(1, (self.groups, -1)).transpose(0, 1)                                 # [G, N, H/G, c]
+        o = F.scaled_dot_product_attention(q.flatten(1, 2)[None], keys.transpose(0, 1)[None],
+                                           values.transpose(0, 1)[None], attn_mask=mask, scale=self.scale)
+        return o.view_as(q).transpose(0, 1).flatten(1)
+
+    def feed_forward(self, h: Tensor) -> Tensor:
+        gate, up = F.linear(norm(h, *self.norm_m), *self.up).chunk(2, -1)
+        return F.linear(self.act(gate) * up, *self.down)
+
+
+def norm_of(module: nn.Module | None) -> tuple[Tensor, float] | None:
+    return module and (module.weight, module.variance_epsilon)
+
+
+def norm(h: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return F.rms_norm(h, h.shape[-1:], weight, epsilon)
+
+
+class Decoder:
+    """Passes of a Llama-like model, whose LoRA has been merged, with its matrices fused."""
+
+    def __init__(self, narrator):
+        model = narrator.llm.model
+        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if rope not in ("default", "linear", "llama3", "yarn"):                # others depend on the length
+            raise Different(f"rotates its keys by rules of its own ({rope})")
+        try:
+            self.layers, self.norm = [Layer(layer) for layer in model.layers], norm_of(model.norm)
+            self.inverse, self.rope_scale = model.rotary_emb.inv_freq, model.rotary_emb.attention_scaling
+        except AttributeError as error:
+            raise Different(f"is not built like Llama ({error})") from None
+        self.narrator, self.run = narrator, self.forward
+
+    @torch.no_grad()
+    def __call__(self, parts: list[Part]) -> list[Tensor]:
+        """As Plain; all parts share the pass."""
+        first, streams, rows = self.layers[0], [part.slots for part in parts], [part.rows for part in parts]
+        for stream in streams:
+            stream.allocate(len(self.layers), first.qkv[0].new_empty(first.groups, first.channels))
+        if len(parts) == 1:
+            one, = parts
+            return [self.captured(one) if one.plan.is_cuda else
+                    self.run(one.plan, one.x, one.memory, streams, [one.plan.shape[1]], rows)]
+        join = lambda pieces: torch.cat(pieces) if pieces else None
+        x, memory = (join([y.reshape(-1, y.shape[-1]) for y in ys if y is not None])
+                     for ys in zip(*((part.x, part.memory) for part in parts)))
+        lengths = [part.plan.shape[1] for part in parts]
+        logits = self.forward(torch.cat([part.plan for part in parts], 1), x, memory, streams, lengths, rows)
+        return list(logits.split([len(range(n)[wanted]) for n, wanted in zip(lengths, rows)]))
+
+    def forward(self, plan: Tensor, x: Tensor | None, memory: Tensor | None, streams: list[Slots], lengths: list[int],
+                rows: list[slice]) -> Tensor:
+        """Logits [all rows, V] of the tokens of all streams, which follow each other, `lengths` of each."""
+        ids, positions, slots = plan
+        h, first = self.narrator.embed(ids, x, memory), self.layers[0]
+        angles = positions[:, None].float() * self.inverse
+        cos = (angles.cos() * self.rope_scale).to(h.dtype).repeat(1, 2)[:, None]
+        sin = (angles.sin() * self.rope_scale).to(h.dtype)
+        sin = torch.cat([-sin, sin], 1)[:, None]
+        streams, masks = list(zip(streams, slots.split(lengths), positions.split(lengths))), []
+        for stream, into, at in streams:
+            stream.positions.index_copy_(0, into, at)
+            mask = stream.positions[:stream.span] <= at[:, None]
+            masks.append(mask.repeat_interleave(first.heads // first.groups, 0)[None, None])
+        for i, layer in enumerate(self.layers):
+            new, seen = zip(*(y.split(lengths) for y in layer.project(h, cos, sin))), []
+            for (stream, into, _), mask, (q, k, v) in zip(streams, masks, new):
+                keys = stream.keys[i].index_copy_(0, into, k)[:stream.span]
+                values = stream.values[i].index_copy_(0, into, v)[:stream.span]
+                seen.append(layer.attend(q, keys, values, mask))
+            h = h + F.linear(torch.cat(seen), *layer.o)
+            h = h + layer.feed_forward(h)
+        h = torch.cat([own[wanted] for own, wanted in zip(h.split(lengths), rows)])
+        return self.narrator.logits(norm(h, *self.norm))
+
+    def compile(self) -> None:
+        """Compile the pass of one stream; shapes may change."""
+        self.run = torch.compile(self.forward, fullgraph=True, dynamic=True)
+
+    def captured(self, part: Part) -> Tensor:
+        """The pass of one stream as a CUDA graph, captured when its shape is first met with these buffers."""
+        given, graphs = [part.plan, part.x, part.memory], part.slots.graphs
+        key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
+        if key not in graphs:
+            buffers = [y if y is None else y.clone() for y in given]
+            run = partial(self.forward, *buffers, [part.slots], [part.plan.shape[1]], [part.rows])
+            aside = torch.cuda.Stream()                                      # a first run, as capture demands
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                run()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                logits = run()
+            graphs[key] = graph, buffers, logits
+        graph, buffers, logits = graphs[key]
+        for buffer, new in zip(buffers, given):
+            if new is not None:
+                buffer.copy_(new)
+        graph.replay()
+        return logits.clone()
+
+
+@torch.no_grad()
+def fastest(narrator) -> tuple[Callable, str | None]:
+    """Decoder, if it computes what the model computes for a few random tokens; else Plain, and why."""
+    plain, table = Plain(narrator), narrator.llm.get_input_embeddings().weight
+    try:
+        decoder = Decoder(narrator)
+    except Different as reason:
+        return plain, str(reason)
+    ids, places, logits = torch.randint(len(table), (9,)), torch.arange(9), []
+    for run in (plain, decoder):
+        slots = Slots(table.device)
+        slots.take(len(ids))
+        plan = torch.stack([ids, 5 * places, places]).to(table.device)
+        logits += run([Part(plan, None, None, slots, slice(None))])
+    error = (logits[0] - logits[1]).norm() / logits[0].norm()
+    if not error <= (1e-4 if table.dtype == torch.float32 else 5e-2):
+        return plain, "computes something that Llama does not"
+    return decoder, None

@@ -1,0 +1,206 @@
+"""The fast path of streaming: the same function as transformers' modules, alone or beside other streams."""
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import stream
+from support import decode
+from support.together import Failed, side_by_side
+from helpers import grouped, tiny, video
+
+SMALL = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "attn_implementation": "sdpa"}
+
+
+def small(name: str, **changes) -> nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SMALL | changes)
+    llm = getattr(transformers, f"{name}ForCausalLM")(config)
+    for p in llm.parameters():
+        if p.dim() == 1:                                                    # norms and biases that could be left out
+            nn.init.normal_(p, 1.0, 0.3)
+    return llm
+
+
+def trace(model, x, lookahead=1, context=None):
+    """What the loop decides for x: where, with which probability, which tokens, and what is in the cache."""
+    steps = list(stream.narrate(model, x, context=context, lookahead=lookahead))
+    return ([s.p_skip or 0.0 for s in steps],
+            [(s.frame, s.position, s.text_tokens, s.visual_tokens, s.pruned, s.narration and s.narration.tokens)
+             for s in steps])
+
+
+def lively(llm=None, seed=0, **changes):
+    """A tiny narrator whose thresholds let it narrate every few frames, and narrations that end."""
+    model = tiny(seed, llm=llm, **{"max_new_tokens": 6} | changes)
+    x, _ = video(model, frames=40, seed=seed)
+    p = sorted(trace(model, x)[0])
+    model.config.theta, model.config.theta_low = p[len(p) // 3], p[len(p) // 5]
+    return model, x
+
+
+def assert_same(one, other, tolerance=1e-5):
+    assert one[1] == other[1]
+    assert max(abs(a - b) for a, b in zip(one[0], other[0])) < tolerance
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_fast_is_plain(name):
+    """Grouped queries, biases (Qwen2), norms of queries and keys (Qwen3); LoRA merged."""
+    model, x = lively(small(name), last_k=2)
+    plain = trace(model, x)
+    assert isinstance(model.decoder, decode.Plain) and sum(bool(row[-1]) for row in plain[1]) > 5
+    model.merge()
+    assert model.plain is None and isinstance(model.decoder, decode.Decoder)
+    assert_same(plain, trace(model, x))
+
+
+@pytest.mark.parametrize("llm, why", [
+    (lambda: small("Gemma"), "is not built like Llama"), (lambda: small("Olmo2"), "norm"),
+    (lambda: small("Granite", residual_multiplier=0.5), "something that Llama does not"),
+    (lambda: small("Llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic")])
+def test_other_models_take_the_plain_path_and_say_so(llm, why):
+    model, x = lively(llm())
+    plain = trace(model, x)
+    assert why in model.merge().plain and isinstance(model.decoder, decode.Plain)
+    assert_same(plain, trace(model, x))
+
+
+def test_merging_leaves_the_embeddings():
+    """The toy's head shares the embeddings' weight, but its LoRA belongs to the head alone."""
+    model = tiny()
+    ids, table = torch.arange(2, 40), model.llm.get_input_embeddings().weight
+    before = table.clone()
+    with torch.no_grad():
+        whole = model.llm(input_ids=ids[None]).logits
+        model.merge()
+        assert torch.allclose(model.llm(input_ids=ids[None]).logits, whole, atol=1e-4)
+    assert torch.equal(model.llm.get_input_embeddings().weight, before)
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+def test_merged_weights_are_held_once():
+    model = tiny().merge()
+    fused = {y.untyped_storage().data_ptr() for layer in model.decoder.layers for y, _ in (layer.qkv, layer.up)}
+    for layer in model.llm.model.layers:
+        for module in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.mlp.up_proj):
+            assert module.weight.untyped_storage().data_ptr() in fused
+
+
+@pytest.mark.parametrize("changes", [{}, {"last_k": 2}, {"memory": "none", "prune": False}, {"readout": "cls"}])
+@pytest.mark.parametrize("fast", [True, False])
+def test_lookahead_changes_nothing(changes, fast):
+    """Narrations, ids, positions, counts of the cache: all the same; p([SKIP]) to 1e-5. Nothing is left behind."""
+    model, x = lively(**changes)
+    if fast:
+        model.merge()
+    once = trace(model, x)
+    for lookahead in (2, 5):
+        context = stream.Context(model)
+        assert_same(once, trace(model, x, lookahead, context))
+        assert context.cache.used.sum() == context.cache.text + context.cache.visual
+        assert (context.cache.positions != decode.EMPTY).sum() == context.cache.used.sum()
+
+
+def test_lookahead_makes_fewer_passes_of_few_shapes():
+    model, x = lively(last_k=2)
+    model.merge()
+    passes, shapes = {}, {}
+    for lookahead in (1, 4):
+        made = []
+        context = stream.Context(model, lambda part: made.append(part.plan.shape[1]) or model.decoder([part])[0])
+        trace(model, x, lookahead, context)
+        passes[lookahead], shapes[lookahead] = len(made), set(made)
+    assert passes[4] < 0.75 * passes[1]
+    assert len(shapes[1]) == 6                           # first, its closing, opening, frame, closing, word
+
+
+def test_frames_are_taken_ahead_only_as_asked():
+    model, taken = tiny(), []
+    x, _ = video(model)
+    source = (taken.append(t) or frame for t, frame in enumerate(x))
+    for step in stream.narrate(model, source, forced={0: [5], 4: [6]}, lookahead=4):
+        assert step.frame <= taken[-1] <= step.frame + 3
+
+
+def test_guess():
+    assert decode.guess([9, 1, 2, 3, 4, 9, 1], most=3, end=9) == [2, 3, 4]          # the same two ids
+    assert decode.guess([9, 1, 2, 3, 9, 7, 2], most=3, end=9) == [3]                # the last one; up to the end
+    assert decode.guess([9, 1, 9, 2, 9], most=2, end=9) == [2]                      # the latest place counts
+    assert decode.guess([9, 1, 2], most=3, end=9) == [] == decode.guess([9, 1, 9], most=0, end=9)
+
+
+def test_the_pass_is_one_graph():
+    """Nothing in it depends on data or waits for the host: it compiles whole, and gives the same."""
+    model, x = lively(small("Llama", num_hidden_layers=1), last_k=2)
+    model.merge()
+    before = trace(model, x[:20])
+    model.decoder.run = torch.compile(model.decoder.forward, fullgraph=True, backend="eager", dynamic=True)
+    assert_same(before, trace(model, x[:20]))
+
+
+# ------------------------------------------------------------------ several streams
+
+def together(model, sources, width, lookahead=1):
+    """Traces of several streams that share their passes; an error where one failed."""
+    def job(x, ask):
+        yield from stream.narrate(model, x, context=stream.Context(model, lambda part: ask(model.decoder, part)),
+                                  lookahead=lookahead)
+
+    found = [([], []) for _ in sources]
+    for number, s in side_by_side([lambda ask, x=x: job(x, ask) for x in sources], width):
+        if isinstance(s, Failed):
+            found[number] = s.error
+        else:
+            found[number][0].append(s.p_skip or 0.0)
+            found[number][1].append((s.frame, s.position, s.text_tokens, s.visual_tokens, s.pruned,
+                                     s.narration and s.narration.tokens))
+    return found
+
+
+@pytest.mark.parametrize("llm, lookahead", [(None, 1), (None, 4), (grouped, 1)])
+def test_streams_do_not_depend_on_each_other(llm, lookahead):
+    """Videos of different lengths, three at a time, so that streams join and end beside others."""
+    model, _ = lively(llm and llm(), last_k=2)
+    model.merge()
+    sources = [video(model, frames=frames, seed=frames)[0] for frames in (13, 40, 25, 1, 31, 20)]
+    for alone, beside in zip([trace(model, x) for x in sources], together(model, sources, 3, lookahead)):
+        assert_same(alone, beside, 1e-4)
+
+
+def test_one_stream_fails_and_the_others_go_on():
+    model, x = lively()
+    model.merge()
+    broken = (x[t] if t < 7 else torch.zeros(3) for t in range(9))
+    first, failed, last = together(model, [x[:20], broken, x[:15]], 3)
+    assert isinstance(failed, ValueError) and "expected frame tokens" in str(failed)
+    assert_same(trace(model, x[:20]), first, 1e-4)
+    assert_same(trace(model, x[:15]), last, 1e-4)
+
+
+def test_a_request_that_fails_fails_alone():
+    def double(requests):
+        return [2 * int(request) for request in requests]
+
+    def job(request, ask):
+        yield ask(double, request)
+
+    found = dict(side_by_side([lambda ask, r=r: job(r, ask) for r in ("1", "x", "3")], 3))
+    assert (found[0], found[2]) == (2, 6) and isinstance(found[1].error, ValueError)
+
+
+def test_whoever_stops_listening_stops_the_streams():
+    ended = []
+
+    def job(ask):
+        try:
+            while True:
+                yield ask(list, 1)
+        finally:
+            ended.append(True)
+
+    items = side_by_side([job] * 3, 3)
+    next(items)
+    items.close()
+    assert len(ended) == 3
