@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 import data
 import narrator as nar
 import stream
-from experiments import efficiency, figures
+from experiments import efficiency, figures, training_step
 from helpers import ROOT, TOY, tiny, video
 from support.narrations import Sentence
 from test_evaluate import command, write
@@ -76,6 +76,33 @@ def test_every_number_of_the_readme_is_printed(capsys):
     assert [printed[f"ms a frame, {which}"] for which in ("window 1", "window 2", "slowest from 2", "last window")] == [
         "20.000", "50.000", "100.000", "25.000"]
     assert {"cache, MB", "held, MB", "FPS", "frame, ms, p50", "frame, ms, p95", "narration, ms, p95"} <= printed.keys()
+
+
+# ---------------------------------------------------------------------- a training step
+
+class Asking(list):
+    """The other end of a connection: asks for two steps, and keeps what it is sent."""
+
+    def recv(self):
+        return len(self) < 2
+
+    def send(self, answer):
+        self.append(answer)
+
+
+def test_a_training_step_of_each_variant():
+    """Two steps and the numbers; FlowNar feeds its memory besides what the baseline feeds."""
+    small = ("--frames 8 --every 4 --words 3 --layers 1 --width 32 --inner 48 --heads 2 --kv-heads 1 --rank 2 "
+             "--device cpu --checkpointing")
+    args = training_step.parser().parse_args(small.split())
+    tokens = {}
+    for name in efficiency.VARIANTS:
+        answers = Asking()
+        training_step.steps(answers, args, name)
+        assert len(answers) == 3 and all(0 < seconds < 60 for seconds in answers[:2])
+        assert answers[2]["peak_bytes"] >= answers[2]["weights_bytes"] > 0
+        tokens[name] = answers[2]["tokens"]
+    assert tokens["FlowNar"] == tokens["FlowNar-C"] == tokens["VideoLLM-online"] + 2 * (20 + 2)
 
 
 # ---------------------------------------------------------------------- attention
