@@ -140,6 +140,19 @@ def test_the_pass_is_one_graph():
     assert_same(before, trace(model, x[:20]))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_captured_passes(lookahead):
+    """On CUDA every shape is a captured graph; beside the plain path of the same model, on the same device."""
+    model, x = lively(last_k=2)
+    model.to("cuda")
+    plain = trace(model, x, lookahead)
+    model.merge()
+    context = stream.Context(model)
+    assert_same(plain, trace(model, x, lookahead, context), 1e-4)
+    assert len(context.cache.graphs) >= 5
+
+
 # ------------------------------------------------------------------ several streams
 
 def together(model, sources, width, lookahead=1):
