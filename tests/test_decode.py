@@ -217,3 +217,40 @@ def test_whoever_stops_listening_stops_the_streams():
     next(items)
     items.close()
     assert len(ended) == 3
+
+
+# ------------------------------------------------------------------ memory
+
+@pytest.mark.parametrize("changes", [{}, {"memory": "none", "prune": False}], ids=["FlowNar", "VideoLLM-online"])
+def test_buffers_never_hold_much_more_than_is_used(changes, monkeypatch):
+    """From 3,000 to 12,000 text tokens: at most 1.5 times the bytes used, also in the midst of growing, when a buffer
+    and its successor are both there. Counted in all live buffers of a stream whose language model does nothing."""
+    model, shares, pad = tiny(**changes), [], torch.nn.functional.pad
+    layers, vocabulary, layout = model.llm.config.num_hidden_layers, len(model.layout.tokenizer), model.layout
+
+    def run(part):
+        part.slots.allocate(layers, torch.empty(2, 8))
+        return torch.zeros(1, vocabulary)
+
+    context = stream.Context(model, run)
+    cache = context.cache
+
+    def check(*newer):
+        live = [cache.positions, *cache.keys, *cache.values, *newer]
+        if cache.text > 3000:
+            shares.append(sum(y.untyped_storage().nbytes() for y in live) / cache.bytes())
+
+    def padded(old, *args, **options):
+        new = pad(old, *args, **options)
+        check(new)
+        return new
+
+    monkeypatch.setattr(decode.F, "pad", padded)
+    context.feed(layout.first())
+    for n in range(1, 101):
+        for piece in (layout.opening(n), *[layout.frame(n)] * 7, layout.closing(n), layout.narration(n, [5] * 120)):
+            context.feed(piece)
+            check()
+        context.discard(n + 1)
+        check()
+    assert cache.text > 12000 and len(shares) > 800 and 1.25 < max(shares) <= 1.5
