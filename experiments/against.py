@@ -13,7 +13,6 @@ models, files written), without the start of Python and of the models; median an
     together    16 videos at once, from features; one after the other where stream.py takes only one (no turns here)
 """
 import os
-import re
 import subprocess
 import sys
 import time

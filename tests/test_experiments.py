@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 import data
 import narrator as nar
-import stream
 from experiments import against, efficiency, figures, timing, training_step
 from helpers import ROOT, TOY, tiny, video
 from support import decode
@@ -198,7 +197,7 @@ def test_all_comparisons_are_printed(tmp_path, monkeypatch, capsys):
     """With fast checkouts; `evaluate.py efficiency`, as there was once, streams a warm-up and what is measured."""
     here, other = checkout(tmp_path / "here", 0.001), checkout(tmp_path / "other", 0.001)
     for folder in (here, other):
-        (folder / "evaluate.py").write_text("import stream\ndef main():\n    for x in 'ab':\n        list(stream.narrate(x))")
+        (folder / "evaluate.py").write_text("import stream\ndef main(): return [[*stream.narrate(x)] for x in 'ab']")
     for name, value in {"HERE": here, "PAIRS": 1, "long_features": lambda folder: ["x.mp4"],
                         "pieces": lambda source, count=2: ["x.mp4", "y.mp4"][:count],
                         "random_llama": lambda folder: "llm"}.items():
