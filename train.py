@@ -25,9 +25,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import islice
 from math import cos, pi
 from pathlib import Path
 
@@ -42,7 +43,7 @@ import narrator as nar
 from support import checkpoint
 from support.common import (BadData, choose, command_line, in_range, positive_float, positive_int, probability, rank,
                             whole, write_text)
-from support.training import curve, located, restore, snapshot, sum_gradients, summed
+from support.training import ahead, curve, located, order, restore, snapshot, sum_gradients, summed
 from toy import stages
 
 
@@ -184,16 +185,6 @@ class Example:
     narrations: list[tuple[int, list[int]]]
 
 
-def order(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
-    chosen = []
-    for position in range(step * batch, (step + 1) * batch):
-        epoch, index = divmod(position, count)
-        permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-        chosen.append(int(permutation[index]))
-    return chosen
-
-
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options,
                    held_out: Sequence[Example] = ()):
     """Train LoRA, connector and memory on the examples; log the loss on held-out ones after each epoch."""
@@ -202,17 +193,23 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
-    epoch = max(1, round(len(examples) / options.batch))
+    epoch, coming = max(1, round(len(examples) / options.batch)), None
+
+    def lessons(step: int) -> Iterator[tuple[Example, list[Example], int]]:
+        """This process's part of all batches from a step on: a video, the videos and the tokens that it comes after."""
+        for step in range(step, steps):
+            chance = random.Random(f"{options.seed} {step}")
+            for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
+                earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
+                if i % world == me:
+                    yield examples[index], [examples[j] for j in earlier], before
 
     def backward(step: int) -> tuple[float, int]:
-        total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
+        nonlocal coming
+        coming, total, tokens = coming or ahead(lessons(step)), 0.0, 0
         torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # each process has its own dropout
-        for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
-            earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
-            if i % world != me:
-                continue
-            example = examples[index]
-            state = memory_after(narrator, [examples[j] for j in earlier]) if earlier else None
+        for example, earlier, before in islice(coming, len(range(me, options.batch, world))):
+            state = memory_after(narrator, earlier) if earlier else None
             loss, learned = narrator.loss(example.x, example.narrations, state, before)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
@@ -223,7 +220,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         if not len(held_out) or (step + 1) % epoch and step + 1 != steps:
             return {}
         narrator.eval()
-        results = [narrator.loss(held_out[i].x, held_out[i].narrations) for i in range(me, len(held_out), world)]
+        mine = ahead(held_out[i] for i in range(me, len(held_out), world))
+        results = [narrator.loss(example.x, example.narrations) for example in mine]
         narrator.train()
         loss, learned = summed(sum(loss.item() for loss, _ in results), sum(learned for _, learned in results))
         return {"val_loss": loss / learned}

@@ -1,10 +1,13 @@
-"""What any training needs: paths of models that stay valid, sums over processes, resumable states, the loss curve.
+"""What any training needs: paths of models that stay valid, the order of examples, read ahead, sums over processes,
+resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -22,6 +25,25 @@ def located(source: str, folder: str | Path | None = None) -> str:
         return source
     path, folder = Path(source).resolve(), Path(folder).resolve() if folder else None
     return str(path.relative_to(folder) if folder and path.is_dir() and path.is_relative_to(folder) else path)
+
+
+def order(count: int, batch: int, step: int, seed: int) -> list[int]:
+    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
+    chosen = []
+    for position in range(step * batch, (step + 1) * batch):
+        epoch, index = divmod(position, count)
+        permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+        chosen.append(int(permutation[index]))
+    return chosen
+
+
+def ahead(items: Iterator) -> Iterator:
+    """The same items, up to a None; while one is used, a thread makes the next. An error comes in its item's place."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 def summed(*numbers: float) -> list[float]:
