@@ -328,38 +328,36 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
 
 
 @contextmanager
-def keys_and_values(llm: torch.nn.Module) -> Iterator[dict]:
-    """Keeps the keys and values of the one parallel forward inside, `past_key_values`, and its `attention_mask`."""
+def keys_and_values(llm: torch.nn.Module) -> Iterator:
+    """A transformers cache that keeps the keys and values of the one parallel forward inside."""
     from transformers import DynamicCache
-    kept = {"past_key_values": DynamicCache(), "use_cache": True}
-
-    def keep(module, args, kwargs: dict):
-        kept["attention_mask"] = kwargs["attention_mask"]
-        return args, kwargs | kept
-
-    hook = llm.register_forward_pre_hook(keep, with_kwargs=True)
+    cache = DynamicCache()
+    hook = llm.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"past_key_values": cache, "use_cache": True}), with_kwargs=True)
     try:
-        yield kept
+        yield cache
     finally:
         hook.remove()
 
 
-def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept: dict, n: int, more: int) -> Tensor:
+def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int, more: int) -> Tensor:
     """The last hidden state of each of `more` frames that follow segment n in place of its closing [more, D_lm].
 
     They are fed in segment n, so they see what its last frame saw in the parallel forward, that frame, and each other.
+    kept: the cache of `keys_and_values`.
     """
     from transformers import DynamicCache
+    config = narrator.config
     end = 1 + max(i for i, (token, m) in enumerate(zip(tokens.ids, tokens.segment)) if token == nar.FRAME and m == n)
-    seen = kept["attention_mask"][0, 0, end - 1, :end]
+    seen = nar.visible(*tokens.about(narrator.device)[:, :end], n, config.last_k, config.prune).nonzero()[:, 0]
     cache = DynamicCache()
-    for i, layer in enumerate(kept["past_key_values"].layers):
-        cache.update(layer.keys[:, :, :end][:, :, seen], layer.values[:, :, :end][:, :, seen], i)
-    frame, extra = tokens.ids[:end].count(nar.FRAME) // narrator.config.J, nar.Tokens()
+    for i, layer in enumerate(kept.layers):
+        cache.update(layer.keys.index_select(2, seen), layer.values.index_select(2, seen), i)
+    frame, extra = tokens.ids[:end].count(nar.FRAME) // config.J, nar.Tokens()
     for _ in range(more):
-        extra = extra + narrator.layout.frame(n)
+        extra += narrator.layout.frame(n)
     L = len(extra)
-    mask = torch.ones(L, int(seen.sum()) + L, dtype=torch.bool, device=narrator.device).tril(int(seen.sum()))
+    mask = torch.ones(L, len(seen) + L, dtype=torch.bool, device=narrator.device).tril(len(seen))
     positions = torch.arange(end, end + L, device=narrator.device)
     e = narrator.embed(extra, x[frame:frame + more].to(narrator.device))
     return narrator.run(e, positions, mask, cache)[L // more - 1::L // more]

@@ -30,8 +30,10 @@ from torch import Tensor, nn
 
 from baselines.memories import RecentFrames
 from clam import CLAM, NoMemory
-from support import checkpoint
+from support import attention, checkpoint
 from support.common import BadData, command_line, pyplot, save_figure, whole
+from support.features import letterbox
+from support.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
           "with the list of video frames received by the assistant.")
@@ -144,19 +146,6 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     return torch.cat([output.pooler_output[:, None], patches], dim=1)
 
 
-def letterbox(frames: Tensor, size: int) -> Tensor:
-    """[T, H, W, 3] in 0..1 -> [T, 3, size, size]: the longer side scaled to `size`, the rest black."""
-    frames = rearrange(frames, "t h w c -> t c h w")
-    height, width = frames.shape[2:]
-    if (height, width) == (size, size):
-        return frames
-    scale = size / max(height, width)
-    new = max(1, round(height * scale)), max(1, round(width * scale))
-    frames = F.interpolate(frames, new, mode="bicubic", antialias=True).clamp(0, 1)
-    top, left = (size - new[0]) // 2, (size - new[1]) // 2
-    return F.pad(frames, (left, size - new[1] - left, top, size - new[0] - top))
-
-
 # ---------------------------------------------------------------------- §3.2 tokens: one layout for both
 
 PROMPT, VISUAL, NARRATION = 0, 1, 2        # kinds of tokens: never removed; part of a segment; of a narration
@@ -173,16 +162,20 @@ class Tokens:
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
     def add(self, ids: list[int], kind: int, segment: int, number: int = -1, learn: bool = False) -> "Tokens":
-        self.ids += ids
-        self.kind += [kind] * len(ids)
-        self.segment += [segment] * len(ids)
-        self.number += [number] * len(ids)
-        self.learn += [learn] * len(ids)
+        self += Tokens(ids, *([value] * len(ids) for value in (kind, segment, number, learn)))
+        return self
+
+    def __iadd__(self, other: "Tokens") -> "Tokens":
+        for mine, more in zip(vars(self).values(), vars(other).values()):
+            mine += more
         return self
 
     def __add__(self, other: "Tokens") -> "Tokens":
-        return Tokens(self.ids + other.ids, self.kind + other.kind, self.segment + other.segment,
-                      self.number + other.number, self.learn + other.learn)
+        return Tokens(*(one + more for one, more in zip(vars(self).values(), vars(other).values())))
+
+    def about(self, device="cpu") -> Tensor:
+        """What `visible` asks of each token, its kind, segment and number [3, L]."""
+        return torch.tensor([self.kind, self.segment, self.number], device=device)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -271,11 +264,10 @@ class Layout:
         for n, (frame, ids) in enumerate(narrations):
             if n and frame <= last:
                 raise ValueError(f"narration {n} at frame {frame} does not come after frame {last}")
-            if n:
-                tokens = tokens + self.opening(n)
-            for _ in range(last + 1, frame):
-                tokens = tokens + self.frame(n)
-            tokens, last = tokens + self.closing(n) + self.narration(n, ids), frame
+            opening = [self.opening(n)] if n else []
+            for piece in [*opening, *[self.frame(n)] * (frame - last - 1), self.closing(n), self.narration(n, ids)]:
+                tokens += piece
+            last = frame
         return tokens + self.end(len(narrations) - 1)
 
 
@@ -285,8 +277,8 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
     tokens with their segment); the last k narrations before the segment, the segment's own, and all that is fed in the
-    segment. Without pruning it sees everything. All arguments broadcast. The training mask (`attention_mask`) and the
-    pruning of the KV cache (stream.py: `Context.discard`) are both this function.
+    segment. Without pruning it sees everything. All arguments broadcast. What training attends to (`segment_rows`), the
+    mask that shows it (`attention_mask`) and the pruning of the KV cache (stream.py: `Context.discard`) are this rule.
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now - last_k
@@ -296,14 +288,21 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True, device="cpu") -> Tensor:
     """The training mask (§3.5, Fig. 4), bool [L, L]: a query (row) attends to visible keys (columns) up to itself."""
-    kind, segment, number = (torch.tensor(y, device=device) for y in (tokens.kind, tokens.segment, tokens.number))
-    return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
+    about = tokens.about(device)
+    return visible(*about, about[1, :, None], last_k, prune).tril()
+
+
+def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor, Tensor]]:
+    """The same without an [L, L]: each segment's queries [q] and the keys [k] that some of them see (up to itself)."""
+    about, every = tokens.about(), torch.arange(len(tokens))
+    keys = lambda n, end: visible(*about[:, :end], n, last_k).nonzero()[:, 0]
+    return [(queries, keys(n, queries[-1] + 1)) for n, queries in enumerate(every.split(about[1].bincount().tolist()))]
 
 
 # ---------------------------------------------------------------------- §3.2 the model
 
 class LoRALinear(nn.Module):
-    """y = W x + alpha / r * B A x with W frozen (Hu et al., 2022); names as in PEFT."""
+    """y = W x + alpha / r * B A x with W frozen (Hu et al., 2022); names as in PEFT. x has W's dtype."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float):
         super().__init__()
@@ -314,8 +313,8 @@ class LoRALinear(nn.Module):
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        update = self.lora_B(self.lora_A(self.dropout(x.to(self.lora_A.weight.dtype))))
-        return self.base_layer(x) + self.scale * update.to(x.dtype)
+        A, B = (layer.weight.to(x.dtype) for layer in (self.lora_A, self.lora_B))
+        return self.base_layer(x) + self.scale * F.linear(F.linear(self.dropout(x), A), B)
 
 
 def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
@@ -341,6 +340,7 @@ class Narrator(nn.Module):
         self.memory = MEMORIES[config.memory](config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
+        attention.install(llm)
 
     @classmethod
     def load(cls, source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
@@ -471,17 +471,19 @@ class Narrator(nn.Module):
         e = self.embed(tokens, x, memory)
         after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
         positions = torch.arange(len(tokens)) + before * after_prompt
-        mask = attention_mask(tokens, self.config.last_k, self.config.prune, self.device)
+        rows = self.config.prune and segment_rows(tokens, self.config.last_k)             # not pruned: causal
         labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
-        return self.run(e, positions.to(self.device), mask), labels, tokens
+        y = self.llm.model(inputs_embeds=e[None], position_ids=positions[None].to(self.device), use_cache=False,
+                           rectangles=attention.rectangles(rows, len(tokens), self.device) if rows else None)
+        return y.last_hidden_state[0], labels, tokens
 
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None,
              before: int = 0) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens, their number."""
         hidden, labels, _ = self(x, narrations, state, before)
         rows = (labels != -100).nonzero()[:, 0]
-        logits = self.logits(hidden.index_select(0, rows.to(hidden.device)))
-        return F.cross_entropy(logits, labels[rows].to(hidden.device), reduction="sum"), len(rows)
+        hidden, labels = (y.to(hidden.device).index_select(0, rows.to(hidden.device)) for y in (hidden, labels))
+        return cross_entropy(self.logits, hidden, labels), len(rows)
 
     def trainable(self) -> dict[str, Tensor]:
         """What a checkpoint holds: LoRA, connector, memory, under their names in the published adapters."""
@@ -554,8 +556,8 @@ def draw_mask(last_k: int | None, png: str | None):
 def list_tokens(last_k: int | None):
     """The same sequence token by token; its positions before and after the pruning that ends segment 2 (Fig. 7)."""
     layout, tokens = three_segments()
-    kind, segment, number = (torch.tensor(y) for y in (tokens.kind, tokens.segment, tokens.number))
-    stays = visible(kind, segment, number, 3, last_k).tolist()
+    kind, segment, number = about = tokens.about()
+    stays = visible(*about, 3, last_k).tolist()
     print(f"{LEGEND}\n\nposition  token   segment  kind       narration  learned  position after pruning")
     for i, name in enumerate(layout.spell(tokens)):
         after = "removed" if not stays[i] else f"{i} (renumbered, it would be {sum(stays[:i])})"

@@ -40,7 +40,8 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
         hook.remove()
     segment, number, ids = (torch.tensor(y) for y in (tokens.segment, tokens.number, tokens.ids))
     queries = [(segment == n) & (labels != -100) & (number == n) for n in range(1, len(narrations))]
-    inputs = seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"]
+    mask = nar.attention_mask(tokens, narrator.config.last_k, narrator.config.prune, narrator.device)[None, None]
+    inputs = seen["hidden_states"], seen["position_embeddings"], mask
     shares = []
     for n, weights in enumerate(attention_rows(layer, *inputs, queries), 1):
         memory, frames = (ids == nar.MEMORY) & (segment == n), ids == nar.FRAME

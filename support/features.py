@@ -1,4 +1,4 @@
-"""Frame features (paper §3.1, App. B.6): pictures encoded, feature files read whole or by range.
+"""Frame features (paper §3.1, App. B.6): pictures scaled and encoded, feature files read whole or by range.
 
 x           frame features, the frame tokens X_t of a video: [T, J, D] = frames, tokens per frame, width
 store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that it names; those of
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -216,3 +218,16 @@ class Store:
         """How many frames the file of a video holds."""
         with self._frames(video) as (_, shape, _):
             return shape[0]
+
+
+def letterbox(frames: Tensor, size: int) -> Tensor:
+    """[T, H, W, 3] in 0..1 -> [T, 3, size, size]: the longer side scaled to `size`, the rest black."""
+    frames = rearrange(frames, "t h w c -> t c h w")
+    height, width = frames.shape[2:]
+    if (height, width) == (size, size):
+        return frames
+    scale = size / max(height, width)
+    new = max(1, round(height * scale)), max(1, round(width * scale))
+    frames = F.interpolate(frames, new, mode="bicubic", antialias=True).clamp(0, 1)
+    top, left = (size - new[0]) // 2, (size - new[1]) // 2
+    return F.pad(frames, (left, size - new[1] - left, top, size - new[0] - top))

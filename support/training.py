@@ -1,20 +1,22 @@
-"""What any training needs: paths of models that stay valid, the order of examples, read ahead, sums over processes,
-resumable states, the loss curve.
+"""What any training needs: paths of models that stay valid, the order of examples, reading ahead, the loss in parts,
+sums over processes, resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from support.common import BadData, pyplot, rank, replacing, save_figure
 
@@ -44,6 +46,15 @@ def ahead(items: Iterator) -> Iterator:
         while (item := coming.result()) is not None:
             coming = thread.submit(next, items, None)
             yield item
+
+
+def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, rows: int = 256) -> Tensor:
+    """Sum over hidden states [R, D_lm] with labels [R]; `logits` makes [.., V] of the former.
+
+    Only the logits of so many rows are held at once: the backward pass computes them again.
+    """
+    part = lambda hidden, labels: F.cross_entropy(logits(hidden), labels, reduction="sum")
+    return sum(checkpoint(part, *piece, use_reentrant=False) for piece in zip(hidden.split(rows), labels.split(rows)))
 
 
 def summed(*numbers: float) -> list[float]:

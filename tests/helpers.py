@@ -64,13 +64,16 @@ def published(model: nar.Narrator, x: torch.Tensor, case: dict):
 
 def published_mask(model: nar.Narrator, ids: list[int]):
     """Rows from a block's `[` on do not see the frame block before it nor the memory block before its own; rows from
-    narration n's `Assistant` on do not see narration n - k - 1. What opens a segment still sees the block before."""
+    narration n's `Assistant` on do not see narration n - k - 1. What opens a segment still sees the block before.
+
+    The tokens' kinds and numbers are such that a segment's last frame sees by `visible` what it sees by this mask.
+    """
     layout, M = model.layout, model.layout.M
     new = model.llm.config.vocab_size                                   # they append the ids of memory and frame tokens
     v, m = (new + 1, new) if M else (new, None)
     tokens, segment = nar.Tokens(), 0
     for i in ids:
-        tokens.add([nar.FRAME if i == v else nar.MEMORY if i == m else i], nar.NARRATION, segment)
+        tokens.add([nar.FRAME if i == v else nar.MEMORY if i == m else i], nar.PROMPT, segment)
         segment += i == layout.eot
     ids, L = tokens.ids, len(ids)
     mask = torch.ones(L, L, dtype=torch.bool).tril()
@@ -78,12 +81,16 @@ def published_mask(model: nar.Narrator, ids: list[int]):
         return tokens, mask
     blocks = [(a, ids.index(layout.close[0], a)) for a, i in enumerate(ids) if i == layout.open[0]]
     frames, memory = ([(a, b) for a, b in blocks if kind in ids[a:b]] for kind in (nar.FRAME, nar.MEMORY))
+    for a, b in frames + memory:
+        tokens.kind[a:b + 1] = [nar.VISUAL] * (b + 1 - a)
     for n in range(1, len(frames)):
         begin = frames[n][0]
         mask[begin:, frames[n - 1][0]:frames[n - 1][1] + 1] = False
         if n >= 2:
             mask[begin:, memory[n - 2][0]:memory[n - 2][1] + 1] = False
     starts, ends = ([i for i, token in enumerate(ids) if token == what] for what in (layout.assistant[0], layout.eot))
+    for n, (a, b) in enumerate(zip(starts, ends)):                      # one narration more than k
+        tokens.kind[a:b + 1], tokens.number[a:b + 1] = [nar.NARRATION] * (b + 1 - a), [n + 1] * (b + 1 - a)
     if model.config.last_k is not None:
         for n in range(model.config.last_k + 1, len(starts)):
             gone = n - model.config.last_k - 1

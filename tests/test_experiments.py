@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import data
+import narrator as nar
 import stream
 from experiments import efficiency, figures
 from helpers import ROOT, TOY, tiny, video
@@ -112,11 +113,11 @@ def test_only_the_rows_asked_for_are_computed():
     layer = model.llm.model.layers[-1].self_attn
     hook = layer.register_forward_pre_hook(lambda m, a, kw: seen.update(kw), with_kwargs=True)
     with torch.no_grad():
-        model(x, narrations)
+        _, _, tokens = model(x, narrations)
         hook.remove()
-        L = seen["hidden_states"].shape[1]
+        L = len(tokens)
         some, all_rows = torch.arange(L) % 50 == 3, torch.ones(L, dtype=torch.bool)
-        inputs = seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"]
+        inputs = seen["hidden_states"], seen["position_embeddings"], nar.attention_mask(tokens)[None, None]
         part, whole = figures.attention_rows(layer, *inputs, [some, all_rows])
         assert torch.allclose(whole.sum(1), torch.ones(L), atol=1e-5) and torch.allclose(part, whole[some], atol=1e-6)
 

@@ -115,6 +115,18 @@ def test_the_mask(name):
 
 
 @each_model
+def test_what_the_last_frame_of_a_segment_sees(name):
+    """`evaluate.further` asks `visible`; the tokens of `published_mask` are such that this is the published mask."""
+    model = load(name)
+    for case in read(name, "teacher_forced.json").values():
+        tokens, mask = published_mask(model, case["input_ids"])
+        for n in range(1, tokens.segment[-1] + 1):
+            last = max(i for i, m in enumerate(tokens.segment) if m == n and tokens.ids[i] == nar.FRAME)
+            seen = nar.visible(*tokens.about(), n, model.config.last_k, model.config.prune)
+            assert torch.equal(seen[:last + 1], mask[last, :last + 1])
+
+
+@each_model
 @torch.no_grad()
 def test_teacher_forced(name):
     """The published tokens and mask: the largest logit of every row, the loss, the metrics of every turn (§4.1)."""

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, Sigl
 from support import checkpoint
 import narrator as nar
 from support.common import BadData
+from support.features import letterbox
 from helpers import GOLDEN, ROOT, grouped, tiny, video
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
@@ -172,6 +173,32 @@ def test_lora_starts_as_nothing_and_is_all_linear_layers():
     assert torch.allclose(layer(x), expected, atol=1e-5)
 
 
+def test_lora_computes_in_the_dtype_of_its_base():
+    """All products of forward and backward in bf16, as the frozen layer's; weights and their gradients stay fp32."""
+    layer = nar.LoRALinear(torch.nn.Linear(64, 48).bfloat16(), 8, 16, 0.0)
+    torch.nn.init.normal_(layer.lora_B.weight)
+    x, g = torch.randn(20, 64).bfloat16().requires_grad_(), torch.randn(20, 48).bfloat16()
+    dtypes = []
+
+    class Products(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+                dtypes.extend(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
+            return function(*args, **(kwargs or {}))
+
+    with Products():
+        y = layer(x)
+        y.backward(g)
+    assert set(dtypes) == {torch.bfloat16} and len(dtypes) >= 2 * 8 and y.dtype == torch.bfloat16
+    A, B = (weight.detach().requires_grad_() for weight in (layer.lora_A.weight, layer.lora_B.weight))
+    update = x.detach().float() @ A.T @ B.T * 2
+    update.backward(g.float())
+    assert (y - layer.base_layer(x) - update).norm() < 0.02 * update.norm()
+    for weight, expected in ((layer.lora_A.weight, A.grad), (layer.lora_B.weight, B.grad)):
+        assert weight.dtype == weight.grad.dtype == torch.float32
+        assert (weight.grad - expected).norm() < 0.02 * expected.norm()
+
+
 def test_only_adapter_connector_and_memory_learn():
     model = tiny()
     x, narrations = video(model)
@@ -207,7 +234,7 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
 
 def test_letterbox_keeps_the_aspect_ratio():
     frames = torch.ones(2, 30, 60, 3)
-    square = nar.letterbox(frames, 20)
+    square = letterbox(frames, 20)
     assert square.shape == (2, 3, 20, 20)
     assert square[:, :, 5:15].min() == 1 and square[:, :, :5].max() == 0 and square[:, :, 15:].max() == 0
 

@@ -118,6 +118,21 @@ def test_loss_falls():
     assert values[-1] < 0.5 * values[0]
 
 
+def test_the_loss_in_parts_is_the_whole():
+    """Value and gradients; the last part is shorter; the head's logits are made twice, never for all rows at once."""
+    torch.manual_seed(0)
+    head, seen = torch.nn.Linear(16, 50), []
+    head.register_forward_hook(lambda module, args, y: seen.append(len(y)))
+    hidden, labels = torch.randn(70, 16, requires_grad=True), torch.randint(50, (70,))
+    loss = training.cross_entropy(head, hidden, labels, rows=32)
+    found = torch.autograd.grad(loss, [hidden, head.weight])
+    assert seen[:3] == [32, 32, 6] and sorted(seen[3:]) == [6, 32, 32]
+    whole = torch.nn.functional.cross_entropy(head(hidden), labels, reduction="sum")
+    assert torch.allclose(loss, whole)
+    for gradient, expected in zip(found, torch.autograd.grad(whole, [hidden, head.weight])):
+        assert torch.allclose(gradient, expected, atol=1e-5)
+
+
 def test_checkpointing_changes_nothing(tmp_path):
     gradients = []
     for checkpointing in (False, True):

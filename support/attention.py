@@ -1,0 +1,103 @@
+"""Attention of a sequence whose segments see few of the keys before them (paper §3.5), without any [L, L] tensor.
+
+The rows of a segment are one small rectangle of that matrix: its own tokens as queries, the keys that it sees. Segments
+of similar sizes are padded to one size and computed at once. Which keys a segment sees is the caller's business.
+
+Glossary (L tokens, S segments of one rectangle, Q queries and K keys of each, c channels of a head):
+    queries     numbers of tokens, L where padded                         [S, Q]
+    keys        likewise, in increasing order                             [S, K]
+    q, k, v     of all tokens and, last, of the padding                   [L + 1, heads, c]
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import log
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from support.common import BadData
+
+NAME = "rectangles"           # of this attention among those of transformers
+PADDED = 1.1                  # segments share a rectangle that is at most so many times larger than they are
+Rectangle = tuple[Tensor, Tensor]
+
+
+def install(llm) -> None:
+    """Let a language model of transformers attend as its argument `rectangles` says; without one, as with "sdpa"."""
+    from transformers import AttentionInterface
+    AttentionInterface.register(NAME, partial(in_rectangles, AttentionInterface()["sdpa"]))
+    llm.set_attn_implementation(NAME)
+    if llm.config._attn_implementation != NAME:
+        raise BadData(f"{type(llm).__name__} does not let its attention be replaced; use a Llama-like model")
+
+
+def rectangles(rows: list[Rectangle], length: int, device: str | torch.device) -> list[Rectangle]:
+    """(queries [q], keys [k]) of each segment of a sequence of this length -> [S, Q] and [S, K] of each rectangle."""
+    groups, area = [[]], 0
+    for row in sorted(rows, key=lambda row: (int(log(len(row[0]), PADDED)), len(row[1]))):
+        size = len(row[0]) * len(row[1])
+        Q, K = (max(map(len, column)) for column in zip(row, *groups[-1]))
+        if (len(groups[-1]) + 1) * Q * K > PADDED * (area + size):
+            groups.append([])
+            area = 0
+        groups[-1].append(row)
+        area += size
+    return [tuple(pad_sequence(column, batch_first=True, padding_value=length).to(device) for column in zip(*group))
+            for group in groups]
+
+
+def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                  rectangles: list[Rectangle] | None = None, dropout: float = 0.0, scaling: float | None = None,
+                  **more) -> tuple[Tensor, None]:
+    """An attention function of transformers: query [1, heads, L, c] -> [1, L, heads, c]."""
+    if rectangles is None:
+        return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more)
+    if dropout:
+        raise BadData("a language model with dropout in its attention cannot be trained")
+    q, k, v = (F.pad(y[0].transpose(0, 1), (0, 0, 0, 0, 0, 1)) for y in (query, key, value))     # [L + 1, heads, c]
+    return InRectangles.apply(q, k, v, rectangles, scaling)[None, :-1], None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """q [S, Q, heads, c], k and v [S, K, kv heads, c] of one rectangle -> [S, Q, heads, c].
+
+    Heads that share keys become further rows, so that no key is copied for them.
+    """
+    shared = q.shape[2] // k.shape[2]
+    seen = (keys[:, None] <= queries[..., None]).repeat(1, shared, 1)[:, None]            # [S, 1, shared * Q, K]
+    rows = rearrange(q, "s q (h g) c -> s h (g q) c", g=shared)
+    k, v = (y.transpose(1, 2) for y in (k, v))
+    out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
+    return rearrange(out, "s h (g q) c -> s q (h g) c", g=shared)
+
+
+class InRectangles(torch.autograd.Function):
+    """Attention one rectangle after the other, each computed again in the backward pass: q, k and v are all that is
+    kept, keys are gathered for one rectangle at a time, and their gradients are summed in place."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, parts: list[Rectangle], scale: float) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.parts, ctx.scale = parts, scale
+        out = torch.zeros_like(q)
+        for queries, keys in parts:
+            out[queries] = attend(q[queries], k[keys], v[keys], queries, keys, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        whole = ctx.saved_tensors
+        sums = [torch.zeros_like(y) for y in whole]
+        for queries, keys in ctx.parts:
+            places = queries, keys, keys
+            with torch.enable_grad():
+                pieces = [y[place].requires_grad_() for y, place in zip(whole, places)]
+                out = attend(*pieces, queries, keys, ctx.scale)
+            for total, place, more in zip(sums, places, torch.autograd.grad(out, pieces, gradient[queries])):
+                total.index_add_(0, place.flatten(), more.flatten(0, 1))
+        return *sums, None, None

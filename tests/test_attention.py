@@ -1,0 +1,113 @@
+"""Attention in rectangles (§3.5): the dense mask's outputs and gradients, without any [L, L] tensor."""
+from contextlib import contextmanager
+
+import pytest
+import torch
+import transformers
+
+import narrator as nar
+from support import attention
+from support.common import BadData
+from helpers import grouped, tiny, video
+
+AT = (0, 3, 9, 15, 16, 22, 24, 26)                       # segments of one to six frames, some of them alike
+
+
+@contextmanager
+def dense(model, tokens):
+    """The oracle: inside, the parallel form is given the mask of Fig. 4 as it is drawn."""
+    mask = nar.attention_mask(tokens, model.config.last_k, model.config.prune)[None, None]
+    hook = model.llm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"rectangles": None, "attention_mask": mask}), with_kwargs=True)
+    yield
+    hook.remove()
+
+
+def hidden_and_gradients(model, x, narrations):
+    model.zero_grad()
+    hidden, _, tokens = model(x, narrations)
+    (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
+    return tokens, hidden.detach(), {name: p.grad for name, p in model.trainable().items() if p.grad is not None}
+
+
+def assert_as_the_dense_mask(model, x, narrations):
+    tokens, hidden, gradients = hidden_and_gradients(model, x, narrations)
+    with dense(model, tokens):
+        _, expected, theirs = hidden_and_gradients(model, x, narrations)
+    assert (hidden - expected).abs().max() < 1e-5 and gradients.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert (gradients[name] - gradient).abs().max() < 1e-5 * (1 + gradient.abs().max()), name
+    assert len(gradients) > 20
+
+
+@pytest.mark.parametrize("variant", [{}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
+                                     {"memory": "none", "prune": False}], ids=str)
+def test_rectangles_are_the_mask(variant):
+    """Outputs and gradients; four heads of queries for two of keys."""
+    model = tiny(llm=grouped(), **variant)
+    assert_as_the_dense_mask(model, *video(model, 30, AT))
+
+
+SIZES = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("family, more", [
+    ("Llama", {"num_key_value_heads": 4}), ("Qwen2", {}), ("Qwen3", {"head_dim": 8}),
+    ("Mistral", {"sliding_window": 16}), ("SmolLM3", {"pad_token_id": 0})])
+def test_any_llama_like_model(family, more):
+    torch.manual_seed(0)
+    config = getattr(transformers, family + "Config")(**SIZES | more)
+    model = tiny(llm=getattr(transformers, family + "ForCausalLM")(config))
+    assert_as_the_dense_mask(model, *video(model, 30, AT))
+
+
+@pytest.mark.parametrize("last_k", [None, 0, 1, 3])
+def test_rows_of_segments_are_those_of_the_mask(last_k):
+    tokens = tiny(memory_tokens=2).layout.sequence([(frame, [5] * (1 + frame % 3)) for frame in AT])
+    L = len(tokens)
+    mask = torch.zeros(L, L, dtype=torch.bool)
+    rows = nar.segment_rows(tokens, last_k)
+    for queries, keys in rows:
+        mask[queries[:, None], keys] = keys <= queries[:, None]
+    assert torch.equal(mask, nar.attention_mask(tokens, last_k))
+    parts = attention.rectangles(rows, L, "cpu")
+    assert sum(len(queries) for queries, _ in parts) == len(rows) > len(parts)            # some share one
+    assert any((keys == L).any() for _, keys in parts)                                    # and are padded
+    padded = sum(queries.numel() * keys.shape[1] for queries, keys in parts)
+    assert padded <= attention.PADDED * sum(len(queries) * len(keys) for queries, keys in rows)
+
+
+@pytest.mark.parametrize("variant", [{}, {"last_k": 2}, {"memory": "none", "prune": False}], ids=str)
+def test_no_tensor_grows_with_the_square(variant):
+    """Forward and backward of a training step: the largest tensor is far smaller than [L, L]."""
+    model, largest = tiny(**variant), [0]
+    x, narrations = video(model, 170, tuple(range(0, 170, 8)))
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for one in result if isinstance(result, tuple | list) else [result]:
+                largest.append(one.numel() if isinstance(one, torch.Tensor) else 0)
+            return result
+
+    L = len(model.layout.sequence(narrations))
+    with Sizes():
+        model.loss(x, narrations)[0].backward()
+    assert max(largest) < L * L / 2
+
+
+def test_what_cannot_be_computed_is_refused():
+    """Dropout in attention, and models that do not let their attention be replaced."""
+    model = tiny()
+    model.llm.model.layers[0].self_attn.attention_dropout = 0.1
+    x, narrations = video(model)
+    with pytest.raises(BadData, match="dropout"):
+        model.train()(x, narrations)
+
+    class Fixed(transformers.LlamaForCausalLM):
+        def set_attn_implementation(self, name):
+            pass
+
+    with pytest.raises(BadData, match="Llama-like"):
+        attention.install(Fixed(transformers.LlamaConfig(**SIZES)))
