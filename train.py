@@ -7,7 +7,7 @@ alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Langu
     python train.py --data ek100 --init out/ego4d ...  fine-tuning: options that are given replace the checkpoint's
                                                        settings; what contradicts its weights is refused
     torchrun --nproc-per-node 4 train.py ...           the same training, its batches shared between processes
-    python train.py --data toy --output out/toy        the bundled narrator again, from scratch: first the stages of
+    python train.py --data toy --output out/toy        a narrator like the bundled one, from scratch: the stages of
                                                        toy/stages.py, which make its models, then the paper's training
 
 A new narrator starts (`--start`) as in the published code, with weights N(0, 0.02) and no learned targets in CLAM; the
@@ -52,9 +52,10 @@ def option(default, text: str, kind: Callable | tuple = str):
     return field(default=default, metadata={"help": text, "kind": kind})
 
 
-# Defaults that differ for the miniature world: small models, and FlowNar-C, for videos of any length.
+# Defaults that differ for the miniature world: small models, smaller LoRA, and FlowNar-C, for videos of any length.
 TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-                "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "start": "statistics", "long": 0.5, "limit": 800}
+                "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics",
+                "long": 0.5, "limit": 800}
 
 
 @dataclass(init=False)

@@ -155,7 +155,7 @@ def make_tokenizer(folder: Path, seed: int):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: int = 16, length: int = 256):
+def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: int = 8, length: int = 256):
     """Train a small Llama on the world's documents (next-token prediction); write it and its tokenizer to folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
     tokenizer = make_tokenizer(folder, seed)
