@@ -225,7 +225,7 @@ class Layout:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
 
     def spell(self, tokens: Tokens, prompt: str = "") -> list[str]:
-        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, or its text."""
+        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, else text."""
         names = {FRAME: "x", MEMORY: "m", self.eot: "$", self.skip: "[SKIP]"}
         return [kind == PROMPT and prompt or names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n")
                 for i, kind in zip(tokens.ids, tokens.kind)]

@@ -169,7 +169,8 @@ class Different(Exception):
 
 def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of linear layers of one input as one. The layers' own become views of it: none is held twice."""
-    if any(type(layer) not in (nn.Linear, Linear) or (layer.bias is None) != (layers[0].bias is None) for layer in layers):
+    if any(type(layer) not in (nn.Linear, Linear) or (layer.bias is None) != (layers[0].bias is None)
+           for layer in layers):
         raise Different("has linear layers of its own")
     fused = {"bias": None}
     for name, _ in layers[0].named_parameters():
