@@ -72,7 +72,7 @@ class Options:
     resume: bool = option(False, "continue an interrupted run in --output")
     memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
     memory_tokens: int = option(20, "memory tokens, M", positive_int)
-    memory_heads: int = option(8, "heads of CLAM (published, not in the paper)", positive_int)
+    memory_heads: int = option(8, "heads of the memory, if it has any (published, not in the paper)", positive_int)
     readout: str = option("frame", "the memory is read after the whole frame (the paper) or after its first token (the "
                           "published code)", ("frame", "cls"))
     last_k: int | None = option(None, "narrations kept in context (FlowNar-C: 10; 0: none); default all", whole)

@@ -4,7 +4,7 @@ ones have to learn first. train.py runs the stages in this order and then trains
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
     look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
-    remember    CLAM learns, without the language model, to keep what was last seen in the places that hide it now
+    remember    the memory learns, without the language model, to keep what was last seen in the places that hide it now
     recall      the language model learns to name that, from the memory tokens
 
 All labels are those of training videos; labels of test videos are never used. Each stage is one function; `fit(name,
@@ -281,7 +281,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 
 def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
              batch: int = 4, reads: int = 12):
-    """CLAM alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
+    """A memory alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
     showed last, wherever it shows nothing now. Up to four videos in a row make a long one."""
     head, chance = nn.Linear(memory.width, sum(world.SIZES[:2])), random.Random(f"remember {seed}")
     plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
@@ -309,8 +309,8 @@ STEPS = {"look": 900, "remember": 900, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int):
-    """What a new narrator learns before the paper's training; `remember` is for CLAM only."""
+    """What a new narrator learns before the paper's training; `remember` is for memories that can learn."""
     inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
-    if narrator.config.memory == "clam":
+    if list(narrator.memory.parameters()):
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)
     inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)
