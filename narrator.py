@@ -33,6 +33,7 @@ from support import attention, checkpoint, decode, lora
 from support.common import BadData, command_line, whole
 from support.drawing import Letters, plot_matrix, print_matrix
 from support.features import letterbox
+from support.linear import speed_up
 from support.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
@@ -123,6 +124,7 @@ class VisionEncoder(nn.Module):
         super().__init__()
         model, processor = checkpoint.load_vision_model(source, dtype)
         self.model, self.grid = model.to(device).eval().requires_grad_(False), grid
+        speed_up(self)
         self.image_size = model.config.image_size
         self.mean, self.std = processor["image_mean"], processor["image_std"]
         self.width = model.config.hidden_size
@@ -322,6 +324,7 @@ class Narrator(nn.Module):
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
+        speed_up(self)
         self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False
 
     @classmethod

@@ -7,7 +7,7 @@ alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Langu
     python train.py --data ek100 --init out/ego4d ...  fine-tuning: options that are given replace the checkpoint's
                                                        settings; what contradicts its weights is refused
     torchrun --nproc-per-node 4 train.py ...           the same training, its batches shared between processes
-    python train.py --data toy --output out/toy        the bundled narrator again, from scratch: first the stages of
+    python train.py --data toy --output out/toy        a narrator like the bundled one, from scratch: the stages of
                                                        toy/stages.py, which make its models, then the paper's training
 
 A new narrator starts (`--start`) as in the published code, with weights N(0, 0.02) and no learned targets in CLAM; the
@@ -25,9 +25,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import islice
 from math import cos, pi
 from pathlib import Path
 
@@ -40,9 +41,9 @@ from tqdm import tqdm
 import data
 import narrator as nar
 from support import checkpoint
-from support.common import (BadData, choose, command_line, in_range, positive_float, positive_int, probability, rank,
-                            whole, write_text)
-from support.training import curve, located, restore, snapshot, sum_gradients, summed
+from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
+                            rank, whole, write_text)
+from support.training import curve, located, order, restore, snapshot, sum_gradients, summed
 from toy import stages
 
 
@@ -51,9 +52,10 @@ def option(default, text: str, kind: Callable | tuple = str):
     return field(default=default, metadata={"help": text, "kind": kind})
 
 
-# Defaults that differ for the miniature world: small models, and FlowNar-C, for videos of any length.
+# Defaults that differ for the miniature world: small models, smaller LoRA, and FlowNar-C, for videos of any length.
 TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-                "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "start": "statistics", "long": 0.5, "limit": 800}
+                "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics",
+                "long": 0.5, "limit": 800}
 
 
 @dataclass(init=False)
@@ -186,16 +188,6 @@ class Example:
     narrations: list[tuple[int, list[int]]]
 
 
-def order(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
-    chosen = []
-    for position in range(step * batch, (step + 1) * batch):
-        epoch, index = divmod(position, count)
-        permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-        chosen.append(int(permutation[index]))
-    return chosen
-
-
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options,
                    held_out: Sequence[Example] = ()):
     """Train LoRA, connector and memory on the examples; log the loss on held-out ones after each epoch."""
@@ -204,17 +196,23 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
-    epoch = max(1, round(len(examples) / options.batch))
+    epoch, coming = max(1, round(len(examples) / options.batch)), None
+
+    def lessons(step: int) -> Iterator[tuple[Example, list[Example], int]]:
+        """This process's part of all batches from a step on: a video, the videos and the tokens that it comes after."""
+        for step in range(step, steps):
+            chance = random.Random(f"{options.seed} {step}")
+            for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
+                earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
+                if i % world == me:
+                    yield examples[index], [examples[j] for j in earlier], before
 
     def backward(step: int) -> tuple[float, int]:
-        total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
+        nonlocal coming
+        coming, total, tokens = coming or ahead(lessons(step), 1), 0.0, 0
         torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # each process has its own dropout
-        for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
-            earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
-            if i % world != me:
-                continue
-            example = examples[index]
-            state = memory_after(narrator, [examples[j] for j in earlier]) if earlier else None
+        for example, earlier, before in islice(coming, len(range(me, options.batch, world))):
+            state = memory_after(narrator, earlier) if earlier else None
             loss, learned = narrator.loss(example.x, example.narrations, state, before)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
@@ -225,7 +223,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         if not len(held_out) or (step + 1) % epoch and step + 1 != steps:
             return {}
         narrator.eval()
-        results = [narrator.loss(held_out[i].x, held_out[i].narrations) for i in range(me, len(held_out), world)]
+        mine = ahead((held_out[i] for i in range(me, len(held_out), world)), 1)
+        results = [narrator.loss(example.x, example.narrations) for example in mine]
         narrator.train()
         loss, learned = summed(sum(loss.item() for loss, _ in results), sum(learned for _, learned in results))
         return {"val_loss": loss / learned}

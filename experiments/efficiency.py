@@ -2,35 +2,41 @@
 
     python -m experiments.efficiency --frames 10000 --png efficiency.png
     python -m experiments.efficiency --config llama-3.2-1b
+    python -m experiments.efficiency --against DIR       # how many times faster than another checkout of this project
 
-FlowNar, FlowNar-C and the baseline VideoLLM-online run around one language model, with the same frames and the same
-narrations, given at a data set's rate, so that they do the same work: only the context differs. Sizes matter here,
-values of weights do not.
+FlowNar, FlowNar-C and the baseline VideoLLM-online run as stream.py runs them, around language models of one size, with
+the same frames and the same narrations, given at a data set's rate, so that they do the same work: only the context
+differs. Sizes matter here, values of weights do not. The frames are made beforehand.
 
-    held        bytes of all tensors that a stream keeps from frame to frame
+    used        bytes of the keys and values in the cache, of CLAM's state and memory tokens, of frames that wait for it
+    held        the same with the free slots of the cache's buffers
     window      the number of frames after which memory and speed are reported
-    stages      clam (step and read-out), llm (one pass for a frame), generation (a narration, word by word);
+    stages      parts of the loop, which is timed as a whole: memory (CLAM's step and read-out), frame (passes of the
+                language model with frames), text (its passes word by word), trigger (softmax and its transfer); rest.
                 decode and encode, which come before them, are timed separately
+    live        with --lookahead 1, no frame waits for the next; with K, a pass reads K frames, and the first of them
+                takes the time of all
 """
 import argparse
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 import narrator as nar
 import stream
 from evaluate import print_table
+from experiments.against import compare_checkouts
+from experiments.timing import Meter, Work, flatness, total
 from support import checkpoint
 from support.common import BadData, choose, command_line, positive_int, pyplot, save_figure, synchronise
+from support.decode import Plain
+from support.features import encode_pictures
 from support.options import device_options
 from support.video import Video
 
@@ -41,86 +47,39 @@ LLAMA = {                                  # hidden, feed-forward, layers, heads
 VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"memory": "none", "prune": False}}
 
 
-class Timed(stream.Context):
-    """A stream that times its stages, and feeds given narrations word by word, as a model would generate them."""
+def measure_stream(narrator: nar.Narrator, work: Work, window: int) -> dict:
+    """Stream the work's frames, or as many as the device has memory for.
 
-    def __init__(self, narrator: nar.Narrator):
-        super().__init__(narrator)
-        self.seconds, self.peak = Counter(), 0                                        # of stages; tokens in the cache
-
-    def run_stage(self, stage: str, function: Callable, *args):
-        synchronise(self.narrator.device)
-        began = time.perf_counter()
-        result = function(*args)
-        synchronise(self.narrator.device)
-        self.seconds[stage] += time.perf_counter() - began
-        self.peak = max(self.peak, self.cache.get_seq_length())
-        return result
-
-    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
-        if x is not None:
-            return self.run_stage("llm", super().feed, tokens, x)
-        assistant = next((i for i, number in enumerate(tokens.number) if number >= 0), 0)
-        words = assistant + len(self.narrator.layout.assistant)
-        for a, b in [(0, words)] + [(i, i + 1) for i in range(words, len(tokens))]:
-            piece = nar.Tokens(*(values[a:b] for values in vars(tokens).values()))
-            logits = self.run_stage("generation", super().feed, piece)
-        return logits
-
-    def update_memory(self, x: Tensor):
-        self.run_stage("clam", super().update_memory, x)
-
-    def read_memory(self):
-        self.run_stage("clam", super().read_memory)
-
-    def held(self) -> int:
-        """Bytes of all tensors that this stream keeps: cache buffers with their spare room, CLAM's state and tokens."""
-        kept = [y for layer in self.cache.layers for y in layer] + [self.state, self.memory]
-        return sum(y.nbytes for y in kept if y is not None)
-
-
-def measure_stream(narrator: nar.Narrator, frames: int, every: int, words: int, window: int) -> dict:
-    """Stream `frames` random frames, with a narration of `words` tokens after every `every` frames.
-
-    Returns the median and 95th percentile of the time of a frame and of a narration, the largest cache in tokens, and
-    for each window of frames the cache and the speed. Stops early, and says so, where the device's memory is full.
+    Returns speed, seconds of the stages, the largest cache in tokens, the median and 95th percentile of the time of a
+    frame without narration and of a narration's words, for each window of frames its speed and the memory at its end,
+    and the largest memory so far against frames: weights and used bytes.
     """
-    context, config, device = Timed(narrator), narrator.config, narrator.device
-    random = torch.Generator().manual_seed(0)
-    source = (torch.randn(config.J, config.width, generator=random).to(next(narrator.connector.parameters()).dtype)
-              for _ in range(frames))
-    ids = (narrator.layout.newline * words)[:words]
-    forced = {t: ids for t in [0, *range(every - 1, frames, every)]}
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    rows, plain, narrating, spent, out_of_memory = [], [], [], Counter(), False
-    decisions = stream.narrate(narrator, source, forced=forced, context=context)
+    if narrator.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(narrator.device)
+    meter, out_of_memory = Meter(narrator, work), False
     try:
-        for decision in tqdm(decisions, total=frames, unit="frame", leave=False):
-            now = Counter(context.seconds)
-            used, spent = {stage: now[stage] - spent[stage] for stage in now}, now
-            if decision.narration:
-                narrating.append(used["generation"])
-            else:
-                plain.append(sum(used.values()))
-            streamed = decision.frame + 1
-            if streamed % window == 0 or streamed == frames:
-                done = sum(now.values())
-                since = done - (rows[-1]["seconds"] if rows else 0.0)
-                count = streamed - (rows[-1]["frames"] if rows else 0)
-                rows.append({"frames": streamed, "seconds": done, "fps": count / since,
-                             "cache_tokens": decision.text_tokens + decision.visual_tokens,
-                             "cache_bytes": context.cache.bytes(),
-                             "held_bytes": context.held(), "peak_bytes": peak_memory(device)})
+        for _ in tqdm(range(work.frames), unit="frame", leave=False):
+            meter.advance(1)
     except torch.OutOfMemoryError:
         out_of_memory = True
+    rows, windows = meter.rows, []
+    for begin in range(0, len(rows), window):
+        part = rows[begin:begin + window]
+        last = {name: part[-1][name] for name in ("cache_tokens", "cache_bytes", "used_bytes", "held_bytes")}
+        windows.append({"frames": begin + len(part), "fps": len(part) / total(part, "seconds")} | last)
     quantile = lambda values, q: float(np.quantile(values, q)) * 1e3 if values else None
-    return {"frames": rows[-1]["frames"] if rows else 0, "narrations": len(narrating), "out_of_memory": out_of_memory,
-            "fps": rows[-1]["frames"] / rows[-1]["seconds"] if rows else 0.0, "stages_s": dict(context.seconds),
-            "cache_tokens_peak": context.peak,
-            "frame_ms_p50": quantile(plain, 0.5), "frame_ms_p95": quantile(plain, 0.95),
-            "narration_ms_p50": quantile(narrating, 0.5), "narration_ms_p95": quantile(narrating, 0.95),
-            "windows": rows}
+    frame = [row["seconds"] for row in rows if row["text_s"] is None]
+    text = [row["text_s"] for row in rows if row["text_s"] is not None]
+    weights = sum(p.nbytes for p in narrator.parameters())
+    largest = np.maximum.accumulate([weights + row["used_bytes"] for row in rows])
+    marks = sorted({round(mark) for mark in np.geomspace(1, len(rows), 60)}) if rows else []
+    return {"frames": len(rows), "narrations": len(text), "out_of_memory": out_of_memory, "windows": windows,
+            "fps": len(rows) / total(rows, "seconds") if rows else 0.0, "seconds": total(rows, "seconds"),
+            "stages_s": dict(meter.stages), "cache_tokens_peak": meter.tokens,
+            "peak_bytes": peak_memory(narrator.device), "frame_ms_p50": quantile(frame, 0.5),
+            "frame_ms_p95": quantile(frame, 0.95), "narration_ms_p50": quantile(text, 0.5),
+            "narration_ms_p95": quantile(text, 0.95), "weights_bytes": weights,
+            "memory": [(mark, int(largest[mark - 1])) for mark in marks]}
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -134,69 +93,78 @@ def peak_memory(device: torch.device) -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def macs(narrator: nar.Narrator, frames: int, every: int, words: int) -> int:
-    """Multiply-accumulates of connector, CLAM and language model for `frames` frames (without the vision encoder)."""
+def macs(narrator: nar.Narrator, work: Work) -> int:
+    """Multiply-accumulates of connector, CLAM and language model for the work (without the vision encoder).
+
+    Counted in the modules of transformers: a captured CUDA graph shows no operations.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
+    frames, forced = work.given(narrator)
+    context = stream.Context(narrator, Plain(narrator).run)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        measure_stream(narrator, frames, every, words, frames)
+        for _ in stream.narrate(narrator, frames, forced=forced, context=context):
+            pass
     return counter.get_total_flops() // 2
 
 
-def variants(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
-    """The three variants around one language model, with random weights where only sizes matter."""
+def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
+    """A variant as stream.py runs it: LoRA merged, connector and CLAM in fp32. What no file gives is random."""
     device, dtype = choose(args.device, args.dtype)
+    tokenizer, base = checkpoint.load_tokenizer(str(stream.TOY / "llm")), nar.Config()
     if args.config:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoModelForCausalLM, LlamaConfig
         hidden, inner, layers, heads = LLAMA[args.config]
         sizes = LlamaConfig(vocab_size=128256, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
                             num_attention_heads=heads, num_key_value_heads=8, max_position_embeddings=131072,
-                            tie_word_embeddings=args.config.endswith("1b"), attn_implementation="sdpa",
+                            tie_word_embeddings=args.config.endswith("1b"),
                             rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
         with torch.device(device):
-            llm = LlamaForCausalLM(sizes).to(dtype)
-        tokenizer, base = checkpoint.load_tokenizer(str(stream.TOY / "llm")), nar.Config()
+            llm = AutoModelForCausalLM.from_config(sizes, dtype=dtype, attn_implementation="sdpa")
     elif args.llm:
-        (llm, tokenizer), base = checkpoint.load_llm(args.llm, dtype), nar.Config()
+        llm, tokenizer = checkpoint.load_llm(args.llm, dtype)
     else:
-        toy = nar.Narrator.load(str(stream.TOY))
-        llm, tokenizer, base = toy.llm, toy.layout.tokenizer, replace(toy.config, last_k=None)
-    for name, changes in VARIANTS.items():
-        narrator = nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device, dtype)
-        yield name, narrator.eval().requires_grad_(False)
+        toy = nar.Narrator.load(str(stream.TOY), dtype=dtype)
+        llm, base = toy.llm, replace(toy.config, last_k=None)
+    return nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device).eval().requires_grad_(False).merge()
 
 
 def decoding(args: argparse.Namespace) -> dict[str, float]:
-    """Seconds a frame for decoding a video and for its vision encoder."""
+    """Seconds a frame for decoding a video and for its vision encoder, in batches as stream.py makes them."""
     device, dtype = choose(args.device, args.dtype)
     vision = nar.VisionEncoder(args.vision or str(stream.TOY / "vision"), device=device, dtype=dtype)
     began = time.perf_counter()
-    frames = [torch.from_numpy(frame) for frame in islice(Video(args.video, 2.0), 64)]
-    middle = time.perf_counter()
+    frames = list(islice(Video(args.video, 2.0, largest=2 * vision.image_size), 64))
+    decode = time.perf_counter() - began
     if not frames:
         raise BadData(f"{args.video} has no frames")
-    vision(frames[0][None])
-    synchronise(torch.device(device))
-    start = time.perf_counter()
-    for frame in frames:
-        vision(frame[None])
-    synchronise(torch.device(device))
-    return {"decode": (middle - began) / len(frames), "encode": (time.perf_counter() - start) / len(frames)}
+    for part in (frames[:args.lookahead], frames):                                    # the first call is not counted
+        began = time.perf_counter()
+        list(encode_pictures(part, vision, args.lookahead))
+        synchronise(torch.device(device))
+    return {"decode": decode / len(frames), "encode": (time.perf_counter() - began) / len(frames)}
 
 
-def plot_efficiency(results: dict, png: str):
-    """Fig. 1, middle and right, and the speed over frames of App. C.3."""
+def plot_efficiency(results: dict[str, dict], png: str, limit: float | None):
+    """Fig. 1, middle (memory, with a line at `limit` bytes) and right, and the speed over frames of App. C.3."""
     plt = pyplot()
     figure, (memory, bars, speed) = plt.subplots(1, 3, figsize=(13, 3.6))
+    unit, size = ("GB", 1e9) if limit else ("MB", 1e6)
     for name, r in results.items():
-        frames = [row["frames"] for row in r["windows"]]
-        memory.plot(frames, [row["held_bytes"] / 1e6 for row in r["windows"]], label=name)
-        speed.plot(frames, [row["fps"] for row in r["windows"]], label=name)
-    bars.bar(list(results), [r["fps"] for r in results.values()], color=[f"C{i}" for i in range(len(results))])
-    memory.set(xlabel="frames", ylabel="cache and state, MB", yscale="log", title="Memory")
+        frames, used = zip(*r["memory"])
+        line, = memory.plot(frames, [y / size for y in used], label=name)
+        if r["out_of_memory"]:
+            memory.plot(frames[-1], used[-1] / size, "x", color=line.get_color(), label="out of memory")
+        speed.plot([row["frames"] for row in r["windows"]], [row["fps"] for row in r["windows"]], label=name)
+    if limit:
+        memory.axhline(limit / size, linestyle="--", color="grey")
+    shown = bars.bar(list(results), [r["fps"] for r in results.values()], color=[f"C{i}" for i in range(len(results))])
+    bars.bar_label(shown, fmt="%.0f")
+    memory.set(xlabel="processed frames", xscale="log", ylabel=f"weights, cache and state, {unit}", ylim=(0, None),
+               title="Memory")
     bars.set(ylabel="frames per second", title=f"Throughput over {max(r['frames'] for r in results.values())} frames")
-    speed.set(xlabel="frames", ylabel="frames per second", ylim=(0, None), title="Speed")
-    speed.legend()
+    speed.set(xlabel="processed frames", ylabel="frames per second", ylim=(0, None), title="Speed")
+    memory.legend()
     figure.tight_layout()
     save_figure(figure, png)
 
@@ -207,37 +175,46 @@ def print_costs(results: dict[str, dict], macs_frames: int):
     for name, r in results.items():
         windows = r["windows"]
         row = {"frames": r["frames"], f"GMACs, {macs_frames} frames": round(r["macs"] / 1e9, 1),
-               "cache, MB": windows[-1]["cache_bytes"] / 1e6, "held, MB": windows[-1]["held_bytes"] / 1e6,
+               "weights, MB": r["weights_bytes"] / 1e6, "cache, MB": windows[-1]["cache_bytes"] / 1e6,
+               "used, MB": windows[-1]["used_bytes"] / 1e6, "held, MB": windows[-1]["held_bytes"] / 1e6,
                "cache, tokens, at most": r["cache_tokens_peak"], "FPS": r["fps"]}
         speeds = [window["fps"] for window in windows]
         second = {"window 2": speeds[1], "slowest from 2": min(speeds[1:])} if len(speeds) > 1 else {}
         for label, fps in ({"window 1": speeds[0]} | second | {"last window": speeds[-1]}).items():
             row[f"ms a frame, {label}"] = 1e3 / fps
+        row["last window / window 2"] = r["flatness"]
         for what in ("frame", "narration"):
             for q in ("p50", "p95"):
                 row[f"{what}, ms, {q}"] = r[f"{what}_ms_{q}"]
-        row |= {f"{stage}, ms a frame": 1e3 * seconds / r["frames"] for stage, seconds in r["stages_s"].items()}
+        stages = r["stages_s"] | {"rest": r["seconds"] - sum(r["stages_s"].values())}
+        row |= {f"{stage}, ms a frame": 1e3 * seconds / r["frames"] for stage, seconds in stages.items()}
         columns.append((name, row | ({"out of memory": "yes"} if r["out_of_memory"] else {})))
     print_table(columns)
 
 
 def run_efficiency(args: argparse.Namespace):
-    results, macs_frames, frontend = {}, min(args.macs_frames, args.frames), decoding(args)
-    for name, narrator in variants(args):
-        measure_stream(narrator, 2 * args.every, args.every, args.words, args.every)  # the first calls are not counted
-        results[name] = measure_stream(narrator, args.frames, args.every, args.words, args.window)
-        results[name]["macs"] = macs(narrator, macs_frames, args.every, args.words)
+    results, frontend = {}, decoding(args)
+    work = Work(args.frames, args.every, args.words, args.lookahead)
+    counted = replace(work, frames=min(args.macs_frames, args.frames), lookahead=1)
+    for name, changes in VARIANTS.items():
+        narrator = build(args, changes)
+        if narrator.plain:
+            print(f"the language model {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
+        measure_stream(narrator, replace(work, frames=2 * args.every), args.every)    # the first calls are not counted
+        results[name] = measure_stream(narrator, work, args.window)
+        constant = narrator.config.last_k is not None and args.frames > 2 * args.window
+        results[name] |= {"flatness": flatness(narrator, work, args.window) if constant else None,
+                          "macs": macs(narrator, counted)}
         del narrator
     shown = {name: r for name, r in results.items() if r["windows"]}
     if not shown:
-        raise BadData("the device's memory is full before the first window of frames; choose a smaller model")
-    print_costs(shown, macs_frames)
+        raise BadData("the device's memory is full after the first frame; choose a smaller model")
+    print_costs(shown, counted.frames)
     print("before that, ms a frame: " + ", ".join(f"{stage} {1e3 * s:.2f}" for stage, s in frontend.items()))
     if args.png:
-        plot_efficiency(results, args.png)
+        plot_efficiency(shown, args.png, limit=24e9 if args.config else None)
     if args.json:
-        print(json.dumps({"frames": args.frames, "every": args.every, "words": args.words, "variants": results,
-                          "frontend_s": frontend}))
+        print(json.dumps(vars(work) | {"variants": results, "frontend_s": frontend}))
 
 
 def main():
@@ -248,15 +225,18 @@ def main():
     for name, default, text in (("frames", 2000, "frames to stream"), ("every", 8, "frames between two narrations"),
                                 ("macs-frames", 240, "frames whose MACs are counted"),
                                 ("words", 12, "tokens of a narration"),
-                                ("window", 500, "frames per point of the curves")):
+                                ("window", 500, "frames per point of the curves"),
+                                ("lookahead", 4, "frames in one pass of the language model; 1: live")):
         parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
                         help="video for the times of decoding and encoding (default: the toy's)")
+    parser.add_argument("--against", metavar="DIR", help="only compare the speed and the sentences of stream.py with "
+                        "those of another checkout of this project, on the toy's videos")
     device_options(parser)
     parser.add_argument("--png", metavar="FILE", help="also write the curves as a picture")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
-    command_line(lambda: run_efficiency(args))
+    command_line(lambda: compare_checkouts(args.against) if args.against is not None else run_efficiency(args))
 
 
 if __name__ == "__main__":

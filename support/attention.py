@@ -23,7 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 from support.common import BadData
 
 NAME = "rectangles"           # of this attention among those of transformers
-PADDED = 1.1                  # segments share a rectangle that is at most so many times larger than they are
+PADDED = 1.1                  # segments share a rectangle that is at most so many times larger than they are,
+LARGEST = 2 ** 20             # and has at most so many pairs of query and key: its keys stay in a processor's cache
 Rectangle = tuple[Tensor, Tensor]
 
 
@@ -42,7 +43,7 @@ def rectangles(rows: list[Rectangle], length: int, device: str | torch.device) -
     for row in sorted(rows, key=lambda row: (int(log(len(row[0]), PADDED)), len(row[1]))):
         size = len(row[0]) * len(row[1])
         Q, K = (max(map(len, column)) for column in zip(row, *groups[-1]))
-        if (len(groups[-1]) + 1) * Q * K > PADDED * (area + size):
+        if groups[-1] and (len(groups[-1]) + 1) * Q * K > min(PADDED * (area + size), LARGEST):
             groups.append([])
             area = 0
         groups[-1].append(row)

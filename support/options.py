@@ -37,8 +37,8 @@ def trigger_options(parser: ArgumentParser):
 
 def lookahead_option(parser: ArgumentParser):
     parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                        help="frames, or words that can be guessed, in one pass of the language model; the results are "
-                             "the same (default 4; 1: no frame waits for the next)")
+                        help="frames in one pass of the language model; the results are the same (default 4; 1: no frame "
+                             "waits for the next)")
 
 
 def config_changes(args: Namespace) -> dict:

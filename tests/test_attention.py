@@ -1,5 +1,6 @@
 """Attention in rectangles (§3.5): the dense mask's outputs and gradients, without any [L, L] tensor."""
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -76,6 +77,8 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
     assert any((keys == L).any() for _, keys in parts)                                    # and are padded
     padded = sum(queries.numel() * keys.shape[1] for queries, keys in parts)
     assert padded <= attention.PADDED * sum(len(queries) * len(keys) for queries, keys in rows)
+    with mock.patch.object(attention, "LARGEST", 1):
+        assert len(attention.rectangles(rows, L, "cpu")) == len(rows)                     # none shares one
 
 
 @pytest.mark.parametrize("variant", [{}, {"last_k": 2}, {"memory": "none", "prune": False}], ids=str)

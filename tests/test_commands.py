@@ -17,7 +17,7 @@ import evaluate
 import narrator
 import stream
 import train
-from experiments import efficiency, figures
+from experiments import efficiency, figures, training_step
 from helpers import TOY
 from support import captions
 from support.common import command_line
@@ -38,6 +38,7 @@ COMMANDS = {
     "narrator": (narrator, ""),
     "efficiency": (efficiency,
                    "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --video toys/a.mp4 --device cpu"),
+    "training step": (training_step, "--frames 4 --device cpu"),
     "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
 }

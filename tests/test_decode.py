@@ -113,7 +113,7 @@ def test_lookahead_makes_fewer_passes_of_few_shapes():
         trace(model, x, lookahead, context)
         passes[lookahead], shapes[lookahead] = len(made), set(made)
     assert passes[4] < 0.75 * passes[1]
-    assert len(shapes[1]) == 6                           # first, its closing, opening, frame, closing, word
+    assert len(shapes[1]) <= 6 + 4 * 3          # first, its closing, opening, frame, closing, word; guesses after text
 
 
 def test_frames_are_taken_ahead_only_as_asked():
@@ -138,6 +138,19 @@ def test_the_pass_is_one_graph():
     before = trace(model, x[:20])
     model.decoder.run = torch.compile(model.decoder.forward, fullgraph=True, backend="eager", dynamic=True)
     assert_same(before, trace(model, x[:20]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_captured_passes(lookahead):
+    """On CUDA every shape is a captured graph; beside the plain path of the same model, on the same device."""
+    model, x = lively(last_k=2)
+    model.to("cuda")
+    plain = trace(model, x, lookahead)
+    model.merge()
+    context = stream.Context(model)
+    assert_same(plain, trace(model, x, lookahead, context), 1e-4)
+    assert len(context.cache.graphs) >= 5
 
 
 # ------------------------------------------------------------------ several streams
@@ -204,3 +217,40 @@ def test_whoever_stops_listening_stops_the_streams():
     next(items)
     items.close()
     assert len(ended) == 3
+
+
+# ------------------------------------------------------------------ memory
+
+@pytest.mark.parametrize("changes", [{}, {"memory": "none", "prune": False}], ids=["FlowNar", "VideoLLM-online"])
+def test_buffers_never_hold_much_more_than_is_used(changes, monkeypatch):
+    """From 3,000 to 12,000 text tokens: at most 1.5 times the bytes used, also in the midst of growing, when a buffer
+    and its successor are both there. Counted in all live buffers of a stream whose language model does nothing."""
+    model, shares, pad = tiny(**changes), [], torch.nn.functional.pad
+    layers, vocabulary, layout = model.llm.config.num_hidden_layers, len(model.layout.tokenizer), model.layout
+
+    def run(part):
+        part.slots.allocate(layers, torch.empty(2, 8))
+        return torch.zeros(1, vocabulary)
+
+    context = stream.Context(model, run)
+    cache = context.cache
+
+    def check(*newer):
+        live = [cache.positions, *cache.keys, *cache.values, *newer]
+        if cache.text > 3000:
+            shares.append(sum(y.untyped_storage().nbytes() for y in live) / cache.bytes())
+
+    def padded(old, *args, **options):
+        new = pad(old, *args, **options)
+        check(new)
+        return new
+
+    monkeypatch.setattr(decode.F, "pad", padded)
+    context.feed(layout.first())
+    for n in range(1, 101):
+        for piece in (layout.opening(n), *[layout.frame(n)] * 7, layout.closing(n), layout.narration(n, [5] * 120)):
+            context.feed(piece)
+            check()
+        context.discard(n + 1)
+        check()
+    assert cache.text > 12000 and len(shares) > 800 and 1.25 < max(shares) <= 1.5

@@ -4,11 +4,12 @@ import random
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 import clam
 import train
-from helpers import tiny
+from helpers import tiny, video
 from toy import stages, world
 
 
@@ -79,6 +80,25 @@ def test_the_code_head_is_linear():
     right = heads.loss(x, labels, weights)
     x[0, 5, 10 + 1] = 0
     assert heads.loss(x, labels, weights) > right + 0.2
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": "recent"}, {"memory": "none"}, {"readout": "cls", "last_k": 0},
+                                      {"memory": "none", "prune": False}])
+@pytest.mark.parametrize("at", [(0,), (0, 1), (0, 2, 3)])
+def test_several_sequences_at_once_are_each_alone(settings, at):
+    """short_loss is the sum of Narrator.loss after the frames before each sequence: value and gradients."""
+    model, starts = tiny(**settings), [5, 1, 12]
+    x, narrations = zip(*(video(model, start + at[-1] + 1, at, seed=start) for start in starts))
+    several, learned = stages.short_loss(model, x, starts, narrations)
+    alone, count = 0.0, 0
+    for y, start, one in zip(x, starts, narrations):
+        state = model.memory(y[:start].flatten(0, 1)[None], torch.zeros(1, 0, dtype=torch.long))[1]
+        loss, number = model.loss(y[start:], one, state)
+        alone, count = alone + loss, count + number
+    assert learned == count and torch.allclose(several, alone, rtol=1e-5)
+    trained = model.trainable().values()
+    for a, b in zip(*(torch.autograd.grad(loss, trained, allow_unused=True) for loss in (several, alone))):
+        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-3, atol=1e-3))
 
 
 def test_inventories_run_with_every_memory(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, fields
 from functools import partial
@@ -22,7 +23,7 @@ import narrator as nar
 import train
 from helpers import ROOT, TOY, tiny, video
 from support import checkpoint, training
-from support.common import BadData
+from support.common import BadData, ahead
 from toy import stages
 
 
@@ -204,6 +205,59 @@ def test_validation_is_shared(tmp_path, monkeypatch):
     train.train_narrator(model, examples(model, 2), train.Options(output=str(tmp_path), batch=2, epochs=1.0),
                          Held(examples(model, 5)))
     assert sorted(set(asked)) == [1, 3]
+
+
+def test_ahead_makes_the_next_item_while_one_is_used():
+    """In a thread of its own, one ahead and no more; the same items, and an error only when its item is asked for."""
+    made, begun, threads = [], [threading.Event() for _ in range(5)], set()
+
+    def items():
+        for i in range(4):
+            threads.add(threading.get_ident())
+            made.append(i)
+            begun[i].set()
+            yield i
+        begun[4].set()
+        raise BadData("v4.pt: damaged")
+
+    coming = ahead(items(), 1)
+    for i in range(4):
+        assert next(coming) == i and begun[i + 1].wait(10) and made == list(range(min(i + 2, 4)))
+    with pytest.raises(BadData, match="v4.pt"):
+        next(coming)
+    assert len(threads) == 1 and threading.get_ident() not in threads
+    assert list(ahead([], 1)) == [] and list(ahead("ab", 1)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("me, world", [(0, 1), (0, 2), (1, 2)])
+def test_examples_are_read_ahead_and_once(tmp_path, monkeypatch, me, world):
+    """Each process reads its part of all batches, in order, over the ends of steps: never on the thread that trains."""
+    class Files(list):
+        def __getitem__(self, index):
+            asked.append((index, threading.get_ident()))
+            return super().__getitem__(index)
+    model, asked = tiny(), []
+    monkeypatch.setattr(train, "rank", lambda: (me, world))
+    train.train_narrator(model, Files(examples(model, 4)), train.Options(output=str(tmp_path), batch=2, epochs=1.5))
+    assert [index for index, _ in asked] == [i for s in range(3) for i in train.order(4, 2, s, 0)[me::world]]
+    assert threading.get_ident() not in {thread for _, thread in asked}
+
+
+def test_a_damaged_file_ends_training_by_name(tmp_path):
+    """In its own step, after the step before it: the state of that one is kept, as if files were read in the step."""
+    epic(tmp_path / "root", width=32)
+    samples = list(data.load_dataset("ek100", tmp_path / "root", "train"))
+    bad = train.order(6, 1, 2, 0)[0]                                               # the third to be read
+
+    def damaged(start, stop):
+        raise BadData(f"{samples[bad].name}: damaged")
+
+    samples[bad].read = damaged
+    model = tiny()
+    with pytest.raises(BadData, match=f"^{samples[bad].name}: damaged$"):
+        train.train_narrator(model, train.Annotated(samples, model.layout),
+                             train.Options(output=str(tmp_path / "out"), batch=1, epochs=1.0, save_every=1))
+    assert len(losses(tmp_path / "out")) == 2
 
 
 # ------------------------------------------------------------------ other language models

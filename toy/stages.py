@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import narrator as nar
@@ -72,7 +73,7 @@ class CellHeads(nn.Module):
 
 def augment(frames: Tensor) -> Tensor:
     """uint8 [B, H, W, 3] -> normalised [B, 3, H, W], with the brightness, blur and coarse colour of real files."""
-    x = rearrange(frames.float() / 255, "b h w c -> b c h w")
+    x = rearrange(frames, "b h w c -> b c h w").contiguous() / 255                    # else all below is slow
     x = x * (0.9 + 0.2 * torch.rand(len(x), 1, 1, 1))
     if torch.rand(()) < 0.5:                                    # half the colour resolution, as in yuv420p
         grey = x.mean(1, keepdim=True)
@@ -155,7 +156,7 @@ def make_tokenizer(folder: Path, seed: int, variant: world.World):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 16,
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
              length: int = 256):
     """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -229,6 +230,30 @@ def inventory(labels: Tensor, most: int, chance: random.Random, variant: world.W
     return " " + "\n".join(lines)
 
 
+def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
+               narrations: list[list[tuple[int, list[int]]]]) -> tuple[Tensor, int]:
+    """Narrator.loss of the ends of several videos in one pass -> sum over the learned tokens, their number.
+
+    x [T, J, D] of each video, the frame at which its sequence starts, and its narrations (frame from there on, ids), as
+    many for each; the memory sees all frames. Sequences are padded at their ends, where no other token sees it.
+    """
+    rows, (layout, config) = [narrator.layout.sequence(one) for one in narrations], (narrator.layout, narrator.config)
+    for row in rows:
+        row.add([layout.eot] * (max(map(len, rows)) - len(row)), nar.PROMPT, segment=0)
+    tokens, memory = sum(rows, nar.Tokens()), None
+    if layout.M and len(narrations[0]) > 1:
+        read_at = torch.tensor([[narrator.read_at(start + frame) for frame, _ in one[:-1]]
+                                for start, one in zip(starts, narrations)])
+        memory, _ = narrator.memory(pad_sequence([y.flatten(0, 1) for y in x], batch_first=True), read_at)
+    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]), memory)
+    mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
+    hidden = narrator.llm.model(inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
+                                attention_mask=mask[:, None], use_cache=False).last_hidden_state
+    learned = torch.tensor(tokens.learn[1:]).nonzero()[:, 0]
+    logits = narrator.logits(hidden.flatten(0, 1).index_select(0, learned))
+    return F.cross_entropy(logits, torch.tensor(tokens.ids)[learned + 1], reduction="sum"), len(learned)
+
+
 def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float,
                 seed: int, batch: int = 8):
     """What a pretrained language model knows before it becomes a narrator, in miniature: to name what an image shows.
@@ -239,22 +264,22 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
     The frame that is listed is never one that shows no thing (in the dark).
     """
     narrator.train()
+    encode = narrator.layout.encode
 
     def backward(step: int) -> tuple[float, int]:
-        chance, total, tokens = random.Random(f"{stage} {seed} {step}"), 0.0, 0
-        for _ in range(batch):
-            video, state, last = chance.choice(videos), None, 0
-            t = 2 + chance.choice(video.labels[1:-1].flatten(1).any(1).nonzero().flatten().tolist())
-            narrations = [(0, narrator.layout.encode(inventory(video.labels[t - 1], 9, chance, video.variant)))]
+        chance, x, starts, narrations = random.Random(f"{stage} {seed} {step}"), [], [], []
+        for video in chance.choices(videos, k=batch):
+            t = 1 + chance.choice(video.labels[1:-1].flatten(1).any(1).nonzero().flatten().tolist())
+            lists = [(0, encode(inventory(video.labels[t], 9, chance, video.variant)))]
             if stage == "recall":
-                known = last_seen(video.labels[:t + 1])[t]
-                narrations.append((1, narrator.layout.encode(inventory(known, 6, chance, video.variant))))
-                before = rearrange(video.x[:t - 1], "t j d -> 1 (t j) d")
-                state, last = narrator.memory(before, torch.zeros(1, 0, dtype=torch.long))[1], 1
-            loss, learned = narrator.loss(video.x[t - 1:t + last], narrations, state)
-            (loss / learned / batch).backward()
-            total, tokens = total + loss.item() / learned / batch, tokens + learned + 10 * (1 + last)
-        return total, tokens
+                known = last_seen(video.labels[:t + 2])[-1]
+                lists.append((1, encode(inventory(known, 6, chance, video.variant))))
+            x.append(video.x[:t + len(lists)])
+            starts.append(t)
+            narrations.append(lists)
+        loss, learned = short_loss(narrator, x, starts, narrations)
+        (loss / learned).backward()
+        return loss.item() / learned, learned + 10 * sum(map(len, narrations))
 
     fit(stage, narrator.trainable(), backward, steps, lr)
 

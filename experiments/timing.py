@@ -1,0 +1,89 @@
+"""A stream whose every frame and stage is timed, through the hooks of stream.py; how flat its speed is.
+
+`narrate` itself runs, with given narrations, which are fed word by word, as a model says them.
+"""
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+
+import narrator as nar
+import stream
+from support.common import synchronise
+
+
+@dataclass
+class Work:
+    """What every variant does: narrate frame 0 and then every `every`-th frame, with `words` given tokens each."""
+    frames: int
+    every: int = 8
+    words: int = 12
+    lookahead: int = 1
+
+    def given(self, narrator: nar.Narrator) -> tuple[Iterator[Tensor], dict[int, list[int]]]:
+        """Frame tokens [J, D], 64 random ones in turn, and the narrations: frame -> ids."""
+        random = torch.Generator().manual_seed(0)
+        pool = list(torch.randn(64, narrator.config.J, narrator.config.width, generator=random))
+        ids = (narrator.layout.newline * self.words)[:self.words]
+        return islice(cycle(pool), self.frames), {t: ids for t in [0, *range(self.every - 1, self.frames, self.every)]}
+
+
+class Meter:
+    """A stream that does its work, and what this has cost so far.
+
+    rows        one for each frame: seconds (wall clock) and processor time, seconds of its narration if it has one,
+                tokens in the cache, used and held bytes
+    stages      seconds of each stage
+    tokens      the most that the cache has held, with frames read ahead
+    """
+
+    def __init__(self, narrator: nar.Narrator, work: Work):
+        frames, forced = work.given(narrator)
+        self.context = stream.Context(narrator, watch=self.watch)
+        self.decisions = stream.narrate(narrator, frames, False, forced, self.context, work.lookahead)
+        self.rows, self.stages, self.tokens = [], Counter(), 0
+
+    @contextmanager
+    def watch(self, stage: str):
+        began = time.perf_counter()
+        yield
+        synchronise(self.context.narrator.device)
+        self.stages[stage] += time.perf_counter() - began
+        self.tokens = max(self.tokens, len(self.context.cache.used) - len(self.context.cache.free))
+
+    def advance(self, frames: int):
+        """Stream so many frames more."""
+        for _ in range(frames):
+            text, processor, began = self.stages["text"], time.process_time(), time.perf_counter()
+            decision = next(self.decisions)
+            seconds, processor = time.perf_counter() - began, time.process_time() - processor
+            c, cache = self.context, self.context.cache
+            state = sum(y.nbytes for y in (c.state, c.memory, *c.waiting) if y is not None)
+            self.rows.append({"seconds": seconds, "processor_s": processor,
+                              "text_s": self.stages["text"] - text if decision.narration else None,
+                              "cache_tokens": cache.text + cache.visual, "cache_bytes": cache.bytes(),
+                              "used_bytes": cache.bytes() + state, "held_bytes": cache.held() + state})
+
+
+def total(rows: list[dict], name: str) -> float:
+    return sum(row[name] for row in rows)
+
+
+def flatness(narrator: nar.Narrator, work: Work, window: int) -> float:
+    """Processor time of the work's last window of frames, divided by that of its second one (1: as fast as ever).
+
+    Two streams take turns, each until its next narration, so that both meet the same disturbances; neither is always
+    the first of a turn.
+    """
+    late, early, turn = Meter(narrator, work), Meter(narrator, work), min(work.every, window)
+    late.advance(work.frames - window)
+    early.advance(window)
+    for n in range(window // turn):
+        for meter in (early, late) if n % 2 else (late, early):
+            meter.advance(turn)
+    return total(late.rows[work.frames - window:], "processor_s") / total(early.rows[window:], "processor_s")
