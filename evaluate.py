@@ -207,7 +207,7 @@ def split_of(args: argparse.Namespace) -> str:
 def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
     shape = narrator.config.J, narrator.config.width
     return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                             getattr(args, "max_frames", None), shape)
+                             getattr(args, "max_frames", None), shape, args.world)
 
 
 def truth_of(sample: data.Sample) -> Truth:
@@ -228,8 +228,8 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: na
     """All that the predictions of a video depend on."""
     root = args.root or (None if args.data == "toy" else f"data/{args.data}")
     return asdict(narrator.config) | {
-        "data": args.data, "root": root and str(Path(root).resolve()), "split": split_of(args), "static": args.static,
-        "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
+        "data": args.data, "root": root and str(Path(root).resolve()), "split": split_of(args), "world": args.world,
+        "static": args.static, "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
         "vision_weights": vision and digest(vision)}
 
 

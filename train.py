@@ -93,6 +93,8 @@ class Options:
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto", "of the frozen language model; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
     limit: int | None = option(None, "use at most this many training videos", positive_int)
+    world: str = option("plain", "kind of the toy's videos (toy/world.py)", tuple(stages.world.WORLDS))
+    idle: float | None = option(None, "share of the toy's videos that have idle time; default the world's", probability)
     seed: int = option(0, "of first weights and order of the videos", in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"))
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
@@ -338,11 +340,12 @@ def train_annotated(options: Options):
 
 def train_toy(options: Options):
     """All stages, from scratch; models that are given, or already exist, are kept. With --init, only the last stage."""
+    variant = stages.world.find_world(options.world, options.idle)
     if options.init:
         narrator = pretrained(options)
         encoder = nar.VisionEncoder(narrator.config.vision, narrator.config.grid)
         check_features(narrator.config, narrator.config.J, encoder.width)
-        videos = stages.scenes(encoder, narrator.layout, options.limit)
+        videos = stages.scenes(encoder, narrator.layout, options.limit, variant)
     else:
         run, folder = partial(fit, options=options), Path(options.output)
         llm, vision = Path(options.llm or folder / "llm"), Path(options.vision or folder / "vision")
@@ -351,12 +354,12 @@ def train_toy(options: Options):
         for given, model, stage in ((options.vision, vision, stages.encoder), (options.llm, llm, stages.language)):
             if not given and not (model / "model.safetensors").exists():
                 torch.manual_seed(options.seed)
-                stage(run, model, options.seed)
+                stage(run, model, options.seed, variant)
         encoder = nar.VisionEncoder(str(vision))
         torch.manual_seed(options.seed)
         config = new_config(options, str(llm), str(vision), 10, encoder.width)
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm), config)
-        videos = stages.scenes(encoder, narrator.layout, options.limit, vision.parent / "features.safetensors")
+        videos = stages.scenes(encoder, narrator.layout, options.limit, variant, vision.parent / "features.safetensors")
         begin(narrator, options, videos)
         stages.before_narrating(run, narrator, videos, options.lr, options.seed)
     train_narrator(narrator, videos, options)
@@ -376,11 +379,12 @@ def parse() -> Options:
     options = Options(**vars(parser.parse_args()))
     if options.given >= {"start", "init"}:
         parser.error("--start is for new weights; --init brings its own")
-    if options.data == "toy":
-        for name in sorted(options.given & {"root", "dtype", "max_frames", "val_limit"}):
-            parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32")
-        if options.device not in ("auto", "cpu"):
-            parser.error(f"--device {options.device}: the toy trains on the CPU")
+    toy = options.data == "toy"
+    for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else {"world", "idle"})):
+        parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32" if toy else
+                     f"--{name}: only for the toy")
+    if toy and options.device not in ("auto", "cpu"):
+        parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options
 
 

@@ -10,6 +10,7 @@ def data_options(parser: ArgumentParser):
     parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
     parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
+    parser.add_argument("--world", default="plain", help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
 
 
 def device_options(parser: ArgumentParser):

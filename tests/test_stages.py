@@ -2,6 +2,7 @@
 import json
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,3 +109,30 @@ def test_inventories_run_with_every_memory(tmp_path):
         for stage in ("look", "recall"):
             stages.inventories(partial(train.fit, options=options), stage, model, videos, 1, 1e-3, 0, batch=1)
             assert (tmp_path / memory / f"{stage}-log.jsonl").stat().st_size > 20
+
+
+def test_inventory_of_the_second_kitchen():
+    labels = torch.zeros(9, 2, dtype=torch.long)
+    labels[1] = torch.tensor([1, 1])
+    assert stages.inventory(labels, 9, random.Random(0), world.WORLDS["second"]) == " the sink: orange cup"
+
+
+def test_what_is_dark_is_not_listed(tmp_path, monkeypatch):
+    video, listed, real = scene(0, 32), [], stages.inventory
+    video.labels[5:] = 0
+    monkeypatch.setattr(stages, "inventory", lambda labels, *more: (listed.append(labels), real(labels, *more))[1])
+    fit = partial(train.fit, options=train.Options(output=str(tmp_path)))
+    for stage in ("look", "recall"):
+        stages.inventories(fit, stage, tiny(), [video], 2, 1e-3, 0, batch=4)
+    assert len(listed) == 24 and all(labels.any() for labels in listed)
+
+
+def test_scenes_of_two_worlds_share_a_file(tmp_path):
+    """The frame tokens that are kept for one world are not taken for another's."""
+    brightness = lambda frames: frames.float().mean((1, 2, 3), keepdim=True)[..., 0].expand(-1, 10, 1)
+    layout = SimpleNamespace(encode=lambda text: [len(text)])
+    make = lambda name: stages.scenes(brightness, layout, 2, world.WORLDS[name], tmp_path / "x.safetensors")
+    first, idle, again = make("plain"), make("night"), make("plain")
+    for a, b, c in zip(first, idle, again):
+        assert torch.equal(a.x, c.x) and len(b.x) == len(b.labels) == len(a.x) + 240 and b.variant.kinds == ("dark",)
+        assert (b.labels.flatten(1).any(1) == (b.x[:, 0, 0] > 10)).all()           # what is lit has labels

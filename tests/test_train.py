@@ -398,7 +398,8 @@ def test_ctrl_c_exits_with_130(whole, tmp_path):
 WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "0", "memory_heads": "2.5",
          "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
-         "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0"}
+         "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
+         "world": "noon", "idle": "1.1"}
 
 
 def parsed(monkeypatch, *line):
@@ -412,7 +413,7 @@ def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
     assert names - WRONG.keys() == {"root", "output", "llm", "vision", "init", "device"}    # checked when they are used
     lines = [["--" + name.replace("_", "-"), value] for name, value in WRONG.items()]
     lines += [["--start", "published", "--init", "x"], ["--data", "toy", "--max-frames", "9"],
-              ["--data", "toy", "--device", "cuda"]]
+              ["--data", "toy", "--device", "cuda"], ["--data", "ek100", "--idle", "0.5"], ["--world", "hard"]]
     for line in lines:
         with pytest.raises(SystemExit) as exit:
             parsed(monkeypatch, *line)
@@ -568,7 +569,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
         ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
     out = tmp_path / "out"
-    train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4))
+    train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
     assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
                    ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
     out.rename(tmp_path / "moved")

@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -83,9 +84,9 @@ def augment(frames: Tensor) -> Tensor:
     return (x.clamp(0, 1) - 0.5) / 0.5
 
 
-def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: int = 32, videos: int = 1600,
-            each: int = 12):
-    """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder.
+def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 2400, batch: int = 32,
+            videos: int = 1600, each: int = 12):
+    """Train a small SigLIP on `each` frames of each of a world's first training videos; write it to folder.
 
     Up to half of them are frames in which you carry something: at random, hardly any would be chosen.
     """
@@ -95,7 +96,7 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
     heads, chance = CellHeads(WIDTH), random.Random(seed)
     frames, labels = [], []
     for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
-        kitchen = world.Kitchen(number)
+        kitchen = world.Kitchen(number, world=variant)
         every = kitchen.labels()
         carried = np.flatnonzero((every[..., world.HELD] == world.YOURS).any(1)).tolist()
         others = sorted(set(range(len(kitchen))) - set(carried))
@@ -124,9 +125,9 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
 
 # ---------------------------------------------------------------------------------------------- language
 
-def batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Endless token batches [batch, length] of the world's documents."""
-    documents, ids = world.documents(seed), []
+def batches(tokenizer, length: int, batch: int, seed: int, variant: world.World) -> Iterator[Tensor]:
+    """Endless token batches [batch, length] of a world's documents."""
+    documents, ids = world.documents(seed, variant), []
     while True:
         while len(ids) < batch * length:
             text = tokenizer(next(documents), add_special_tokens=False)["input_ids"]
@@ -135,8 +136,8 @@ def batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
         ids = ids[batch * length:]
 
 
-def make_tokenizer(folder: Path, seed: int):
-    """Byte-level BPE with Llama 3's way of splitting, learned on the world's documents and the layout's pieces."""
+def make_tokenizer(folder: Path, seed: int, variant: world.World):
+    """Byte-level BPE with Llama 3's way of splitting, learned on a world's documents and the layout's pieces."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
     split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -146,7 +147,7 @@ def make_tokenizer(folder: Path, seed: int):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    documents = world.documents(seed)
+    documents = world.documents(seed, variant)
     pieces = [nar.SYSTEM + "\n\n", f"User: {nar.INSTRUCTION}\n", "[", "]\n", ",", "Assistant:", "\n"]
     tokenizer.train_from_iterator([next(documents) for _ in range(2000)] + pieces * 50, trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
@@ -155,10 +156,11 @@ def make_tokenizer(folder: Path, seed: int):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: int = 8, length: int = 256):
-    """Train a small Llama on the world's documents (next-token prediction); write it and its tokenizer to folder."""
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
+             length: int = 256):
+    """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
-    tokenizer = make_tokenizer(folder, seed)
+    tokenizer = make_tokenizer(folder, seed, variant)
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=131072,
                          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
@@ -168,7 +170,7 @@ def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: in
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
-    source = batches(tokenizer, length, batch, seed)
+    source = batches(tokenizer, length, batch, seed, variant)
     pool = [next(source) for _ in range(steps)]
 
     def backward(step: int) -> tuple[float, int]:
@@ -188,19 +190,22 @@ class Scene:
     x: Tensor
     narrations: list[tuple[int, list[int]]]
     labels: Tensor
+    variant: world.World = world.WORLDS["plain"]
 
 
-def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Path | None = None) -> list[Scene]:
-    """The first `limit` training videos; a file `cache` keeps their frame tokens for the next time."""
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, variant: world.World,
+           cache: Path | None = None) -> list[Scene]:
+    """The first `limit` training videos of a world; a file `cache` keeps their frame tokens for the next time."""
     stored, found = load_file(cache) if cache and cache.exists() else {}, []
-    for seed, kitchen in tqdm(world.kitchens("train", limit), total=limit, desc="encoding", unit="video"):
-        name = str(seed)
+    videos, mark = world.kitchens("train", limit, world=variant), crc32(repr(variant).encode())
+    for seed, kitchen in tqdm(videos, total=limit, desc="encoding", unit="video"):
+        name = f"{seed} {mark:08x}"                             # a seed is another video in another world
         if name not in stored:
             frames = (torch.from_numpy(kitchen.render(frame)) for frame in range(len(kitchen)))
             stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
-        found.append(Scene(stored[name].float(), narrations, labels))
+        found.append(Scene(stored[name].float(), narrations, labels, variant))
     if cache:
         with replacing(cache) as part:
             save_file(stored, part)
@@ -216,13 +221,12 @@ def last_seen(labels: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- look, recall
 
-def inventory(labels: Tensor, most: int, chance: random.Random) -> str:
+def inventory(labels: Tensor, most: int, chance: random.Random, variant: world.World = world.WORLDS["plain"]) -> str:
     """labels [9, 2] -> ' the drawer: green bowl\\nthe shelf: red cup', for some of the places in random order."""
     places = [place for place, (kind, _) in enumerate(labels.tolist()) if kind]
     lines = []
     for place in chance.sample(places, min(most, len(places))):
-        kind, colour = labels[place].tolist()
-        lines.append(f"the {world.PLACES[place]}: {world.COLOURS[colour - 1]} {world.TYPES[kind - 1]}")
+        lines.append(f"the {variant.places[place]}: {' '.join(variant.words(*labels[place].tolist()))}")
     return " " + "\n".join(lines)
 
 
@@ -256,6 +260,8 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 
     look      one frame, and the list of what is visible in it
     recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
+
+    The frame that is listed is never one that shows no thing (in the dark).
     """
     narrator.train()
     encode = narrator.layout.encode
@@ -263,10 +269,11 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
     def backward(step: int) -> tuple[float, int]:
         chance, x, starts, narrations = random.Random(f"{stage} {seed} {step}"), [], [], []
         for video in chance.choices(videos, k=batch):
-            t = chance.randrange(1, len(video.x) - 1)
-            lists = [(0, encode(inventory(video.labels[t], 9, chance)))]
+            t = 1 + chance.choice(video.labels[1:-1].flatten(1).any(1).nonzero().flatten().tolist())
+            lists = [(0, encode(inventory(video.labels[t], 9, chance, video.variant)))]
             if stage == "recall":
-                lists.append((1, encode(inventory(last_seen(video.labels[:t + 2])[-1], 6, chance))))
+                known = last_seen(video.labels[:t + 2])[-1]
+                lists.append((1, encode(inventory(known, 6, chance, video.variant))))
             x.append(video.x[:t + len(lists)])
             starts.append(t)
             narrations.append(lists)
