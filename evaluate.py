@@ -36,7 +36,7 @@ import data
 import narrator as nar
 import stream
 from support import captions
-from support.common import BadData, choose, command_line, positive_int, probability, rank, write_json
+from support.common import BadData, choose, command_line, positive_int, print_table, probability, rank, write_json
 from support.narrations import Sentence, Truth, read_predictions, read_truth, to_sentences
 from support.options import config_changes, data_options, lookahead_option, model_options, trigger_options
 from support.predictions import Predictions, digest
@@ -177,15 +177,6 @@ def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
     group = lambda length: 3 if length >= DURATIONS[-1] else sum(length > edge for edge in DURATIONS)
     groups = [[name for name, length in minutes.items() if group(length) == i] for i in range(len(labels))]
     return [(label, names) for label, names in zip(labels, groups) if names]
-
-
-def print_table(rows: list[tuple[str, dict]]):
-    """One column for each row's label; shares and scores with three digits, what was not computed as -."""
-    form = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-    if len(rows) > 1:
-        print(" " * 26 + "".join(f"{label:>17}" for label, _ in rows))
-    for name in rows[0][1]:
-        print(f"{name.replace('_', ' '):26}" + "".join(f"{form(row.get(name)):>17}" for _, row in rows))
 
 
 # ---------------------------------------------------------------------- evaluate.py stream (§4.1, self-conditioned)

@@ -30,11 +30,11 @@ from tqdm import tqdm
 
 import narrator as nar
 import stream
-from evaluate import print_table
 from experiments.against import compare_checkouts
 from experiments.timing import Meter, Work, flatness, total
 from support import checkpoint
-from support.common import BadData, choose, command_line, positive_int, pyplot, save_figure, synchronise
+from support.common import (BadData, choose, command_line, positive_int, print_table, pyplot, save_figure,
+                            synchronise)
 from support.decode import Plain
 from support.features import encode_pictures
 from support.options import device_options

@@ -21,10 +21,9 @@ import torch
 
 import narrator as nar
 import stream
-from evaluate import print_table
 from experiments.efficiency import VARIANTS, peak_memory
 from support import checkpoint
-from support.common import DTYPES, BadData, choose, command_line, positive_int, synchronise
+from support.common import DTYPES, BadData, choose, command_line, positive_int, print_table, synchronise
 
 
 def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:
