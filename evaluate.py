@@ -324,8 +324,7 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
             more = 0 if n + 1 == len(narrations) else min(narrations[n + 1][0] - frame, count - 1)
             later = replies(further(narrator, x, tokens, kept, n, more)) if more else []
             turn.difference = -(later.index(True) + 1 if True in later else more)
-        correct = (count + right if turn.difference == 0 else
-                   count - turn.difference if turn.difference > 0 else count - 1)
+        correct = count + right if turn.difference == 0 else count - max(1, turn.difference)
         turn.fluency = correct / (len(target) + count)
     return found
 
@@ -349,16 +348,14 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     They are fed in segment n, so they see what its last frame saw in the parallel forward, that frame, and each other.
     kept: the cache of `keys_and_values`.
     """
-    from transformers import DynamicCache
-    config = narrator.config
+    config, cache = narrator.config, type(kept)()
     end = 1 + max(i for i, (token, m) in enumerate(zip(tokens.ids, tokens.segment)) if token == nar.FRAME and m == n)
     seen = nar.visible(*tokens.about(narrator.device)[:, :end], n, config.last_k, config.prune).nonzero()[:, 0]
-    cache = DynamicCache()
-    for i, layer in enumerate(kept.layers):
-        cache.update(layer.keys.index_select(2, seen), layer.values.index_select(2, seen), i)
-    frame, extra = tokens.ids[:end].count(nar.FRAME) // config.J, nar.Tokens()
-    for _ in range(more):
-        extra += narrator.layout.frame(n)
+    frame = tokens.ids[:end].count(nar.FRAME) // config.J
+    for i, (layer, skipped) in enumerate(zip(kept.layers, narrator.routing.skipped)):
+        own = seen[:len(seen) - skipped * frame]                        # fewer in the layers of VideoLLM-MoD
+        cache.update(layer.keys.index_select(2, own), layer.values.index_select(2, own), i)
+    extra = sum([narrator.layout.frame(n)] * more, nar.Tokens())
     L = len(extra)
     mask = torch.ones(L, len(seen) + L, dtype=torch.bool, device=narrator.device).tril(len(seen))
     positions = torch.arange(end, end + L, device=narrator.device)

@@ -28,6 +28,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP
+from baselines.mod import LAYERS, Routing
 from clam import CLAM, NoMemory
 from support import attention, checkpoint, decode, lora
 from support.common import BadData, command_line, whole
@@ -45,7 +46,7 @@ MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": To
 READOUTS = ("frame", "cls")
 RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha",             # of Config
           (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k", (1, 100): "grid",
-          (1e-6, 1e6): "fps"}
+          (1e-6, 1e6): "fps", (1e-6, 1): "mod_keep"}
 
 
 @dataclass
@@ -61,6 +62,8 @@ class Config:
     readout: str = "frame"                                # when M_t is read; published weights: after the "cls" token
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
     last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all of them
+    mod_keep: float | int | None = None                   # VideoLLM-MoD: share of a frame's tokens that a router keeps
+    mod_layers: str = "interleaved"                       # which layers have routers: one of baselines/mod.py's LAYERS
     keep_newline: bool = False                            # keep every newline, as the published FlowNar-C does
     grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens
     width: int = 1024                                     # D
@@ -80,7 +83,7 @@ class Config:
             allowed = (int, float) if f.type is float else f.type
             if not isinstance(value, allowed) or isinstance(value, bool) and f.type is not bool:
                 raise BadData(f"{f.name} of a narrator cannot be {value!r}")
-        for name, choices in (("memory", MEMORIES), ("readout", READOUTS)):
+        for name, choices in (("memory", MEMORIES), ("readout", READOUTS), ("mod_layers", LAYERS)):
             if getattr(self, name) not in choices:
                 raise BadData(f"{name} of a narrator is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for (low, high), names in RANGES.items():
@@ -95,6 +98,8 @@ class Config:
             raise BadData(f"readout: memory {self.memory!r} is read after whole frames, not after the cls token")
         if self.last_k is not None and not self.prune:
             raise BadData(f"last_k = {self.last_k}: where nothing is pruned (VideoLLM-online), all narrations are kept")
+        if self.mod_keep is not None and (self.prune or self.memory != "none"):
+            raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing (--memory none --no-prune)")
 
     @classmethod
     def infer(cls, weights: dict[str, Tensor], folder: Path) -> "Config":
@@ -328,6 +333,7 @@ class Narrator(nn.Module):
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
         speed_up(self)
+        self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
         self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False
 
     @classmethod
@@ -360,8 +366,7 @@ class Narrator(nn.Module):
     def merge(self) -> "Narrator":
         """For streaming: LoRA becomes part of the weights, and passes take the fast path (`plain` says why not)."""
         lora.merge_lora(self.llm)
-        self.merged = True
-        self.decoder, self.plain = decode.fastest(self)
+        self.merged, (self.decoder, self.plain) = True, decode.fastest(self)
         return self
 
     def save(self, folder: str | Path, llm: str | None = None, vision: str | None = None,
@@ -392,6 +397,7 @@ class Narrator(nn.Module):
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Embeddings [L, D_lm] of ids [L]; frame tokens x [.., J, D], memory [.., M, D] fill their places in order."""
+        self.routing.begin(ids == FRAME)
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         for place, visual in ((FRAME, x), (MEMORY, memory)):
             if visual is not None:
@@ -476,9 +482,9 @@ class Narrator(nn.Module):
         return cross_entropy(self.logits, hidden, labels), len(rows)
 
     def trainable(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: LoRA, connector, memory, under their names in the published adapters."""
+        """What a checkpoint holds: LoRA, connector, memory, routers, under their names in the published adapters."""
         return {self.published_name(name): p for name, p in self.named_parameters()
-                if "lora_" in name or name.startswith(("connector.", "memory."))}
+                if "lora_" in name or ".router." in name or name.startswith(("connector.", "memory."))}
 
     def published_name(self, name: str) -> str:
         """Our parameter name -> the one in adapter_model.safetensors (PEFT's layout)."""
@@ -486,7 +492,7 @@ class Narrator(nn.Module):
             own = name.removeprefix("memory.")
             ours = next((key for key in self.memory.PUBLISHED if own.startswith(key)), "")
             name = "clustering." + self.memory.PUBLISHED.get(ours, "") + own.removeprefix(ours)
-        return "base_model.model." + name.removeprefix("llm.")
+        return "base_model.model." + name.removeprefix("llm.").replace(".inner.", ".")     # baselines/mod.py: MoDLayer
 
 
 # ---------------------------------------------------------------------- python narrator.py: Fig. 4

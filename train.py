@@ -77,6 +77,7 @@ class Options:
                           "published code)", ("frame", "cls"))
     last_k: int | None = option(None, "narrations kept in context (FlowNar-C: 10; 0: none); default all", whole)
     no_prune: bool = option(False, "the baseline VideoLLM-online: nothing is removed from the context")
+    mod_keep: float | None = option(None, "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept", probability)
     lr: float = option(2e-4, "peak learning rate", positive_float)
     warmup: float = option(0.05, "fraction of the steps in which the learning rate rises", probability)
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)

@@ -44,7 +44,8 @@ LLAMA = {                                  # hidden, feed-forward, layers, heads
     "llama-3.2-1b": (2048, 8192, 16, 32),
     "llama-3-8b": (4096, 14336, 32, 32),
 }
-VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"memory": "none", "prune": False}}
+VARIANTS = {"FlowNar-C": {"last_k": 10}, "FlowNar": {}, "VideoLLM-online": {"memory": "none", "prune": False},
+            "VideoLLM-MoD": {"memory": "none", "prune": False, "mod_keep": 0.2}}
 
 
 def measure_stream(narrator: nar.Narrator, work: Work, window: int) -> dict:

@@ -83,6 +83,8 @@ def run_attention(args: argparse.Namespace):
     results, narrations = {}, "true narrations" if args.teacher else "the model's own narrations"
     for model in args.model:
         narrator = load_narrator(args, model)
+        if narrator.config.mod_keep:
+            raise BadData(f"{model}: in a layer with a router, few tokens attend; its attention cannot be compared")
         vision, shares = load_vision(args, narrator), []
         for sample in tqdm(samples(args, narrator), unit="video", desc=model, leave=False):
             x = torch.stack(list(sample.tokens(vision)))

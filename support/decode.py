@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from support.common import BadData
 from support.linear import Linear, linear
 
 EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing: later than every query
@@ -50,6 +51,9 @@ class Slots:
         self.used = np.zeros(capacity, bool)
         self.free = np.arange(capacity)
         self.span = 0
+        self.into: Tensor | None = None                                     # slots of the present pass [N]
+        self.places: dict[int, int] = {}                                    # layer -> its place in keys and values
+        self.fewer: Slots | None = None                                     # of layers with routers (baselines/mod.py)
         self.graphs: dict = {}                                              # captured passes over these buffers
 
     def take(self, count: int) -> np.ndarray:
@@ -63,6 +67,8 @@ class Slots:
 
     def release(self, slots: np.ndarray) -> None:
         """Free these slots: from now on, no query sees them."""
+        if self.fewer is not None:
+            self.fewer.leave(slots)
         self.used[slots] = False
         self.free = np.flatnonzero(~self.used)
         self.span = len(self.used) if self.positions.is_cuda else 1 + int(np.flatnonzero(self.used).max(initial=-1))
@@ -80,18 +86,36 @@ class Slots:
                 buffers[i] = F.pad(buffers[i], (0, 0, 0, 0, 0, more))
 
     def allocate(self, layers: int, like: Tensor) -> None:
-        """Buffers for keys and values of the shape [.., G, c] of `like`, if there are none yet."""
-        if not self.keys:
-            self.keys, self.values = ([like.new_zeros(len(self.used), *like.shape[-2:]) for _ in range(layers)]
-                                      for _ in range(2))
+        """Buffers of so many layers for keys and values of the shape [.., G, c] of `like`, where there are none yet."""
+        for buffers in (self.keys, self.values):
+            buffers += [like.new_zeros(len(self.used), *like.shape[-2:]) for _ in range(layers - len(buffers))]
+
+    def place(self, into: Tensor, positions: Tensor) -> Tensor:
+        """A pass of transformers' modules begins: its tokens go into slots [N]. Returns its mask [1, 1, N, span]."""
+        self.into, self.positions[into] = into, positions
+        return (self.positions[:self.span] <= positions[:, None])[None, None]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
+        """Called by each attention layer, as transformers calls its caches: store keys and values, return all."""
+        place = self.places.setdefault(layer, len(self.places))
+        self.allocate(place + 1, rearrange(keys, "1 g n c -> n g c"))
+        for buffers, new in ((self.keys, keys), (self.values, values)):
+            buffers[place][self.into] = rearrange(new, "1 g n c -> n g c")
+        return tuple(rearrange(y[place][:self.span], "s g c -> 1 g s c") for y in (self.keys, self.values))
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Likewise: how many tokens are in the cache."""
+        return int(self.used.sum())
 
     def bytes(self) -> int:
         """Size of the keys and values in use, in all layers."""
-        return int(self.used.sum()) * sum(y[0].nbytes for y in self.keys + self.values)
+        own = int(self.used.sum()) * sum(y[0].nbytes for y in self.keys + self.values)
+        return own + (self.fewer.bytes() if self.fewer is not None else 0)
 
     def held(self) -> int:
         """Size of the buffers, with their free slots."""
-        return sum(y.nbytes for y in self.keys + self.values)
+        own = sum(y.nbytes for y in self.keys + self.values)
+        return own + (self.fewer.held() if self.fewer is not None else 0)
 
 
 class Upcoming:
@@ -144,23 +168,14 @@ class Plain:
         return [self.run(part) for part in parts]
 
     def run(self, part: Part) -> Tensor:
-        (ids, positions, self.into), slots = part.plan, part.slots
-        slots.positions[self.into] = positions
-        mask, self.slots = slots.positions[:slots.span] <= positions[:, None], slots
+        ids, positions, into = part.plan
+        mask = part.slots.place(into, positions)
         output = self.model(inputs_embeds=self.narrator.embed(ids, part.x, part.memory)[None], use_cache=True,
-                            position_ids=positions[None], attention_mask=mask[None, None], past_key_values=self)
+                            position_ids=positions[None], attention_mask=mask, past_key_values=part.slots)
         return self.narrator.logits(output.last_hidden_state[0, part.rows])
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
-        """Called by each attention layer, as transformers calls its caches: store keys and values, return all."""
-        slots = self.slots
-        slots.allocate(self.model.config.num_hidden_layers, rearrange(keys, "1 g n c -> n g c"))
-        for buffers, new in ((slots.keys, keys), (slots.values, values)):
-            buffers[layer][self.into] = rearrange(new, "1 g n c -> n g c")
-        return tuple(rearrange(y[layer][:slots.span], "s g c -> 1 g s c") for y in (slots.keys, slots.values))
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        return int(self.slots.used.sum())
+    def compile(self) -> None:
+        raise BadData("--compile: this language model takes the plain path, which is not compiled")
 
 
 class Different(Exception):
@@ -184,9 +199,9 @@ class Layer:
     """One layer of a Llama-like model; Different if it has weights that this file does not know."""
 
     def __init__(self, layer: nn.Module):
-        attention, mlp = layer.self_attn, layer.mlp
         if strange := [name for name, _ in layer.named_parameters() if name.rpartition(".")[0] not in LAYER]:
             raise Different(f"has {strange[0]} in its layers")
+        attention, mlp = layer.self_attn, layer.mlp
         self.channels = attention.head_dim
         self.heads, self.groups = (y.out_features // self.channels for y in (attention.q_proj, attention.k_proj))
         self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)

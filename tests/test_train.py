@@ -454,7 +454,8 @@ def test_toy_refuses_before_it_trains(tmp_path):
 SAVED = {"width": 16, "memory_tokens": 3, "readout": "cls", "last_k": 4, "memory_dropout": 0.2, "lora_dropout": 0.3}
 FREE = {"last_k": 7, "readout": "frame", "memory_dropout": 0.0, "lora_dropout": 0.0, "llm": str(TOY / "llm"),
         "vision": "owner/name"}
-FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16, "no_prune": True}
+FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16, "no_prune": True,
+         "mod_keep": 0.2}
 
 
 def test_every_option_of_a_narrator_is_tested_with_init():
@@ -479,7 +480,8 @@ def test_init_refuses_what_its_weights_are_not_made_for(tmp_path, name, value):
         train.pretrained(train.Options(init=str(tmp_path), **{name: value}))
     message = str(caught.value)
     assert "--" + name.replace("_", "-") in message and f"--init {tmp_path}" in message and "\n" not in message
-    same = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8, "no_prune": False}
+    same = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8, "no_prune": False,
+            "mod_keep": None}
     assert train.pretrained(train.Options(init=str(tmp_path), **{name: same[name]})).config.memory_tokens == 3
 
 
