@@ -50,9 +50,15 @@ class NoMemory(nn.Module):
     """The memory that remembers nothing, and the interface of all: M tokens are read out, the state is one tensor."""
     PUBLISHED: dict[str, str] = {}  # our parameter names -> those in checkpoints; names not listed stay
 
-    def __init__(self, width: int, M: int = 0):
+    def __init__(self, width: int, M: int = 0, J: int = 1):
         super().__init__()
-        self.width, self.M = width, M
+        self.width, self.M, self.J = width, M, J    # J: tokens of a frame, for memories that work frame by frame
+
+    def reset_parameters(self):
+        """First weights as in the published training; those that it does not have stay as they are."""
+
+    def initialise(self, x: Tensor):
+        """First weights from the statistics of training features x [T, J, D], where a memory can use them."""
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """S_0, before the first frame."""
@@ -73,15 +79,6 @@ class NoMemory(nn.Module):
     def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
         return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), EPS).to(x.dtype)
 
 
 class SwiGLU(nn.Module):
@@ -130,7 +127,7 @@ class CLAM(NoMemory):
         self.w_gate = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
         self.w_output_gate = nn.Linear(width, width, bias=False)
         self.w_o = nn.Linear(width, width, bias=False)
-        self.norm_o, self.norm_y, self.norm_m = RMSNorm(width // heads), RMSNorm(width), RMSNorm(width)
+        self.norm_o, self.norm_y, self.norm_m = (nn.RMSNorm(n, eps=EPS) for n in (width // heads, width, width))
         self.mlp = SwiGLU(width)
         self.absorb, self.readout = absorb, self._readout
         self.reset_parameters()
@@ -158,11 +155,14 @@ class CLAM(NoMemory):
         return torch.zeros(batch, self.heads, self.width // 2 // self.heads, self.width // self.heads,
                            device=self.z.device)
 
+    def log_gate(self, x: Tensor) -> Tensor:
+        """log G of x [..., D], in fp32: [..., h, c], or [..., h, 1] where a head's channels share one gate."""
+        return rearrange(F.logsigmoid(self.w_gate(x).float()), "... (h c) -> ... h c", h=self.heads)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., D] -> k [..., h, c], v [..., h, e], log_gate [..., h, c], in fp32 like the state."""
-        log_gate = F.logsigmoid(self.w_gate(x).float())
-        return tuple(rearrange(y.float(), "... (h c) -> ... h c", h=self.heads)
-                     for y in (self.w_k(x), self.w_v(x), log_gate))
+        k, v = (rearrange(w(x).float(), "... (h c) -> ... h c", h=self.heads) for w in (self.w_k, self.w_v))
+        return k, v, self.log_gate(x)
 
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
         """What does not depend on the video: a [M, D], q [h, M, c] and the output gate [M, D]."""
@@ -243,7 +243,6 @@ class CLAM(NoMemory):
                 nn.init.xavier_uniform_(weight)
         (frames, slots, width), heads = x.shape, self.heads
         x, c, e = x.float().to(self.z.device), width // 2 // heads, width // heads
-        self.w_gate[1].bias.copy_(repeat(torch.linspace(4, 8, heads), "h -> (h c)", c=c))
         address = torch.randn(heads, max(slots, c), c, device=x.device)
         address = rearrange(torch.linalg.qr(address).Q[:, :slots] * c ** 0.5, "h j c -> j (h c)")   # [J, D / 2]
         tokens = rearrange(x, "t j d -> (t j) d")
@@ -275,7 +274,13 @@ class CLAM(NoMemory):
         u = a + self.z
         one = torch.linalg.pinv(u) @ torch.ones(self.M, 1, device=x.device)      # u @ one = 1 for every token
         self.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)  # SiLU(1.28) = 1: an open gate
-        nn.init.normal_(self.w_gate[1].weight, std=0.02)
+        self.start_gates()
+
+    def start_gates(self):
+        """The gates' part of `initialise`."""
+        weight, bias = self.w_gate[1].parameters()
+        bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)", c=len(bias) // self.heads))
+        nn.init.normal_(weight, std=0.02)
 
 
 def absorb(k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,9 +128,6 @@ def _decoded(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:
 
 # ------------------------------------------------------------------------------------------- the toy world
 
-MEAN_SEGMENT = 3.5                                                 # seconds
-
-
 def toy_sample(kitchen: world.Kitchen) -> Sample:
     """A toy video, rendered as its frames are read."""
     narrations = ((n.frame, n.text, n.memory_words) for n in kitchen.narrations)
@@ -138,17 +135,14 @@ def toy_sample(kitchen: world.Kitchen) -> Sample:
                        lambda: map(kitchen.render, range(len(kitchen))))
 
 
-def write_toy(seed: int, minutes: float, output: str | Path) -> Sample:
-    """Write OUTPUT.mp4, then OUTPUT.json, each when complete; about `minutes` long, up to the end of a segment."""
+def write_toy(seed: int, minutes: float, output: str | Path, variant: str = "plain") -> Sample:
+    """Write OUTPUT.mp4, then OUTPUT.json, each when complete; a video of the named world, about `minutes` long."""
     output = Path(output)
     if output.suffix.lower() != ".mp4":
         raise BadData(f"{output}: the name of the output must end in .mp4")
     if not 0 < minutes <= 24 * 60:
         raise BadData(f"--minutes must be more than 0 and at most {24 * 60}, not {minutes}")
-    segments = ceil(60 * minutes / MEAN_SEGMENT)
-    frames = len(world.Kitchen(seed, segments))
-    segments = max(1, round(segments * 60 * minutes * world.FPS / frames))                 # segments vary in length
-    sample = toy_sample(world.Kitchen(seed, segments))
+    sample = toy_sample(world.lasting(seed, 60 * minutes, world.find_world(variant)))
     narrations = [{"time": time_of(frame, sample.fps), "text": text} | ({"memory": list(words)} if words else {})
                   for (frame, text), words in zip(sample.narrations, sample.memory_words)]
     content = {"video": output.name, "fps": sample.fps, "duration": sample.duration, "narrations": narrations}
@@ -165,7 +159,7 @@ DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 
 def load_dataset(name: str, root: str | Path | None = None, split: str = "val", limit: int | None = None,
                  streaming: bool = False, max_frames: int | None = None,
-                 shape: tuple = (None, None)) -> Iterator[Sample]:
+                 shape: tuple = (None, None), variant: str = "plain") -> Iterator[Sample]:
     """The samples of a data set, one after the other.
 
     name        "toy": without a root it is rendered on the fly; with one, it is read from ROOT/SPLIT if there is such a
@@ -175,6 +169,7 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
     streaming   for the self-conditioned protocol: each video once, with the tracks of all its annotators
     max_frames  a sample ends with the last narration that fits into so many frames (streamed samples are never cut)
     shape       (J, D) that features must have
+    variant     name of the world (toy/world.py: WORLDS) of the toy's rendered videos
     Raises BadData for unknown names and splits, for a root without samples, and for damaged files.
     """
     if name not in DATASETS:
@@ -182,13 +177,16 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
     for value in (limit, max_frames):
         if value is not None and value < 1:
             raise BadData(f"the limit of videos or frames must be 1 or more, not {value}")
+    if variant != "plain" and (name != "toy" or root):
+        raise BadData(f"--world {variant} is for the toy's rendered videos, without --root")
     max_frames = None if streaming else max_frames
     if name != "toy":
         return annotated(name, Path(root or f"data/{name}"), split, limit, streaming, max_frames, shape)
     if split not in world.SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(world.SEEDS)}")
     if root is None:
-        return (shorten(toy_sample(kitchen), max_frames) for _, kitchen in world.kitchens(split, limit))
+        videos = world.kitchens(split, limit, world=world.find_world(variant))
+        return (shorten(toy_sample(kitchen), max_frames) for _, kitchen in videos)
     folder = Path(root) / split if (Path(root) / split).is_dir() else Path(root)
     files = sorted(folder.glob("*.json"))[:limit]
     if not files:
@@ -315,7 +313,7 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = lambd
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
-        sample = write_toy(options.seed, options.minutes, output)
+        sample = write_toy(options.seed, options.minutes, output, options.world)
         print(f"{output}, {output.with_suffix('.json')}: {sample.duration:g} s, {len(sample.narrations)} narrations")
         return
     if output.suffix.lower() == ".mp4":
@@ -324,7 +322,7 @@ def toy_command(options: argparse.Namespace) -> None:
     for seed in tqdm(range(options.seed, options.seed + options.count), desc=str(output), unit="video"):
         video = output / f"toy-{seed:07d}.mp4"
         if not (video.exists() and video.with_suffix(".json").exists()):       # the .json comes last: finished
-            write_toy(seed, options.minutes, video)
+            write_toy(seed, options.minutes, video, options.world)
     print(f"{output}: {options.count} videos")
 
 
@@ -365,6 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
     toy.add_argument("--minutes", type=positive_float, default=3, help="approximate length (default: %(default)s)")
     toy.add_argument("--output", required=True, help="FILE.mp4 (FILE.json comes beside it); a folder with --count")
     toy.add_argument("--count", type=positive_int, default=1, help="videos, of seeds SEED, SEED + 1, ...; resumable")
+    toy.add_argument("--world", default="plain", help=f"default %(default)s; {', '.join(world.WORLDS)}")
     toy.set_defaults(command=toy_command)
     stats = commands.add_parser("stats", help="size, length and narrations of a data set (App. B.4)")
     stats.set_defaults(command=stats_command)

@@ -36,7 +36,7 @@ import data
 import narrator as nar
 import stream
 from support import captions
-from support.common import BadData, choose, command_line, positive_int, probability, rank, write_json
+from support.common import BadData, choose, command_line, positive_int, print_table, probability, rank, write_json
 from support.narrations import Sentence, Truth, read_predictions, read_truth, to_sentences
 from support.options import config_changes, data_options, lookahead_option, model_options, trigger_options
 from support.predictions import Predictions, digest
@@ -179,15 +179,6 @@ def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
     return [(label, names) for label, names in zip(labels, groups) if names]
 
 
-def print_table(rows: list[tuple[str, dict]]):
-    """One column for each row's label; shares and scores with three digits, what was not computed as -."""
-    form = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-    if len(rows) > 1:
-        print(" " * 26 + "".join(f"{label:>17}" for label, _ in rows))
-    for name in rows[0][1]:
-        print(f"{name.replace('_', ' '):26}" + "".join(f"{form(row.get(name)):>17}" for _, row in rows))
-
-
 # ---------------------------------------------------------------------- evaluate.py stream (§4.1, self-conditioned)
 
 def load_narrator(args: argparse.Namespace, model: str) -> nar.Narrator:
@@ -207,7 +198,7 @@ def split_of(args: argparse.Namespace) -> str:
 def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
     shape = narrator.config.J, narrator.config.width
     return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                             getattr(args, "max_frames", None), shape)
+                             getattr(args, "max_frames", None), shape, args.world)
 
 
 def truth_of(sample: data.Sample) -> Truth:
@@ -228,8 +219,8 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: na
     """All that the predictions of a video depend on."""
     root = args.root or (None if args.data == "toy" else f"data/{args.data}")
     return asdict(narrator.config) | {
-        "data": args.data, "root": root and str(Path(root).resolve()), "split": split_of(args), "static": args.static,
-        "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
+        "data": args.data, "root": root and str(Path(root).resolve()), "split": split_of(args), "world": args.world,
+        "static": args.static, "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
         "vision_weights": vision and digest(vision)}
 
 
@@ -367,9 +358,8 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     extra = sum([narrator.layout.frame(n)] * more, nar.Tokens())
     L = len(extra)
     mask = torch.ones(L, len(seen) + L, dtype=torch.bool, device=narrator.device).tril(len(seen))
-    positions = torch.arange(end, end + L, device=narrator.device)
     e = narrator.embed(torch.tensor(extra.ids, device=narrator.device), x[frame:frame + more].to(narrator.device))
-    return narrator.run(e, positions, mask, cache)[L // more - 1::L // more]
+    return narrator.run(e, torch.arange(end, end + L, device=narrator.device), mask, cache)[L // more - 1::L // more]
 
 
 def summary(found: list[Turn], fps: float) -> dict[str, float]:

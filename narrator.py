@@ -27,20 +27,22 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from baselines.memories import RecentFrames
+from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP
 from baselines.mod import LAYERS, Routing
 from clam import CLAM, NoMemory
 from support import attention, checkpoint, decode, lora
 from support.common import BadData, command_line, whole
 from support.drawing import Letters, plot_matrix, print_matrix
 from support.features import letterbox
+from support.linear import speed_up
 from support.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
           "with the list of video frames received by the assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 
-MEMORIES = {"clam": CLAM, "recent": RecentFrames, "none": NoMemory}
+MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP, "moviechat": MovieChat,
+            "kmeans": KMeans, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
 RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha",             # of Config
           (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k", (1, 100): "grid",
@@ -89,9 +91,11 @@ class Config:
                 value = getattr(self, name)
                 if value is not None and not low <= value <= high:
                     raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
-        if self.memory == "clam" and self.width % (2 * self.memory_heads):
-            raise BadData(f"memory_heads: {self.memory_heads} heads do not fit features of width {self.width}, "
-                          "which must be a multiple of twice their number")
+        clam = issubclass(MEMORIES[self.memory], CLAM)
+        if clam and self.width % (2 * self.memory_heads):
+            raise BadData(f"memory_heads: width {self.width} is not a multiple of twice {self.memory_heads} heads")
+        if self.readout == "cls" and not clam:
+            raise BadData(f"readout: memory {self.memory!r} is read after whole frames, not after the cls token")
         if self.last_k is not None and not self.prune:
             raise BadData(f"last_k = {self.last_k}: where nothing is pruned (VideoLLM-online), all narrations are kept")
         if self.mod_keep is not None and (self.prune or self.memory != "none"):
@@ -128,6 +132,7 @@ class VisionEncoder(nn.Module):
         super().__init__()
         model, processor = checkpoint.load_vision_model(source, dtype)
         self.model, self.grid = model.to(device).eval().requires_grad_(False), grid
+        speed_up(self)
         self.image_size = model.config.image_size
         self.mean, self.std = processor["image_mean"], processor["image_std"]
         self.width = model.config.hidden_size
@@ -228,7 +233,7 @@ class Layout:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
 
     def spell(self, tokens: Tokens, prompt: str = "") -> list[str]:
-        """A short name per token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, or its text."""
+        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, else text."""
         names = {FRAME: "x", MEMORY: "m", self.eot: "$", self.skip: "[SKIP]"}
         return [kind == PROMPT and prompt or names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n")
                 for i, kind in zip(tokens.ids, tokens.kind)]
@@ -320,14 +325,15 @@ class Narrator(nn.Module):
         self.llm = llm.requires_grad_(False)
         hidden = llm.config.hidden_size
         self.connector = nn.Sequential(nn.Linear(config.width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
-        options = {} if config.memory != "clam" else {
+        kind, tokens = MEMORIES[config.memory], 0 if config.memory == "none" else config.memory_tokens
+        options = {"J": config.J} if not issubclass(kind, CLAM) else {
             "heads": config.memory_heads, "target": config.memory_target, "dropout": config.memory_dropout}
-        tokens = 0 if config.memory == "none" else config.memory_tokens
-        self.memory = MEMORIES[config.memory](config.width, tokens, **options)
+        self.memory = kind(config.width, tokens, **options)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
         self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
+        speed_up(self)
         self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False
 
     @classmethod
@@ -411,25 +417,23 @@ class Narrator(nn.Module):
 
     @torch.no_grad()
     def start_published(self):
-        """Start connector and CLAM (`CLAM.reset_parameters`) as published: weights N(0, 0.02), biases 0.
+        """Start connector and memory (`CLAM.reset_parameters`) as published: weights N(0, 0.02), biases 0.
 
         LoRA always starts the same way: A Kaiming-uniform, B zero.
         """
         for layer in (self.connector[0], self.connector[2]):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
-        if self.config.memory == "clam":
-            self.memory.reset_parameters()
+        self.memory.reset_parameters()
 
     @torch.no_grad()
     def initialise(self, x: Tensor, gain: float = 5.0):
-        """Start connector and CLAM from the statistics of training features x [T, J, D] (no labels are used).
+        """Start connector and memory from the statistics of training features x [T, J, D] (no labels are used).
 
         The connector's input is standardised, and the directions in which the J token slots differ are enlarged by
         `gain`: the language model has to find a place before it can say what is there.
         """
-        if self.config.memory == "clam":
-            self.memory.initialise(x)
+        self.memory.initialise(x)
         x = x.float()
         mean, std = x[:, 1:].mean((0, 1)), x[:, 1:].std((0, 1)) + 1e-6              # the patches; CLS is an outlier
         slots = (x[:, 1:].mean(0) - mean) / std                                     # [J - 1, D]
@@ -440,7 +444,7 @@ class Narrator(nn.Module):
         first.bias.copy_(-first.weight @ mean)
 
     def read_at(self, frame: int) -> int:
-        """How many frame tokens CLAM has seen when the memory at the end of `frame` is read."""
+        """How many frame tokens the memory has seen when it is read at the end of `frame`."""
         return (frame + 1) * self.config.J if self.config.readout == "frame" else frame * self.config.J + 1
 
     def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]],

@@ -46,6 +46,7 @@ from support.subtitles import Writers, outputs, timestamp
 from support.together import Failed, side_by_side
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
+GUESSED = 3                             # words, at most, that go along with a word because they followed it before
 
 
 class Cache(Slots):
@@ -260,7 +261,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         raise ValueError("a stream begins with a new Context and a narration of frame 0")
     p_skip = theta = fed = None
     c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead)
-    c.guessed = 0 if forced else lookahead - 1
+    c.guessed = 0 if forced else GUESSED
     for t, x in enumerate(chain(c.upcoming, [None])):                                 # line 4; None: no more frames
         ended = x is None
         if ended:

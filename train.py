@@ -7,7 +7,7 @@ alpha 256 on all linear layers, an effective batch of 64 videos, 2 epochs. Langu
     python train.py --data ek100 --init out/ego4d ...  fine-tuning: options that are given replace the checkpoint's
                                                        settings; what contradicts its weights is refused
     torchrun --nproc-per-node 4 train.py ...           the same training, its batches shared between processes
-    python train.py --data toy --output out/toy        the bundled narrator again, from scratch: first the stages of
+    python train.py --data toy --output out/toy        a narrator like the bundled one, from scratch: the stages of
                                                        toy/stages.py, which make its models, then the paper's training
 
 A new narrator starts (`--start`) as in the published code, with weights N(0, 0.02) and no learned targets in CLAM; the
@@ -25,9 +25,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import islice
 from math import cos, pi
 from pathlib import Path
 
@@ -40,9 +41,9 @@ from tqdm import tqdm
 import data
 import narrator as nar
 from support import checkpoint
-from support.common import (BadData, choose, command_line, in_range, positive_float, positive_int, probability, rank,
-                            whole, write_text)
-from support.training import curve, located, restore, snapshot, sum_gradients, summed
+from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
+                            rank, whole, write_text)
+from support.training import curve, located, order, restore, snapshot, sum_gradients, summed
 from toy import stages
 
 
@@ -51,9 +52,10 @@ def option(default, text: str, kind: Callable | tuple = str):
     return field(default=default, metadata={"help": text, "kind": kind})
 
 
-# Defaults that differ for the miniature world: small models, and FlowNar-C, for videos of any length.
+# Defaults that differ for the miniature world: small models, smaller LoRA, and FlowNar-C, for videos of any length.
 TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-                "memory_tokens": 10, "memory_heads": 4, "last_k": 10, "start": "statistics", "long": 0.5, "limit": 800}
+                "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics",
+                "long": 0.5, "limit": 800}
 
 
 @dataclass(init=False)
@@ -70,7 +72,7 @@ class Options:
     resume: bool = option(False, "continue an interrupted run in --output")
     memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
     memory_tokens: int = option(20, "memory tokens, M", positive_int)
-    memory_heads: int = option(8, "heads of CLAM (published, not in the paper)", positive_int)
+    memory_heads: int = option(8, "heads of the memory, if it has any (published, not in the paper)", positive_int)
     readout: str = option("frame", "the memory is read after the whole frame (the paper) or after its first token (the "
                           "published code)", ("frame", "cls"))
     last_k: int | None = option(None, "narrations kept in context (FlowNar-C: 10; 0: none); default all", whole)
@@ -92,6 +94,8 @@ class Options:
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto", "of the frozen language model; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
     limit: int | None = option(None, "use at most this many training videos", positive_int)
+    world: str = option("plain", "kind of the toy's videos (toy/world.py)", tuple(stages.world.WORLDS))
+    idle: float | None = option(None, "share of the toy's videos that have idle time; default the world's", probability)
     seed: int = option(0, "of first weights and order of the videos", in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"))
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
@@ -185,16 +189,6 @@ class Example:
     narrations: list[tuple[int, list[int]]]
 
 
-def order(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
-    chosen = []
-    for position in range(step * batch, (step + 1) * batch):
-        epoch, index = divmod(position, count)
-        permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-        chosen.append(int(permutation[index]))
-    return chosen
-
-
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options,
                    held_out: Sequence[Example] = ()):
     """Train LoRA, connector and memory on the examples; log the loss on held-out ones after each epoch."""
@@ -203,17 +197,23 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
-    epoch = max(1, round(len(examples) / options.batch))
+    epoch, coming = max(1, round(len(examples) / options.batch)), None
+
+    def lessons(step: int) -> Iterator[tuple[Example, list[Example], int]]:
+        """This process's part of all batches from a step on: a video, the videos and the tokens that it comes after."""
+        for step in range(step, steps):
+            chance = random.Random(f"{options.seed} {step}")
+            for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
+                earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
+                if i % world == me:
+                    yield examples[index], [examples[j] for j in earlier], before
 
     def backward(step: int) -> tuple[float, int]:
-        total, tokens, chance = 0.0, 0, random.Random(f"{options.seed} {step}")
+        nonlocal coming
+        coming, total, tokens = coming or ahead(lessons(step), 1), 0.0, 0
         torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # each process has its own dropout
-        for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
-            earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
-            if i % world != me:
-                continue
-            example = examples[index]
-            state = memory_after(narrator, [examples[j] for j in earlier]) if earlier else None
+        for example, earlier, before in islice(coming, len(range(me, options.batch, world))):
+            state = memory_after(narrator, earlier) if earlier else None
             loss, learned = narrator.loss(example.x, example.narrations, state, before)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
@@ -224,7 +224,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         if not len(held_out) or (step + 1) % epoch and step + 1 != steps:
             return {}
         narrator.eval()
-        results = [narrator.loss(held_out[i].x, held_out[i].narrations) for i in range(me, len(held_out), world)]
+        mine = ahead((held_out[i] for i in range(me, len(held_out), world)), 1)
+        results = [narrator.loss(example.x, example.narrations) for example in mine]
         narrator.train()
         loss, learned = summed(sum(loss.item() for loss, _ in results), sum(learned for _, learned in results))
         return {"val_loss": loss / learned}
@@ -340,11 +341,12 @@ def train_annotated(options: Options):
 
 def train_toy(options: Options):
     """All stages, from scratch; models that are given, or already exist, are kept. With --init, only the last stage."""
+    variant = stages.world.find_world(options.world, options.idle)
     if options.init:
         narrator = pretrained(options)
         encoder = nar.VisionEncoder(narrator.config.vision, narrator.config.grid)
         check_features(narrator.config, narrator.config.J, encoder.width)
-        videos = stages.scenes(encoder, narrator.layout, options.limit)
+        videos = stages.scenes(encoder, narrator.layout, options.limit, variant)
     else:
         run, folder = partial(fit, options=options), Path(options.output)
         llm, vision = Path(options.llm or folder / "llm"), Path(options.vision or folder / "vision")
@@ -353,12 +355,12 @@ def train_toy(options: Options):
         for given, model, stage in ((options.vision, vision, stages.encoder), (options.llm, llm, stages.language)):
             if not given and not (model / "model.safetensors").exists():
                 torch.manual_seed(options.seed)
-                stage(run, model, options.seed)
+                stage(run, model, options.seed, variant)
         encoder = nar.VisionEncoder(str(vision))
         torch.manual_seed(options.seed)
         config = new_config(options, str(llm), str(vision), 10, encoder.width)
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm), config)
-        videos = stages.scenes(encoder, narrator.layout, options.limit, vision.parent / "features.safetensors")
+        videos = stages.scenes(encoder, narrator.layout, options.limit, variant, vision.parent / "features.safetensors")
         begin(narrator, options, videos)
         stages.before_narrating(run, narrator, videos, options.lr, options.seed)
     train_narrator(narrator, videos, options)
@@ -378,11 +380,12 @@ def parse() -> Options:
     options = Options(**vars(parser.parse_args()))
     if options.given >= {"start", "init"}:
         parser.error("--start is for new weights; --init brings its own")
-    if options.data == "toy":
-        for name in sorted(options.given & {"root", "dtype", "max_frames", "val_limit"}):
-            parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32")
-        if options.device not in ("auto", "cpu"):
-            parser.error(f"--device {options.device}: the toy trains on the CPU")
+    toy = options.data == "toy"
+    for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else {"world", "idle"})):
+        parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32" if toy else
+                     f"--{name}: only for the toy")
+    if toy and options.device not in ("auto", "cpu"):
+        parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options
 
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 import narrator as nar
 import stream
-from evaluate import load_narrator, load_vision, overlaps, print_table, samples, segments, true_narrations
-from support.common import (BadData, apart, choose, command_line, is_number, positive_float, pyplot, read_jsonl,
-                            save_figure)
+from evaluate import load_narrator, load_vision, overlaps, samples, segments, true_narrations
+from support.common import (BadData, apart, choose, command_line, is_number, positive_float, print_table, pyplot,
+                            read_jsonl, save_figure)
 from support.features import is_features
 from support.narrations import Sentence, read_truth, to_sentences
 from support.options import data_options, model_options, trigger_options

@@ -1,4 +1,4 @@
-"""What a training step costs (paper §3.5): time and memory of FlowNar, FlowNar-C and the baseline VideoLLM-online.
+"""What a training step costs (paper §3.5): time and memory of FlowNar, FlowNar-C, VideoLLM-online and VideoLLM-MoD.
 
     python -m experiments.training_step --frames 1200
 
@@ -21,10 +21,9 @@ import torch
 
 import narrator as nar
 import stream
-from evaluate import print_table
 from experiments.efficiency import VARIANTS, peak_memory
 from support import checkpoint
-from support.common import DTYPES, BadData, choose, command_line, positive_int, synchronise
+from support.common import DTYPES, BadData, choose, command_line, positive_int, print_table, synchronise
 
 
 def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:

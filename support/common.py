@@ -230,6 +230,15 @@ def rank() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
+def print_table(rows: list[tuple[str, dict]]):
+    """One column for each row's label; shares and scores with three digits, what was not computed as -."""
+    form = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    if len(rows) > 1:
+        print(" " * 26 + "".join(f"{label:>17}" for label, _ in rows))
+    for name in rows[0][1]:
+        print(f"{name.replace('_', ' '):26}" + "".join(f"{form(row.get(name)):>17}" for _, row in rows))
+
+
 def chunks(items: Iterator, size: int) -> Iterator[list]:
     """Lists of `size` items, the last one shorter."""
     items = iter(items)

@@ -28,6 +28,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from support.common import BadData
+from support.linear import Linear, linear
 
 EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing: later than every query
 LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
@@ -183,7 +184,8 @@ class Different(Exception):
 
 def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of linear layers of one input as one. The layers' own become views of it: none is held twice."""
-    if any(type(layer) is not nn.Linear or (layer.bias is None) != (layers[0].bias is None) for layer in layers):
+    if any(type(layer) not in (nn.Linear, Linear) or (layer.bias is None) != (layers[0].bias is None)
+           for layer in layers):
         raise Different("has linear layers of its own")
     fused = {"bias": None}
     for name, _ in layers[0].named_parameters():
@@ -211,7 +213,7 @@ class Layer:
     def project(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h [N, D_lm] -> rotated queries [N, H, c], rotated keys and values [N, G, c]."""
         H, G, c = self.heads, self.groups, self.channels
-        qkv = F.linear(norm(h, *self.norm_a), *self.qkv).view(-1, H + 2 * G, c)
+        qkv = linear(norm(h, *self.norm_a), *self.qkv).view(-1, H + 2 * G, c)
         qk, v = qkv[:, :H + G], qkv[:, H + G:]
         if self.norm_q:
             qk = torch.cat([norm(qk[:, :H], *self.norm_q), norm(qk[:, H:], *self.norm_k)], dim=1)
@@ -229,8 +231,8 @@ class Layer:
         return o.view_as(q).transpose(0, 1).flatten(1)
 
     def feed_forward(self, h: Tensor) -> Tensor:
-        gate, up = F.linear(norm(h, *self.norm_m), *self.up).chunk(2, -1)
-        return F.linear(self.act(gate) * up, *self.down)
+        gate, up = linear(norm(h, *self.norm_m), *self.up).chunk(2, -1)
+        return linear(self.act(gate) * up, *self.down)
 
 
 def norm_of(module: nn.Module | None) -> tuple[Tensor, float] | None:
@@ -293,7 +295,7 @@ class Decoder:
                 keys = stream.keys[i].index_copy_(0, into, k)[:stream.span]
                 values = stream.values[i].index_copy_(0, into, v)[:stream.span]
                 seen.append(layer.attend(q, keys, values, mask))
-            h = h + F.linear(torch.cat(seen), *layer.o)
+            h = h + linear(torch.cat(seen), *layer.o)
             h = h + layer.feed_forward(h)
         h = torch.cat([own[wanted] for own, wanted in zip(h.split(lengths), rows)])
         return self.narrator.logits(norm(h, *self.norm))

@@ -154,6 +154,8 @@ class Store:
         self.videos = read_json(self.file)
         if not isinstance(self.videos, dict):
             raise BadData(f"{self.file}: expected an object with one entry per video")
+        features = root / "features"
+        self.folders = [self.file.parent, root, features, *sorted(features.glob("*/"))]    # listed once: slow if large
 
     def entry(self, video: str) -> dict:
         """{"duration", "path"} of a video, perhaps "frames"; BadData if it has none, or an invalid one."""
@@ -174,15 +176,14 @@ class Store:
     def locate(self, video: str) -> tuple[Path, str | None]:
         """The file of a video, and the name of its tensor if the file holds several videos."""
         name = self.entry(video)["path"]
-        features = self.root / "features"
-        for folder in (self.file.parent, self.root, features, *sorted(features.glob("*/"))):
+        for folder in self.folders:
             for path in (folder / name, (folder / name).with_suffix(".safetensors")):
                 if path.is_file():
                     return path, None
         if (self.root / "features.safetensors").is_file():
             return self.root / "features.safetensors", video
-        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; look into {features}, or encode "
-                      f"the video")
+        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; look into "
+                      f"{self.root / 'features'}, or encode the video")
 
     @contextmanager
     def _frames(self, video: str) -> Iterator[tuple[str, list[int], Any]]:

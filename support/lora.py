@@ -2,8 +2,9 @@
 import re
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from support.linear import linear
 
 TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"     # all linear layers
 
@@ -21,7 +22,7 @@ class LoRALinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         A, B = self.lora_A.weight.to(x.dtype), (self.scale * self.lora_B.weight).to(x.dtype)
-        return self.base_layer(x) + F.linear(F.linear(self.dropout(x), A), B)
+        return self.base_layer(x) + linear(linear(self.dropout(x), A), B)
 
 
 def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):

@@ -10,6 +10,7 @@ def data_options(parser: ArgumentParser):
     parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
     parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
+    parser.add_argument("--world", default="plain", help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
 
 
 def device_options(parser: ArgumentParser):
@@ -36,8 +37,8 @@ def trigger_options(parser: ArgumentParser):
 
 def lookahead_option(parser: ArgumentParser):
     parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                        help="frames, or words that can be guessed, in one pass of the language model; the results are "
-                             "the same (default 4; 1: no frame waits for the next)")
+                        help="frames in one pass of the language model; the results are the same (default 4; 1: no "
+                             "frame waits for the next)")
 
 
 def config_changes(args: Namespace) -> dict:

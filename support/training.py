@@ -1,4 +1,5 @@
-"""What any training needs: paths of models that stay valid, the loss, sums over processes, resumable states, the curve.
+"""What any training needs: paths of models that stay valid, the order of examples, the loss in parts, sums over
+processes, resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -25,6 +26,16 @@ def located(source: str, folder: str | Path | None = None) -> str:
         return source
     path, folder = Path(source).resolve(), Path(folder).resolve() if folder else None
     return str(path.relative_to(folder) if folder and path.is_dir() and path.is_relative_to(folder) else path)
+
+
+def order(count: int, batch: int, step: int, seed: int) -> list[int]:
+    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
+    chosen = []
+    for position in range(step * batch, (step + 1) * batch):
+        epoch, index = divmod(position, count)
+        permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+        chosen.append(int(permutation[index]))
+    return chosen
 
 
 def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, rows: int = 256) -> Tensor:

@@ -24,8 +24,7 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
     for name, p in model.trainable().items():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)
-    if model.config.memory == "clam":                # as published it would start with next to no memory to compare
-        model.memory.initialise(torch.randn(50, model.config.J, model.config.width))
+    model.memory.initialise(torch.randn(50, model.config.J, model.config.width))   # as published it starts near nothing
     return model.eval()
 
 

@@ -138,6 +138,9 @@ def test_load_dataset(tmp_path):
     (tmp_path / "test").mkdir()
     for name in ("b", "a", "test/c"):
         data.write_toy(5, 0.1, tmp_path / f"{name}.mp4")
+    night, (_, kitchen) = *data.load_dataset("toy", limit=1, variant="night"), *world.kitchens("val", 1)
+    assert [text for _, text in night.narrations] == [n.text for n in kitchen.narrations]
+    assert night.num_frames == len(kitchen) + 240
     assert [sample.name for sample in data.load_dataset("toy", tmp_path)] == ["a", "b"]
     assert [sample.name for sample in data.load_dataset("toy", tmp_path, limit=1)] == ["a"]
     assert [sample.name for sample in data.load_dataset("toy", tmp_path, "test")] == ["c"]
@@ -145,6 +148,9 @@ def test_load_dataset(tmp_path):
     cases = {("ek100",): "--data toy", ("ego5d",): "choose one of toy, ego4d",
              ("toy", None, "dev"): "unknown split", ("toy", None, "val", 0): "limit",
              ("toy", None, "val", 1, False, 0): "limit",
+             ("toy", None, "val", 1, False, None, (), "noon"): "choose one of plain, idle",
+             ("toy", tmp_path, "val", 1, False, None, (), "idle"): "without --root",
+             ("ek100", None, "val", 1, False, None, (), "idle"): "toy's rendered",
              ("toy", tmp_path / "bare"): "no .json", ("toy", tmp_path / "gone"): "no such folder"}
     for arguments, message in cases.items():
         with pytest.raises(BadData, match=message):

@@ -236,7 +236,8 @@ def test_stream_is_resumable_and_sharded(tmp_path):
     one = command("stream", "--data", "toy", "--limit", 2, "--json", "--by-duration")
     assert one["videos"] == 2 and 0 <= one["f1"] <= 1 and one["by_duration"]["<= 2 min"]["videos"] == 2
     out = tmp_path / "out"
-    assert command("stream", "--data", "toy", "--limit", 2, "--batch", 2, "--output", out, "--json")["cider"] == one["cider"]
+    beside = command("stream", "--data", "toy", "--limit", 2, "--batch", 2, "--output", out, "--json")
+    assert beside["cider"] == one["cider"]
     files = sorted((out / "predictions").iterdir())
     kept, before = files[0].stat().st_mtime_ns, files[1].read_text()
     files[1].unlink()                                                                 # as if killed before the second

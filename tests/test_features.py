@@ -1,5 +1,6 @@
 """support/features.py: feature files read whole or by range, pictures encoded, metadata checked."""
 import json
+import os
 import subprocess
 import sys
 
@@ -96,6 +97,25 @@ def test_published_folders(tmp_path):
     torch.save(torch.ones(5, 10, 4), tmp_path / "features" / "videos_2fps_max384" / "v.pt")
     (tmp_path / "features_metadata.json").write_text(json.dumps({"v": {"duration": 2.0, "path": "v.pt"}}))
     assert features.Store(tmp_path).read("v", 1, 4).shape == (3, 10, 4)
+
+
+def test_a_look_up_does_not_list_the_folder(tmp_path, monkeypatch):
+    """Folders are listed when the store is made; finding a file among thousands then takes no further listing."""
+    folder = tmp_path / "features" / "videos_2fps_max384"
+    folder.mkdir(parents=True)
+    names = [f"v{n}" for n in range(3000)]
+    for name in names:
+        (folder / f"{name}.pt").touch()
+    metadata = {name: {"duration": 2.0, "path": f"{name}.pt"} for name in names}
+    (tmp_path / "features_metadata.json").write_text(json.dumps(metadata))
+    listed = []
+    for module, function in ((os, "scandir"), (os, "listdir")):
+        real = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *a, real=real: listed.append(a) or real(*a))
+    found = features.Store(tmp_path)
+    assert 0 < len(listed) <= 3
+    listed.clear()
+    assert all(found.locate(name) == (folder / f"{name}.pt", None) for name in names) and not listed
 
 
 def test_encode_pictures():

@@ -2,12 +2,14 @@
 import json
 import random
 from functools import partial
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 import clam
 import train
-from helpers import tiny
+from helpers import tiny, video
 from toy import stages, world
 
 
@@ -80,6 +82,25 @@ def test_the_code_head_is_linear():
     assert heads.loss(x, labels, weights) > right + 0.2
 
 
+@pytest.mark.parametrize("settings", [{}, {"memory": "recent"}, {"memory": "none"}, {"readout": "cls", "last_k": 0},
+                                      {"memory": "none", "prune": False}])
+@pytest.mark.parametrize("at", [(0,), (0, 1), (0, 2, 3)])
+def test_several_sequences_at_once_are_each_alone(settings, at):
+    """short_loss is the sum of Narrator.loss after the frames before each sequence: value and gradients."""
+    model, starts = tiny(**settings), [5, 1, 12]
+    x, narrations = zip(*(video(model, start + at[-1] + 1, at, seed=start) for start in starts))
+    several, learned = stages.short_loss(model, x, starts, narrations)
+    alone, count = 0.0, 0
+    for y, start, one in zip(x, starts, narrations):
+        state = model.memory(y[:start].flatten(0, 1)[None], torch.zeros(1, 0, dtype=torch.long))[1]
+        loss, number = model.loss(y[start:], one, state)
+        alone, count = alone + loss, count + number
+    assert learned == count and torch.allclose(several, alone, rtol=1e-5)
+    trained = model.trainable().values()
+    for a, b in zip(*(torch.autograd.grad(loss, trained, allow_unused=True) for loss in (several, alone))):
+        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-3, atol=1e-3))
+
+
 def test_inventories_run_with_every_memory(tmp_path):
     for memory in ("clam", "recent", "none"):
         model = tiny(memory=memory)
@@ -88,3 +109,30 @@ def test_inventories_run_with_every_memory(tmp_path):
         for stage in ("look", "recall"):
             stages.inventories(partial(train.fit, options=options), stage, model, videos, 1, 1e-3, 0, batch=1)
             assert (tmp_path / memory / f"{stage}-log.jsonl").stat().st_size > 20
+
+
+def test_inventory_of_the_second_kitchen():
+    labels = torch.zeros(9, 2, dtype=torch.long)
+    labels[1] = torch.tensor([1, 1])
+    assert stages.inventory(labels, 9, random.Random(0), world.WORLDS["second"]) == " the sink: orange cup"
+
+
+def test_what_is_dark_is_not_listed(tmp_path, monkeypatch):
+    video, listed, real = scene(0, 32), [], stages.inventory
+    video.labels[5:] = 0
+    monkeypatch.setattr(stages, "inventory", lambda labels, *more: (listed.append(labels), real(labels, *more))[1])
+    fit = partial(train.fit, options=train.Options(output=str(tmp_path)))
+    for stage in ("look", "recall"):
+        stages.inventories(fit, stage, tiny(), [video], 2, 1e-3, 0, batch=4)
+    assert len(listed) == 24 and all(labels.any() for labels in listed)
+
+
+def test_scenes_of_two_worlds_share_a_file(tmp_path):
+    """The frame tokens that are kept for one world are not taken for another's."""
+    brightness = lambda frames: frames.float().mean((1, 2, 3), keepdim=True)[..., 0].expand(-1, 10, 1)
+    layout = SimpleNamespace(encode=lambda text: [len(text)])
+    make = lambda name: stages.scenes(brightness, layout, 2, world.WORLDS[name], tmp_path / "x.safetensors")
+    first, idle, again = make("plain"), make("night"), make("plain")
+    for a, b, c in zip(first, idle, again):
+        assert torch.equal(a.x, c.x) and len(b.x) == len(b.labels) == len(a.x) + 240 and b.variant.kinds == ("dark",)
+        assert (b.labels.flatten(1).any(1) == (b.x[:, 0, 0] > 10)).all()           # what is lit has labels

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, fields
 from functools import partial
@@ -22,7 +23,7 @@ import narrator as nar
 import train
 from helpers import ROOT, TOY, tiny, video
 from support import checkpoint, training
-from support.common import BadData
+from support.common import BadData, ahead
 from toy import stages
 
 
@@ -206,6 +207,59 @@ def test_validation_is_shared(tmp_path, monkeypatch):
     assert sorted(set(asked)) == [1, 3]
 
 
+def test_ahead_makes_the_next_item_while_one_is_used():
+    """In a thread of its own, one ahead and no more; the same items, and an error only when its item is asked for."""
+    made, begun, threads = [], [threading.Event() for _ in range(5)], set()
+
+    def items():
+        for i in range(4):
+            threads.add(threading.get_ident())
+            made.append(i)
+            begun[i].set()
+            yield i
+        begun[4].set()
+        raise BadData("v4.pt: damaged")
+
+    coming = ahead(items(), 1)
+    for i in range(4):
+        assert next(coming) == i and begun[i + 1].wait(10) and made == list(range(min(i + 2, 4)))
+    with pytest.raises(BadData, match="v4.pt"):
+        next(coming)
+    assert len(threads) == 1 and threading.get_ident() not in threads
+    assert list(ahead([], 1)) == [] and list(ahead("ab", 1)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("me, world", [(0, 1), (0, 2), (1, 2)])
+def test_examples_are_read_ahead_and_once(tmp_path, monkeypatch, me, world):
+    """Each process reads its part of all batches, in order, over the ends of steps: never on the thread that trains."""
+    class Files(list):
+        def __getitem__(self, index):
+            asked.append((index, threading.get_ident()))
+            return super().__getitem__(index)
+    model, asked = tiny(), []
+    monkeypatch.setattr(train, "rank", lambda: (me, world))
+    train.train_narrator(model, Files(examples(model, 4)), train.Options(output=str(tmp_path), batch=2, epochs=1.5))
+    assert [index for index, _ in asked] == [i for s in range(3) for i in train.order(4, 2, s, 0)[me::world]]
+    assert threading.get_ident() not in {thread for _, thread in asked}
+
+
+def test_a_damaged_file_ends_training_by_name(tmp_path):
+    """In its own step, after the step before it: the state of that one is kept, as if files were read in the step."""
+    epic(tmp_path / "root", width=32)
+    samples = list(data.load_dataset("ek100", tmp_path / "root", "train"))
+    bad = train.order(6, 1, 2, 0)[0]                                               # the third to be read
+
+    def damaged(start, stop):
+        raise BadData(f"{samples[bad].name}: damaged")
+
+    samples[bad].read = damaged
+    model = tiny()
+    with pytest.raises(BadData, match=f"^{samples[bad].name}: damaged$"):
+        train.train_narrator(model, train.Annotated(samples, model.layout),
+                             train.Options(output=str(tmp_path / "out"), batch=1, epochs=1.0, save_every=1))
+    assert len(losses(tmp_path / "out")) == 2
+
+
 # ------------------------------------------------------------------ other language models
 
 def trained(model, folder):
@@ -344,7 +398,8 @@ def test_ctrl_c_exits_with_130(whole, tmp_path):
 WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "0", "memory_heads": "2.5",
          "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
-         "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0"}
+         "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
+         "world": "noon", "idle": "1.1"}
 
 
 def parsed(monkeypatch, *line):
@@ -358,7 +413,7 @@ def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
     assert names - WRONG.keys() == {"root", "output", "llm", "vision", "init", "device"}    # checked when they are used
     lines = [["--" + name.replace("_", "-"), value] for name, value in WRONG.items()]
     lines += [["--start", "published", "--init", "x"], ["--data", "toy", "--max-frames", "9"],
-              ["--data", "toy", "--device", "cuda"]]
+              ["--data", "toy", "--device", "cuda"], ["--data", "ek100", "--idle", "0.5"], ["--world", "hard"]]
     for line in lines:
         with pytest.raises(SystemExit) as exit:
             parsed(monkeypatch, *line)
@@ -516,7 +571,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
         ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
     out = tmp_path / "out"
-    train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4))
+    train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
     assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
                    ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
     out.rename(tmp_path / "moved")

@@ -4,7 +4,7 @@ ones have to learn first. train.py runs the stages in this order and then trains
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
     look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
-    remember    CLAM learns, without the language model, to keep what was last seen in the places that hide it now
+    remember    the memory learns, without the language model, to keep what was last seen in the places that hide it now
     recall      the language model learns to name that, from the memory tokens
 
 All labels are those of training videos; labels of test videos are never used. Each stage is one function; `fit(name,
@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import narrator as nar
@@ -71,7 +73,7 @@ class CellHeads(nn.Module):
 
 def augment(frames: Tensor) -> Tensor:
     """uint8 [B, H, W, 3] -> normalised [B, 3, H, W], with the brightness, blur and coarse colour of real files."""
-    x = rearrange(frames.float() / 255, "b h w c -> b c h w")
+    x = rearrange(frames, "b h w c -> b c h w").contiguous() / 255                    # else all below is slow
     x = x * (0.9 + 0.2 * torch.rand(len(x), 1, 1, 1))
     if torch.rand(()) < 0.5:                                    # half the colour resolution, as in yuv420p
         grey = x.mean(1, keepdim=True)
@@ -82,9 +84,9 @@ def augment(frames: Tensor) -> Tensor:
     return (x.clamp(0, 1) - 0.5) / 0.5
 
 
-def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: int = 32, videos: int = 1600,
-            each: int = 12):
-    """Train a small SigLIP on `each` frames of each of the first training videos; write it to folder.
+def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 2400, batch: int = 32,
+            videos: int = 1600, each: int = 12):
+    """Train a small SigLIP on `each` frames of each of a world's first training videos; write it to folder.
 
     Up to half of them are frames in which you carry something: at random, hardly any would be chosen.
     """
@@ -94,7 +96,7 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
     heads, chance = CellHeads(WIDTH), random.Random(seed)
     frames, labels = [], []
     for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
-        kitchen = world.Kitchen(number)
+        kitchen = world.Kitchen(number, world=variant)
         every = kitchen.labels()
         carried = np.flatnonzero((every[..., world.HELD] == world.YOURS).any(1)).tolist()
         others = sorted(set(range(len(kitchen))) - set(carried))
@@ -123,9 +125,9 @@ def encoder(fit: Callable, folder: Path, seed: int, steps: int = 2400, batch: in
 
 # ---------------------------------------------------------------------------------------------- language
 
-def batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Endless token batches [batch, length] of the world's documents."""
-    documents, ids = world.documents(seed), []
+def batches(tokenizer, length: int, batch: int, seed: int, variant: world.World) -> Iterator[Tensor]:
+    """Endless token batches [batch, length] of a world's documents."""
+    documents, ids = world.documents(seed, variant), []
     while True:
         while len(ids) < batch * length:
             text = tokenizer(next(documents), add_special_tokens=False)["input_ids"]
@@ -134,8 +136,8 @@ def batches(tokenizer, length: int, batch: int, seed: int) -> Iterator[Tensor]:
         ids = ids[batch * length:]
 
 
-def make_tokenizer(folder: Path, seed: int):
-    """Byte-level BPE with Llama 3's way of splitting, learned on the world's documents and the layout's pieces."""
+def make_tokenizer(folder: Path, seed: int, variant: world.World):
+    """Byte-level BPE with Llama 3's way of splitting, learned on a world's documents and the layout's pieces."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
     split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -145,7 +147,7 @@ def make_tokenizer(folder: Path, seed: int):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    documents = world.documents(seed)
+    documents = world.documents(seed, variant)
     pieces = [nar.SYSTEM + "\n\n", f"User: {nar.INSTRUCTION}\n", "[", "]\n", ",", "Assistant:", "\n"]
     tokenizer.train_from_iterator([next(documents) for _ in range(2000)] + pieces * 50, trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
@@ -154,10 +156,11 @@ def make_tokenizer(folder: Path, seed: int):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: int = 16, length: int = 256):
-    """Train a small Llama on the world's documents (next-token prediction); write it and its tokenizer to folder."""
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
+             length: int = 256):
+    """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
-    tokenizer = make_tokenizer(folder, seed)
+    tokenizer = make_tokenizer(folder, seed, variant)
     config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=131072,
                          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
@@ -167,7 +170,7 @@ def language(fit: Callable, folder: Path, seed: int, steps: int = 500, batch: in
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
-    source = batches(tokenizer, length, batch, seed)
+    source = batches(tokenizer, length, batch, seed, variant)
     pool = [next(source) for _ in range(steps)]
 
     def backward(step: int) -> tuple[float, int]:
@@ -187,19 +190,22 @@ class Scene:
     x: Tensor
     narrations: list[tuple[int, list[int]]]
     labels: Tensor
+    variant: world.World = world.WORLDS["plain"]
 
 
-def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, cache: Path | None = None) -> list[Scene]:
-    """The first `limit` training videos; a file `cache` keeps their frame tokens for the next time."""
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, variant: world.World,
+           cache: Path | None = None) -> list[Scene]:
+    """The first `limit` training videos of a world; a file `cache` keeps their frame tokens for the next time."""
     stored, found = load_file(cache) if cache and cache.exists() else {}, []
-    for seed, kitchen in tqdm(world.kitchens("train", limit), total=limit, desc="encoding", unit="video"):
-        name = str(seed)
+    videos, mark = world.kitchens("train", limit, world=variant), crc32(repr(variant).encode())
+    for seed, kitchen in tqdm(videos, total=limit, desc="encoding", unit="video"):
+        name = f"{seed} {mark:08x}"                             # a seed is another video in another world
         if name not in stored:
             frames = (torch.from_numpy(kitchen.render(frame)) for frame in range(len(kitchen)))
             stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
-        found.append(Scene(stored[name].float(), narrations, labels))
+        found.append(Scene(stored[name].float(), narrations, labels, variant))
     if cache:
         with replacing(cache) as part:
             save_file(stored, part)
@@ -215,14 +221,37 @@ def last_seen(labels: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- look, recall
 
-def inventory(labels: Tensor, most: int, chance: random.Random) -> str:
+def inventory(labels: Tensor, most: int, chance: random.Random, variant: world.World = world.WORLDS["plain"]) -> str:
     """labels [9, 2] -> ' the drawer: green bowl\\nthe shelf: red cup', for some of the places in random order."""
     places = [place for place, (kind, _) in enumerate(labels.tolist()) if kind]
     lines = []
     for place in chance.sample(places, min(most, len(places))):
-        kind, colour = labels[place].tolist()
-        lines.append(f"the {world.PLACES[place]}: {world.COLOURS[colour - 1]} {world.TYPES[kind - 1]}")
+        lines.append(f"the {variant.places[place]}: {' '.join(variant.words(*labels[place].tolist()))}")
     return " " + "\n".join(lines)
+
+
+def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
+               narrations: list[list[tuple[int, list[int]]]]) -> tuple[Tensor, int]:
+    """Narrator.loss of the ends of several videos in one pass -> sum over the learned tokens, their number.
+
+    x [T, J, D] of each video, the frame at which its sequence starts, and its narrations (frame from there on, ids), as
+    many for each; the memory sees all frames. Sequences are padded at their ends, where no other token sees it.
+    """
+    rows, (layout, config) = [narrator.layout.sequence(one) for one in narrations], (narrator.layout, narrator.config)
+    for row in rows:
+        row.add([layout.eot] * (max(map(len, rows)) - len(row)), nar.PROMPT, segment=0)
+    tokens, memory = sum(rows, nar.Tokens()), None
+    if layout.M and len(narrations[0]) > 1:
+        read_at = torch.tensor([[narrator.read_at(start + frame) for frame, _ in one[:-1]]
+                                for start, one in zip(starts, narrations)])
+        memory, _ = narrator.memory(pad_sequence([y.flatten(0, 1) for y in x], batch_first=True), read_at)
+    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]), memory)
+    mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
+    hidden = narrator.llm.model(inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
+                                attention_mask=mask[:, None], use_cache=False).last_hidden_state
+    learned = torch.tensor(tokens.learn[1:]).nonzero()[:, 0]
+    logits = narrator.logits(hidden.flatten(0, 1).index_select(0, learned))
+    return F.cross_entropy(logits, torch.tensor(tokens.ids)[learned + 1], reduction="sum"), len(learned)
 
 
 def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float,
@@ -231,24 +260,26 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 
     look      one frame, and the list of what is visible in it
     recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
+
+    The frame that is listed is never one that shows no thing (in the dark).
     """
     narrator.train()
+    encode = narrator.layout.encode
 
     def backward(step: int) -> tuple[float, int]:
-        chance, total, tokens = random.Random(f"{stage} {seed} {step}"), 0.0, 0
-        for _ in range(batch):
-            video, state, last = chance.choice(videos), None, 0
-            t = chance.randrange(2, len(video.x))
-            narrations = [(0, narrator.layout.encode(inventory(video.labels[t - 1], 9, chance)))]
+        chance, x, starts, narrations = random.Random(f"{stage} {seed} {step}"), [], [], []
+        for video in chance.choices(videos, k=batch):
+            t = 1 + chance.choice(video.labels[1:-1].flatten(1).any(1).nonzero().flatten().tolist())
+            lists = [(0, encode(inventory(video.labels[t], 9, chance, video.variant)))]
             if stage == "recall":
-                known = last_seen(video.labels[:t + 1])[t]
-                narrations.append((1, narrator.layout.encode(inventory(known, 6, chance))))
-                before = rearrange(video.x[:t - 1], "t j d -> 1 (t j) d")
-                state, last = narrator.memory(before, torch.zeros(1, 0, dtype=torch.long))[1], 1
-            loss, learned = narrator.loss(video.x[t - 1:t + last], narrations, state)
-            (loss / learned / batch).backward()
-            total, tokens = total + loss.item() / learned / batch, tokens + learned + 10 * (1 + last)
-        return total, tokens
+                known = last_seen(video.labels[:t + 2])[-1]
+                lists.append((1, encode(inventory(known, 6, chance, video.variant))))
+            x.append(video.x[:t + len(lists)])
+            starts.append(t)
+            narrations.append(lists)
+        loss, learned = short_loss(narrator, x, starts, narrations)
+        (loss / learned).backward()
+        return loss.item() / learned, learned + 10 * sum(map(len, narrations))
 
     fit(stage, narrator.trainable(), backward, steps, lr)
 
@@ -257,7 +288,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 
 def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
              batch: int = 4, reads: int = 12):
-    """CLAM alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
+    """A memory alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
     showed last, wherever it shows nothing now. Up to four videos in a row make a long one."""
     head, chance = nn.Linear(memory.width, sum(world.SIZES[:2])), random.Random(f"remember {seed}")
     plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
@@ -285,8 +316,8 @@ STEPS = {"look": 900, "remember": 900, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int):
-    """What a new narrator learns before the paper's training; `remember` is for CLAM only."""
+    """What a new narrator learns before the paper's training; `remember` is for memories that can learn."""
     inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
-    if narrator.config.memory == "clam":
+    if list(narrator.memory.parameters()):
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)
     inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)

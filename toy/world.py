@@ -15,12 +15,16 @@ memory      the words (colour, type) of a narration that only visual memory can 
               tap    what a closed door hides     "You tap the drawer hiding the green bowl."
               wipe   what stood here before       "You wipe the shelf after the red cup."
             The thing was last seen before the previous segment and was never named: see `Kitchen._recallable`.
+idle time   a stretch of frames in which you do nothing; it belongs to the segment that follows, whose end is far
+world       a kind of kitchens: with idle time, with ends that are hard to see, dark, ...: see `WORLDS`
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import ceil, exp, log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,6 +75,12 @@ JITTER = {-1: 0.30, 0: 0.55, 1: 0.15}          # annotated minus nominal end, in
 COOKING = 0.75                                 # of the segments have the other cook at work
 CARE = 0.9                                     # of the chores leave more to be remembered, not less
 CHORES = {"restock": 5, "take": 7, "set": 5}   # weights of the other cook's work
+RGB = ((208, 36, 34), (38, 150, 52), (44, 84, 214), (246, 208, 36), (138, 50, 172), (246, 246, 246))    # COLOURS
+
+IDLE = ("rest", "away", "still", "dark", "covered")   # your hand rests, is away; a picture frozen, unlit, covered
+STRETCHES = {(5, 30): 0.9, (30, 120): 0.1}     # seconds of idle time, log-uniform within: weights
+PER_STRETCH = 8                                # segments; at least one stretch in a video that has idle time
+ENTRY = SIZE - 8.0, SIZE - 4.0                 # where your hand comes from, px
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,6 @@ class Thing:
     def unnamed(self) -> bool:
         return self.seen >= 0 and not self.named
 
-    @property
-    def words(self) -> tuple[str, str]:
-        return COLOURS[self.colour - 1], TYPES[self.type - 1]
-
-    def __str__(self) -> str:
-        return " ".join(self.words)
-
 
 @dataclass(frozen=True)
 class Move:
@@ -120,39 +123,106 @@ class Move:
 class Frame:
     """All that `render` needs to know."""
     cells: np.ndarray                          # int8 [9, A]
+    moment: int                                # the frame whose light, noise and shake it has: its own, if not frozen
     you: Move | None = None
     cook: Move | None = None
     hand: tuple[float, float] | None = None    # x, y of your hand, px
+    idle: str | None = None                    # the kind of idle time
+
+
+# ------------------------------------------------------------------------------------------ kinds of kitchens
+
+class World(NamedTuple):
+    """What can differ between kitchens; the defaults are the plain one's."""
+    pause: float = PAUSE                       # share of the longer acts that hold frames that look like the end
+    longest_pause: int = 1                     # such frames in a row; two are what the end itself looks like
+    jitter: dict[int, float] = JITTER
+    acts: dict[int, float] = ACT_FRAMES
+    idle: float = 0.0                          # share of the videos that have idle time
+    kinds: tuple[str, ...] = IDLE              # of idle time
+    stretches: dict[tuple[float, float], float] = STRETCHES
+    dusk: float = 1.0                          # part of the daylight that is left where it is least
+    clutter: float = 0.0                       # share of the open places with a small thing that is never used
+    places: tuple[str, ...] = PLACES           # of the cells, row-major
+    colours: tuple[str, ...] = COLOURS
+    rgb: tuple[tuple[int, int, int], ...] = RGB
+    tint: tuple[float, float, float] = (1.0, 1.0, 1.0)         # of the furniture
+    sentences: dict[str, str] = {"open": OPENING} | {name: event.sentence for name, event in EVENTS.items()}
+
+    def words(self, kind: int, colour: int) -> tuple[str, str]:
+        """What a thing is called: colour, type."""
+        return self.colours[colour - 1], TYPES[kind - 1]
+
+    def sentence(self, name: str, place: str, thing: Thing | None) -> str:
+        """The narration of an event."""
+        return self.sentences[name].format(place=place, thing=thing and " ".join(self.words(thing.type, thing.colour)))
+
+
+TWO_MINUTES = {(120, 120): 1}
+WORLDS = {
+    "plain": World(),
+    "idle": World(idle=1.0),
+    "still": World(idle=1.0, kinds=("still",), stretches=TWO_MINUTES),         # in every video a picture stands still
+    "night": World(idle=1.0, kinds=("dark",), stretches=TWO_MINUTES),          # in every video the lights are out
+    "hard": World(pause=0.8, longest_pause=3, acts={n: 1 for n in range(2, 10)},               # ends hard to see
+                  jitter={-2: 0.2, -1: 0.2, 0: 0.2, 1: 0.13, 2: 0.1, 3: 0.08, 4: 0.05, 5: 0.04}),
+    "second": World(                                                           # a second kitchen, told in other words
+        acts={n: 1 for n in range(3, 12)}, tint=(0.82, 0.96, 1.12),
+        places=("cupboard", "sink", "counter", "table", "drawer", "rack", "stove", "shelf", "fridge"),
+        colours=("orange", "lime", "navy", "cyan", "maroon", "pink"),
+        rgb=((246, 130, 20), (164, 222, 50), (26, 34, 110), (70, 210, 230), (126, 14, 46), (252, 156, 200)),
+        sentences={"open": "You enter the room.", "wash": "You rinse the {thing}.", "heat": "You boil the {thing}.",
+                   "shake": "You swing the {thing}.", "polish": "You dry the {thing}.",
+                   "check": "You inspect the {place}.", "fill": "You load the {place}.",
+                   "clear": "You empty the {place}.", "tap": "You knock at the {place} that holds the {thing}.",
+                   "wipe": "You scrub the {place} that held the {thing}."}),
+    "dark": World(dusk=0.03),                                                  # it gets dark, and light again
+    "clutter": World(clutter=0.8),                                             # visible things that are not in use
+}
+
+
+def find_world(name: str, idle: float | None = None) -> World:
+    """A world by its name; `idle` replaces its share of videos with idle time. BadData for an unknown name."""
+    if name not in WORLDS:
+        raise BadData(f"unknown world {name!r}; choose one of {', '.join(WORLDS)}")
+    return WORLDS[name] if idle is None else WORLDS[name]._replace(idle=idle)
 
 
 # ---------------------------------------------------------------------------------------------- what happens
 
 class Kitchen:
-    """One video of `segments` events after the opening. Everything is a function of (seed, segments, frame).
+    """One video of `segments` events after the opening. Everything is a function of (seed, segments, world, frame).
 
     narrations: in order; narration 0 is the opening, at frame 0; the last one is at the last frame
+    clutter:    for each place, a small thing in its corner that no sentence and no label knows of, or None
     Raises ValueError for a negative seed or less than one segment.
     """
 
-    def __init__(self, seed: int, segments: int = 12):
+    def __init__(self, seed: int, segments: int = 12, world: World = WORLDS["plain"]):
         if seed < 0:
             raise ValueError(f"seed must be 0 or more, not {seed}")
         if segments < 1:
             raise ValueError(f"a video needs at least one segment, not {segments}")
-        self.seed = seed
-        self.narrations = [Annotation(0, OPENING)]
+        self.seed, self.world = seed, world
+        self.narrations = [Annotation(0, world.sentences["open"])]
         self._rng = rng = np.random.default_rng(seed)
         self._content: list[Thing | None] = [
-            Thing.random(rng) if name in CONTAINERS or rng.random() < OCCUPIED else None for name in PLACES]
+            Thing.random(rng) if name in CONTAINERS or rng.random() < OCCUPIED else None for name in world.places]
         self._before: list[Thing | None] = [None] * 9          # the last thing that left an open place
-        self._hand = (SIZE - 8.0, SIZE - 4.0)
+        self._hand = ENTRY
         self._frames: list[Frame] = []
+        more = np.random.default_rng((seed, 4))                # draws that the plain world does without
+        self.clutter = [Thing.random(more) if name not in CONTAINERS and more.random() < world.clutter else None
+                        for name in world.places]
+        stretches = max(1, segments // PER_STRETCH) if more.random() < world.idle else 0
+        idle = set(more.choice(segments, stretches, replace=False))
         self._record()
-        for _ in range(segments):
+        for n in range(segments):
+            if n in idle:
+                self._idle(more)
             self._segment()
-        end = min(self.narrations[-1].frame, len(self) - 1)    # nothing is left to see after the nominal end
-        self.narrations[-1] = Annotation(end, self.narrations[-1].text, self.narrations[-1].memory_words)
-        del self._frames[end + 1:]
+        self._end_at_nominal()
+        del self._frames[self.narrations[-1].frame + 1:]
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -168,6 +238,28 @@ class Kitchen:
         """
         return np.stack([frame.cells for frame in self._frames])
 
+    def idle(self) -> np.ndarray:
+        """The frames of idle time: bool [T]."""
+        return np.array([frame.idle is not None for frame in self._frames])
+
+    def _idle(self, rng: np.random.Generator) -> None:
+        """A stretch in which you do nothing; the other cook may work while the camera sees it."""
+        last = self._frames[-1]
+        kind = str(rng.choice(self.world.kinds))
+        low, high = weighted_choice(rng, self.world.stretches)
+        count = round(FPS * exp(rng.uniform(log(low), log(high))))
+        you, hand = (last.you, last.hand) if kind in ("rest", "still") else (None, None)
+        cooks = kind in ("rest", "away") and rng.random() < COOKING
+        self._end_at_nominal()
+        for cook in self._chore(count, you.place if you else None) if cooks else [None] * count:
+            self._record(you, cook, hand, kind)
+        self._hand = hand or ENTRY
+
+    def _end_at_nominal(self) -> None:
+        """After the nominal end nothing is left to see: the last narration is not annotated later."""
+        last = self.narrations[-1]
+        self.narrations[-1] = replace(last, frame=min(last.frame, len(self) - 1))
+
     def _segment(self) -> None:
         """One event of yours, perhaps one chore of the other cook beside it, one narration."""
         rng = self._rng
@@ -177,11 +269,11 @@ class Kitchen:
         chore = self._chore(len(moves), busy=place) if rng.random() < COOKING else [None] * len(moves)
         for you, cook, hand in zip(moves, chore, self._travel(moves)):
             self._record(you, cook, hand)
-        frame = len(self) - 1 + weighted_choice(rng, JITTER)
+        frame = max(len(self) - 1 + weighted_choice(rng, self.world.jitter), self.narrations[-1].frame + 1)
         if "{thing}" in event.sentence:
             thing.named = True
-        self.narrations.append(Annotation(frame, event.sentence.format(place=PLACES[place], thing=thing),
-                                         thing.words if name in ("tap", "wipe") else ()))
+        memory = self.world.words(thing.type, thing.colour) if name in ("tap", "wipe") else ()
+        self.narrations.append(Annotation(frame, self.world.sentence(name, self.world.places[place], thing), memory))
 
     def _choose(self) -> tuple[str, int]:
         """An event among those possible now, then one of the places where it is possible."""
@@ -190,7 +282,7 @@ class Kitchen:
         return name, int(self._rng.choice(where[name]))
 
     def _possible(self, name: str, place: int) -> bool:
-        door, content = PLACES[place] in CONTAINERS, self._content[place]
+        door, content = self.world.places[place] in CONTAINERS, self._content[place]
         if name == "check":
             return door
         if name == "fill":
@@ -209,17 +301,18 @@ class Kitchen:
     def _schedule(self, least: int) -> list[int]:
         """The pose in each frame of a segment: REACH.., ACT.., LIFT LIFT; sometimes a LIFT amid the acting."""
         rng = self._rng
-        acts = [ACT] * weighted_choice(rng, {n: weight for n, weight in ACT_FRAMES.items() if n >= least})
-        if len(acts) >= 3 and rng.random() < PAUSE:
-            acts[rng.integers(1, len(acts) - 1)] = LIFT
+        acts = [ACT] * weighted_choice(rng, {n: weight for n, weight in self.world.acts.items() if n >= least})
+        if len(acts) >= 3 and rng.random() < self.world.pause:
+            at = rng.integers(1, len(acts) - 1)
+            acts[at:at + 1] = [LIFT] * int(rng.integers(1, self.world.longest_pause + 1))
         return [REACH] * int(rng.integers(1, 3)) + acts + [LIFT] * 2
 
-    def _chore(self, length: int, busy: int) -> list[Move | None]:
+    def _chore(self, length: int, busy: int | None) -> list[Move | None]:
         """What the other cook does in `length` frames: never where you are, and done before the last frame."""
         rng, content, before = self._rng, self._content, self._before
         careful = rng.random() < CARE                          # leaves more to be remembered, not less
         free = [place for place in range(9) if place != busy]
-        doors = [place for place in free if PLACES[place] in CONTAINERS]
+        doors = [place for place in free if self.world.places[place] in CONTAINERS]
         full = [place for place in free if place not in doors and content[place]]
         bare = [place for place in free if place not in doors and not content[place]]
         where = {"restock": [p for p in doors if not (careful and content[p].unnamed)],
@@ -248,9 +341,14 @@ class Kitchen:
         self._hand = hands[-1]
         return hands
 
-    def _record(self, you: Move | None = None, cook: Move | None = None, hand: tuple | None = None) -> None:
+    def _record(self, you: Move | None = None, cook: Move | None = None, hand: tuple | None = None,
+                idle: str | None = None) -> None:
         """Apply the moves and keep what can be seen: one more frame."""
         cells = np.zeros((9, len(LABELS)), np.int8)
+        moment = self._frames[-1].moment if idle == "still" else len(self)
+        if idle in ("dark", "covered"):                        # nothing can be seen
+            self._frames.append(Frame(cells, moment, idle=idle))
+            return
         moves = [move for move in (you, cook) if move]
         for move in moves:
             old, self._content[move.place] = self._content[move.place], move.content
@@ -260,7 +358,7 @@ class Kitchen:
                 move.held.seen = len(self)
             cells[move.place, EFFECT] = move.effect
         opened = {move.place for move in moves if move.opened}
-        for place, (name, thing) in enumerate(zip(PLACES, self._content)):
+        for place, (name, thing) in enumerate(zip(self.world.places, self._content)):
             door = 0 if name not in CONTAINERS else OPEN if place in opened else CLOSED
             shown = thing if door != CLOSED else None
             if shown:
@@ -274,7 +372,7 @@ class Kitchen:
             cells[at, HAND] = you.pose
             if you.held:
                 cells[at, HELD] = YOURS
-        self._frames.append(Frame(cells, you, cook, hand))
+        self._frames.append(Frame(cells, moment, you, cook, hand, idle))
 
     # ------------------------------------------------------------------------------------------ how it looks
 
@@ -282,33 +380,43 @@ class Kitchen:
         """The picture of one frame: uint8 [96, 96, 3], RGB."""
         if not 0 <= frame < len(self):
             raise IndexError(f"frame {frame} of a video of {len(self)} frames")
-        now, rng = self._frames[frame], np.random.default_rng((self.seed, 1, frame))
-        canvas = self._room.copy()                             # float32 [98, 98, 3], a border of 1 px around
+        now = self._frames[frame]
+        moment, rng = now.moment, np.random.default_rng((self.seed, 1, now.moment))
+        canvas = (self._cover if now.idle == "covered" else self._room).copy()     # [98, 98, 3]: a border of 1 px
         for place, (kind, colour, door, effect, *_) in enumerate(now.cells.tolist()):
             x, y = anchor(place, MIDDLE)
             if door == OPEN:
-                blend(canvas, tile(PLACES[place], True) * self._tints[place], x, y)
+                blend(canvas, tile(self.world.places[place], True) * self._tints[place], x, y)
             if kind:
-                blend(canvas, sprite(kind, colour), x + (frame % 2 * 6 - 3 if effect == SHAKE else 0), y - 1)
+                shaken = moment % 2 * 6 - 3 if effect == SHAKE else 0
+                blend(canvas, sprite(kind, self.world.rgb[colour - 1]), x + shaken, y - 1)
             if effect:
-                blend(canvas, effect_sprite(effect, frame % 3), x + (frame % 3 * 3 - 3 if effect == CLOTH else 0), y)
+                rubbed = moment % 3 * 3 - 3 if effect == CLOTH else 0
+                blend(canvas, effect_sprite(effect, moment % 3), x + rubbed, y)
         if now.cook:
             self._arm(canvas, anchor(now.cook.place, GLOVE) + rng.integers(-1, 2, 2), "glove", now.cook.held)
         if now.you:
             pose = {REACH: "reach", ACT: "act", LIFT: "lift"}[now.you.pose]
             self._arm(canvas, now.hand + rng.integers(-1, 2, 2), pose, now.you.held)
         dy, dx = rng.integers(0, 3, 2)                         # the camera shakes
-        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self._light(frame)
+        canvas = canvas[dy:dy + SIZE, dx:dx + SIZE] * self.light(frame)
         canvas += NOISE * rng.standard_normal(canvas.shape, np.float32)
         return np.clip(canvas, 0, 255, out=canvas).astype(np.uint8)
 
-    @staticmethod
-    def _arm(canvas: np.ndarray, at: np.ndarray, pose: str, held: Thing | None) -> None:
+    def light(self, frame: int) -> np.float32:
+        """The brightness of a frame. Daylight drifts slowly around the level of the video, within 0.7 .. 1.15."""
+        now, rng = self._frames[frame], np.random.default_rng((self.seed, 3))
+        level, phase, period = rng.uniform(0.75, 1.1), rng.uniform(0, 2 * np.pi), rng.uniform(60, 240)
+        wave = np.sin(phase + 2 * np.pi * now.moment / period)
+        daylight = (level + 0.05 * wave) * self.world.dusk ** (0.5 - 0.5 * wave)
+        return np.float32(daylight * (LIGHTS_OUT if now.idle == "dark" else 1))
+
+    def _arm(self, canvas: np.ndarray, at: np.ndarray, pose: str, held: Thing | None) -> None:
         """A hand, its arm along the border between cells so that it hides nothing, and what it holds."""
         x, y = (int(round(float(value))) for value in at)
         if held:
             dx, dy = (7, 5) if pose == "glove" else (-7, -5)
-            blend(canvas, sprite(held.type, held.colour, small=True), x + dx, y + dy)
+            blend(canvas, sprite(held.type, self.world.rgb[held.colour - 1], small=True), x + dx, y + dy)
         if pose == "glove":
             blend(canvas[:max(y, 0) + 1], arm_strip("glove"), x - 3, SIZE // 2)
         else:
@@ -319,22 +427,25 @@ class Kitchen:
     def _tints(self) -> np.ndarray:
         """Each video has its own furniture: one colour for the room, one for each place; float32 [9, 4]."""
         rng = np.random.default_rng((self.seed, 2))
-        tints = rng.uniform(0.88, 1.08, 3) * rng.uniform(0.93, 1.05, (9, 3))
+        tints = rng.uniform(0.88, 1.08, 3) * rng.uniform(0.93, 1.05, (9, 3)) * self.world.tint
         return np.concatenate([tints, np.ones((9, 1))], 1).astype(np.float32)      # [9, rgb and alpha]
 
     @cached_property
     def _room(self) -> np.ndarray:
-        """The furniture, doors closed: float32 [98, 98, 3]."""
+        """The furniture, doors closed, and the clutter: float32 [98, 98, 3]."""
         room = np.zeros((SIZE + 2, SIZE + 2, 3), np.float32)
-        for place, name in enumerate(PLACES):
+        for place, (name, thing) in enumerate(zip(self.world.places, self.clutter)):
             blend(room, tile(name, False) * self._tints[place], *anchor(place, MIDDLE))
+            if thing:
+                blend(room, sprite(thing.type, self.world.rgb[thing.colour - 1], small=True), *anchor(place, CORNER))
         return np.pad(room[1:-1, 1:-1], ((1, 1), (1, 1), (0, 0)), mode="edge")
 
-    def _light(self, frame: int) -> np.float32:
-        """Daylight drifts slowly around the level of the video, within 0.7 .. 1.15."""
-        rng = np.random.default_rng((self.seed, 3))
-        level, phase, period = rng.uniform(0.75, 1.1), rng.uniform(0, 2 * np.pi), rng.uniform(60, 240)
-        return np.float32(level + 0.05 * np.sin(phase + 2 * np.pi * frame / period))
+    @cached_property
+    def _cover(self) -> np.ndarray:
+        """What the camera sees when it is covered: one dark colour, light at one edge; float32 [98, 98, 3]."""
+        rng = np.random.default_rng((self.seed, 5))
+        colour, edge = rng.uniform(10, 100) * rng.uniform(0.8, 1.2, 3), rng.uniform(0.5, 1.5)
+        return (np.linspace(1, edge, SIZE + 2)[:, None, None] * np.tile(colour, (SIZE + 2, 1))).astype(np.float32)
 
 
 def your_moves(name: str, place: int, poses: list[int], old: Thing | None, new: Thing) -> list[Move]:
@@ -367,10 +478,11 @@ SEEDS = {"train": range(1_000_000, 2_000_000), "val": range(2_000_000, 2_100_000
          "test": range(3_000_000, 3_100_000)}                  # test: for reported numbers only
 VIDEOS = {"train": 800, "val": 30, "test": 30}                 # of a split, if no number is given
 SEGMENTS = (8, 12)                                             # least and most segments of a video
+MEAN_SEGMENT = 3.5                                             # seconds
 
 
-def kitchens(split: str, count: int | None = None,
-             segments: tuple[int, int] = SEGMENTS) -> Iterator[tuple[int, Kitchen]]:
+def kitchens(split: str, count: int | None = None, segments: tuple[int, int] = SEGMENTS,
+             world: World = WORLDS["plain"]) -> Iterator[tuple[int, Kitchen]]:
     """(seed, video) of the first `count` videos of a split; the number of segments is drawn from the seed.
 
     Raises BadData for an unknown split, and for a count or segments out of range.
@@ -383,17 +495,25 @@ def kitchens(split: str, count: int | None = None,
     if not 1 <= low <= high:
         raise BadData(f"toy {split}: segments must be (least, most), from 1 up, not {segments}")
     length = lambda seed: int(np.random.default_rng((seed, 0)).integers(low, high + 1))
-    return ((seed, Kitchen(seed, length(seed))) for seed in seeds[:count])
+    return ((seed, Kitchen(seed, length(seed), world)) for seed in seeds[:count])
+
+
+def lasting(seed: int, seconds: float, world: World = WORLDS["plain"]) -> Kitchen:
+    """A video of about so many seconds, up to the end of a segment."""
+    segments = ceil(seconds / MEAN_SEGMENT)
+    frames = len(Kitchen(seed, segments, world))                                           # segments vary in length
+    return Kitchen(seed, max(1, round(segments * seconds * FPS / frames)), world)
 
 
 # -------------------------------------------------------------------------------------------- the paint box
 
 NOISE = np.float32(5)                                          # sigma of the pixel noise
+LIGHTS_OUT = 0.03                                              # of the light
 MIDDLE, HAND_ACT, HAND_LIFT, GLOVE = (16, 16), (25, 26), (28, 18), (4, 5)      # px from a cell's upper left corner
+CORNER = (7, 25)                                               # where clutter lies
 FINE = 5                                                       # sprites are painted 5 times finer than shown
 GRID = (np.arange(CELL * FINE) + 0.5) / FINE - CELL / 2        # a cell's coordinates: 0 in the middle, -16 .. 16
 V, U = np.meshgrid(GRID, GRID, indexing="ij")                  # V down, U to the right, [160, 160]
-RGB = ((208, 36, 34), (38, 150, 52), (44, 84, 214), (246, 208, 36), (138, 50, 172), (246, 246, 246))    # COLOURS
 SKIN, TEAL, INK, METAL = (226, 168, 130), (0, 138, 136), (34, 30, 30), (200, 204, 208)
 
 
@@ -452,10 +572,10 @@ def paint(layers: list[tuple[np.ndarray, tuple]], outline: float = 0.0, pixels: 
 
 
 @lru_cache(maxsize=None)
-def sprite(kind: int, colour: int, small: bool = False) -> np.ndarray:
-    """A thing: [32, 32, 4], or [20, 20, 4] in a hand."""
-    c = RGB[colour - 1]
-    dark, light = tone(c, 0.55), tone(c, 1.55) if colour < 6 else tone(c, 0.8)
+def sprite(kind: int, c: tuple[int, int, int], small: bool = False) -> np.ndarray:
+    """A thing of colour c, RGB: [32, 32, 4], or [20, 20, 4] in a hand."""
+    white = min(c) > 200
+    dark, light = tone(c, 0.55), tone(c, 0.8 if white else 1.55)
     layers = {
         "cup": [(ellipse(-6, 1, 5.5, 5.5) & ~ellipse(-6, 1, 2.6, 2.6), c),
                 (stroke(2, -6, 2, 6, 8, 6) & box(-16, -9, 16, 10), c), (ellipse(2, -8.5, 7.2, 2.3), dark),
@@ -464,7 +584,7 @@ def sprite(kind: int, colour: int, small: bool = False) -> np.ndarray:
                  (stroke(-6.5, 2.5, -4, 5.5, 0.9), light)],
         "pan": [(stroke(-10, -10, -4, -4, 1.9), INK), (ellipse(2.5, 2.5, 8.8, 8.8), c),
                 (ellipse(2.5, 2.5, 6.2, 6.2), dark), (ellipse(2.5, 2.5, 5.2, 5.2), tone(c, 0.8))],
-        "knife": [(stroke(-1, 1, 10.5, -10.5, 3.2, 0.4), tone(c, 1.45) if colour < 6 else METAL),
+        "knife": [(stroke(-1, 1, 10.5, -10.5, 3.2, 0.4), METAL if white else tone(c, 1.45)),
                   (stroke(-9, 9, -3, 3, 3), c), (ellipse(-8, 8, 1, 1), dark), (ellipse(-4.5, 4.5, 1, 1), dark)],
         "bottle": [(box(-1.8, -9, 1.8, 0), c), (ellipse(0, -1, 5, 4.5), c), (box(-5, -1, 5, 11), c),
                    (box(-2.4, -11, 2.4, -8.4), INK), (box(-5, 2.5, 5, 7), light)],
@@ -555,48 +675,47 @@ SIGHTS = {"wash": "water", "heat": "flames", "shake": "shaking", "polish": "clot
           "clear": "empty", "tap": "knocks", "wipe": "cloth"}
 
 
-def documents(seed: int) -> Iterator[str]:
-    """Endless texts in the language of this world, without a video: inventories, and narrations true to them.
+def documents(seed: int, world: World = WORLDS["plain"]) -> Iterator[str]:
+    """Endless texts in the language of a world, without a video: inventories, and narrations true to them.
 
     A small language model learns from them the sentences, and to look facts up in what it has read. Where a place
     is listed more than once, the later line holds.
     """
     rng = np.random.default_rng(seed)
     while True:
-        yield document(rng)
+        yield document(rng, world)
 
 
-def document(rng: np.random.Generator) -> str:
+def document(rng: np.random.Generator, world: World) -> str:
     """3-10 lines: contents of some places, then events there: often what can be seen, always the narration."""
     now, before, lines = {}, {}, []
     size = int(rng.integers(3, 11))
-    for place in rng.choice(PLACES, rng.integers(1, min(size, 6))):
-        inventory_line(rng, lines, now, before, str(place), Thing.random(rng) if rng.random() < 0.7 else None)
+
+    def list_thing(place: str, thing: Thing | None) -> None:
+        if now.get(place):
+            before[place] = now[place]
+        now[place] = thing
+        content = " ".join(world.words(thing.type, thing.colour)) if thing else "empty"
+        lines.append(("the " if rng.random() < 0.5 else "") + f"{place}: {content}")
+
+    for place in rng.choice(world.places, rng.integers(1, min(size, 6))):
+        list_thing(str(place), Thing.random(rng) if rng.random() < 0.7 else None)
     if rng.random() < 0.3:
-        lines.insert(0, OPENING)
+        lines.insert(0, world.sentences["open"])
     while len(lines) < size:
         place = str(rng.choice(list(now)))
         if rng.random() < 0.15 and len(lines) < size - 1:      # the content changes without a word
-            inventory_line(rng, lines, now, before, place, None if now[place] else Thing.random(rng))
+            list_thing(place, None if now[place] else Thing.random(rng))
             continue
         name, thing = what_happens(rng, place, now[place], before.get(place))
         if rng.random() < 0.7 and len(lines) < size - 1:
             lines.append(f"hand at the {place}, {SIGHTS[name]}")
-        lines.append(EVENTS[name].sentence.format(place=place, thing=thing))
+        lines.append(world.sentence(name, place, thing))
         if name == "clear":
             before[place], now[place] = now[place], None
         if name == "fill":                                     # what it holds now remains to be seen
-            inventory_line(rng, lines, now, before, place, Thing.random(rng))
+            list_thing(place, Thing.random(rng))
     return "\n".join(lines[:size])
-
-
-def inventory_line(rng: np.random.Generator, lines: list[str], now: dict, before: dict, place: str,
-                   thing: Thing | None) -> None:
-    """Add the line that lists `thing` at `place`, and update what is there."""
-    if now.get(place):
-        before[place] = now[place]
-    now[place] = thing
-    lines.append(("the " if rng.random() < 0.5 else "") + f"{place}: {thing or 'empty'}")
 
 
 def what_happens(rng: np.random.Generator, place: str, thing: Thing | None, before: Thing | None) -> tuple:
