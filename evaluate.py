@@ -358,9 +358,8 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     extra = sum([narrator.layout.frame(n)] * more, nar.Tokens())
     L = len(extra)
     mask = torch.ones(L, len(seen) + L, dtype=torch.bool, device=narrator.device).tril(len(seen))
-    positions = torch.arange(end, end + L, device=narrator.device)
     e = narrator.embed(torch.tensor(extra.ids, device=narrator.device), x[frame:frame + more].to(narrator.device))
-    return narrator.run(e, positions, mask, cache)[L // more - 1::L // more]
+    return narrator.run(e, torch.arange(end, end + L, device=narrator.device), mask, cache)[L // more - 1::L // more]
 
 
 def summary(found: list[Turn], fps: float) -> dict[str, float]:

@@ -332,8 +332,8 @@ class Narrator(nn.Module):
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
-        speed_up(self)
         self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
+        speed_up(self)
         self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False
 
     @classmethod

@@ -4,9 +4,10 @@
     python -m experiments.efficiency --config llama-3.2-1b
     python -m experiments.efficiency --against DIR       # how many times faster than another checkout of this project
 
-FlowNar, FlowNar-C and the baseline VideoLLM-online run as stream.py runs them, around language models of one size, with
-the same frames and the same narrations, given at a data set's rate, so that they do the same work: only the context
-differs. Sizes matter here, values of weights do not. The frames are made beforehand.
+FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD run as stream.py runs them, around language models
+of one size, with the same frames and the same narrations, given at a data set's rate, so that they do the same work:
+only the context differs. VideoLLM-MoD takes the plain path (support/decode.py), so its speed is not comparable. Sizes
+matter here, values of weights do not. The frames are made beforehand.
 
     used        bytes of the keys and values in the cache, of CLAM's state and memory tokens, of frames that wait for it
     held        the same with the free slots of the cache's buffers
@@ -219,8 +220,8 @@ def run_efficiency(args: argparse.Namespace):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description="FlowNar, FlowNar-C and "
-                                     "VideoLLM-online: multiply-accumulates, cache, memory, speed (Fig. 1).")
+    parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description="FlowNar, FlowNar-C, "
+                                     "VideoLLM-online, VideoLLM-MoD: multiply-accumulates, cache, memory, speed.")
     parser.add_argument("--config", choices=list(LLAMA), help="a language model of this size, random weights",
                         type=lambda name: {"1b": "llama-3.2-1b", "8b": "llama-3-8b"}.get(name, name))
     for name, default, text in (("frames", 2000, "frames to stream"), ("every", 8, "frames between two narrations"),

@@ -1,4 +1,4 @@
-"""What a training step costs (paper §3.5): time and memory of FlowNar, FlowNar-C and the baseline VideoLLM-online.
+"""What a training step costs (paper §3.5): time and memory of FlowNar, FlowNar-C, VideoLLM-online and VideoLLM-MoD.
 
     python -m experiments.training_step --frames 1200
 

@@ -191,7 +191,7 @@ def test_routers_learn_through_the_tokens_that_they_keep():
         kept[frame] = torch.zeros(16, 10).bool().scatter(1, scored[frame].view(16, 10).topk(2).indices, True).flatten()
         assert not learns[~kept].any()
         learning.append(int(learns.sum()))
-    assert learning[0] == 2 * 16 > learning[1] > 0            # the last layer: only frames' last tokens, the trigger's
+    assert learning[0] == 2 * 16 > learning[1] > 0            # last layer: only frames' last tokens, for p([SKIP])
     assert all(p.grad.abs().sum() > 0 for p in model.trainable().values())
 
 
