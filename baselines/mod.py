@@ -42,8 +42,9 @@ class Routing:
         self.layers = LAYERS[which](len(layers)) if keep else range(0)
         if keep and not self.layers:
             raise BadData("mod_keep: a language model with one layer has none for a router")
-        for i in self.layers:
-            layers[i] = MoDLayer(layers[i], i, llm.config.hidden_size, self)
+        for i, layer in enumerate(layers):
+            layer = getattr(layer, "inner", layer)                      # without another narrator's router
+            layers[i] = MoDLayer(layer, i, llm.config.hidden_size, self) if i in self.layers else layer
         self.skipped = [J - self.k if i in self.layers else 0 for i in range(len(layers))]  # of a frame, in each layer
 
     def begin(self, frame: Tensor) -> None:

@@ -246,6 +246,15 @@ def test_settings_are_refused(changes, message):
         nar.Config(**MOD | changes)
 
 
+def test_routers_are_of_one_narrator():
+    """Another one around the same language model has its own, or none."""
+    llm = decided().llm
+    assert len(routers(tiny(llm=llm, **MOD, mod_layers="all"))) == 3
+    model = tiny(llm=llm, **ONLINE)
+    assert not routers(model) and not any(isinstance(layer, MoDLayer) for layer in llm.model.layers)
+    assert logits(model, *video(model)).isfinite().all()
+
+
 def test_a_model_without_room_for_routers():
     with pytest.raises(BadData, match="one layer"):
         tiny(llm=small("Llama", num_hidden_layers=1), **MOD)

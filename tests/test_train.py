@@ -399,7 +399,7 @@ WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "
          "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
          "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
-         "world": "noon", "idle": "1.1"}
+         "world": "noon", "idle": "1.1", "mod_keep": "1.1"}
 
 
 def parsed(monkeypatch, *line):
