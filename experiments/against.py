@@ -142,7 +142,7 @@ def seconds_and_words(command: Callable, other: Path, source: str) -> list[tuple
 
 def sentences(lines: list[str], name: str = "") -> list[str]:
     """What was printed, by sentences with their times; early checkouts print some of them in several lines."""
-    return [name + " ".join(said.split()) for said in "\n".join(lines).split("[")[1:]]
+    return [f"[{name}{' '.join(said.split())}" for said in "\n".join(["", *lines]).split("\n[")[1:]]
 
 
 def together(other: Path, sources: list[str]) -> list[tuple[float, list[str]]]:
