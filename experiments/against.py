@@ -137,7 +137,12 @@ def seconds_and_words(command: Callable, other: Path, source: str) -> list[tuple
     results = take_turns((other, command(other, source)), (HERE, command(HERE, source)))
     if command is llama:
         return [(loops[1][1] - loops[1][0], []) for loops, _ in results]
-    return [(ended - began, said) for ((began, ended),), said in results]
+    return [(ended - began, sentences(said)) for ((began, ended),), said in results]
+
+
+def sentences(lines: list[str], name: str = "") -> list[str]:
+    """What was printed, by sentences with their times; early checkouts print some of them in several lines."""
+    return [f"[{name}{' '.join(said.split())}" for said in "\n".join(["", *lines]).split("\n[")[1:]]
 
 
 def together(other: Path, sources: list[str]) -> list[tuple[float, list[str]]]:
@@ -146,10 +151,10 @@ def together(other: Path, sources: list[str]) -> list[tuple[float, list[str]]]:
     for folder in (other, HERE):
         if knows(folder, "--batch"):
             (loops, said), = take_turns((folder, ["stream", *sources]))
-            found.append((max(loop[1] for loop in loops) - min(loop[0] for loop in loops), sorted(said)))
+            found.append((max(loop[1] for loop in loops) - min(loop[0] for loop in loops), sorted(sentences(said))))
         else:
             runs = [take_turns((folder, ["stream", source]))[0] for source in sources]
-            said = [f"[{Path(source).stem} {line[1:]}" for source, (_, lines) in zip(sources, runs) for line in lines]
+            said = [y for x, (_, lines) in zip(sources, runs) for y in sentences(lines, f"{Path(x).stem} ")]
             found.append((sum(loop[1] - loop[0] for loops, _ in runs for loop in loops), sorted(said)))
     return found
 
