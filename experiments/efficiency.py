@@ -198,11 +198,14 @@ def run_efficiency(args: argparse.Namespace):
     results, frontend = {}, decoding(args)
     work = Work(args.frames, args.every, args.words, args.lookahead)
     counted = replace(work, frames=min(args.macs_frames, args.frames), lookahead=1)
-    for name, changes in VARIANTS.items():
-        narrator = build(args, changes)
+    for name in args.variants:
+        narrator = build(args, VARIANTS[name])
         if narrator.plain:
             print(f"the language model {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
-        measure_stream(narrator, replace(work, frames=2 * args.every), args.every)    # the first calls are not counted
+        if args.compile:
+            narrator.memory.compile()
+            narrator.decoder.compile()
+        measure_stream(narrator, replace(work, frames=5 * args.every), args.every)    # the first calls are not counted
         results[name] = measure_stream(narrator, work, args.window)
         constant = narrator.config.last_k is not None and args.frames > 2 * args.window
         results[name] |= {"flatness": flatness(narrator, work, args.window) if constant else None,
@@ -232,6 +235,9 @@ def main():
         parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
                         help="video for the times of decoding and encoding (default: the toy's)")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
+                        help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
+    parser.add_argument("--compile", action="store_true", help="compile the passes of the language model, and CLAM")
     parser.add_argument("--against", metavar="DIR", help="only compare the speed and the sentences of stream.py with "
                         "those of another checkout of this project, on the toy's videos")
     device_options(parser)
