@@ -15,7 +15,7 @@ SMALL = 2 ** 21               # multiplications
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear: x [.., D] and weight [E, D] -> [.., E]."""
     if (not ONEDNN or x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32
-            or x.numel() * len(weight) < SMALL):
+            or torch.compiler.is_compiling() or x.numel() * len(weight) < SMALL):
         return F.linear(x, weight, bias)
     learns = torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, weight, bias))
     return Product.apply(x, weight, bias) if learns else product(x, weight, bias)
