@@ -292,8 +292,8 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
     tokens with their segment); the last k narrations before the segment, the segment's own, and all that is fed in the
-    segment. Without pruning it sees everything. All arguments broadcast. What training attends to (`segment_rows`), the
-    mask that shows it (`attention_mask`) and the pruning of the KV cache (stream.py: `Context.discard`) are this rule.
+    segment. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. This rule is what training
+    attends to (`segment_rows`, shown by `attention_mask`) and how the KV cache is pruned (stream.py: `Context.discard`).
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now - last_k
@@ -317,7 +317,7 @@ def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor
 # ---------------------------------------------------------------------- §3.2 the model
 
 class Narrator(nn.Module):
-    """LLM + connector + memory. `forward` is the parallel form (training); stream.py calls `embed`, `run`, `logits`."""
+    """LLM + connector + memory. `forward` is the parallel form (training); streams go through `decoder`."""
 
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()

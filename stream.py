@@ -293,7 +293,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
 
 # ---------------------------------------------------------------------- python stream.py
 
-class Run:
+class Input:
     """One input of the command line: where its narrations go, and what came of it."""
 
     def __init__(self, source: str, name: str, files: dict[str, str | None]):
@@ -332,7 +332,7 @@ class Run:
 
 
 def run_files(args: argparse.Namespace):
-    (device, dtype), runs, failed = choose(args.device, args.dtype), [Run(*one) for one in outputs(args)], []
+    (device, dtype), runs, failed = choose(args.device, args.dtype), [Input(*one) for one in outputs(args)], []
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
     videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
@@ -345,6 +345,7 @@ def run_files(args: argparse.Namespace):
     with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
         for number, decision in side_by_side(jobs, min(args.batch, len(runs))):
             run, lines = runs[number], []
+            name = run.name and run.name + " "
             if isinstance(decision, Failed):
                 if len(runs) == 1 or not isinstance(decision.error, BadData):
                     raise decision.error
@@ -355,9 +356,9 @@ def run_files(args: argparse.Namespace):
                 progress.update(sum(run.count for run in runs) - progress.n)
                 progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
                 if args.explain:
-                    lines.append(explain(decision, narrator.layout, narrator.config, args.static))
-                if said := decision.narration:
-                    lines.append(f"[{run.name and run.name + ' '}{timestamp(said.end)}] {said.text}")
+                    lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
+                if decision.narration:
+                    lines.append(f"[{name}{timestamp(decision.narration.end)}] {decision.narration.text}")
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
@@ -381,7 +382,7 @@ def main():
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
     lookahead_option(parser)
-    parser.add_argument("--compile", action="store_true", help="compile CLAM and the feed-forward layers")
+    parser.add_argument("--compile", action="store_true", help="compile CLAM and, for one input, the model's passes")
     parser.add_argument("--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")

@@ -86,7 +86,7 @@ class Fewer(Slots):
         theirs, mine = whole.into[kept], self.take(len(kept))
         self.of = np.pad(self.of, (0, len(whole.used) - len(self.of)), constant_values=-1)
         self.of[theirs.cpu().numpy()] = mine
-        self.mask = self.place(torch.from_numpy(mine).to(theirs.device), whole.positions[theirs])
+        self.mask = self.begin(torch.from_numpy(mine).to(theirs.device), whole.positions[theirs])[None, None]
 
     def leave(self, theirs: np.ndarray) -> None:
         """Free the slots that belong to these of the stream's own."""

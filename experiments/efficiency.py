@@ -17,6 +17,7 @@ matter here, values of weights do not. The frames are made beforehand.
                 decode and encode, which come before them, are timed separately
     live        with --lookahead 1, no frame waits for the next; with K, a pass reads K frames, and the first of them
                 takes the time of all
+    at once     --streams live streams, and one for comparison: frames for each second of processor time
 """
 import argparse
 import json
@@ -32,7 +33,7 @@ from tqdm import tqdm
 import narrator as nar
 import stream
 from experiments.against import compare_checkouts
-from experiments.timing import Meter, Work, flatness, total
+from experiments.timing import Meter, Work, at_once, flatness, total
 from support import checkpoint
 from support.common import (BadData, choose, command_line, positive_int, print_table, pyplot, save_figure,
                             synchronise)
@@ -185,6 +186,7 @@ def print_costs(results: dict[str, dict], macs_frames: int):
         for label, fps in ({"window 1": speeds[0]} | second | {"last window": speeds[-1]}).items():
             row[f"ms a frame, {label}"] = 1e3 / fps
         row["last window / window 2"] = r["flatness"]
+        row |= {"one live stream, FPS": r["live_fps"], f"{r['streams']} at once, FPS": r["streams_fps"]}
         for what in ("frame", "narration"):
             for q in ("p50", "p95"):
                 row[f"{what}, ms, {q}"] = r[f"{what}_ms_{q}"]
@@ -208,7 +210,8 @@ def run_efficiency(args: argparse.Namespace):
         measure_stream(narrator, replace(work, frames=5 * args.every), args.every)    # the first calls are not counted
         results[name] = measure_stream(narrator, work, args.window)
         constant = narrator.config.last_k is not None and args.frames > 2 * args.window
-        results[name] |= {"flatness": flatness(narrator, work, args.window) if constant else None,
+        once, together = at_once(narrator, replace(work, frames=min(args.frames, 160)), args.streams)
+        results[name] |= {"live_fps": once, "streams_fps": together, "streams": args.streams, "flatness": flatness(narrator, work, args.window) if constant else None,
                           "macs": macs(narrator, counted)}
         del narrator
     shown = {name: r for name, r in results.items() if r["windows"]}
@@ -231,7 +234,8 @@ def main():
                                 ("macs-frames", 240, "frames whose MACs are counted"),
                                 ("words", 12, "tokens of a narration"),
                                 ("window", 500, "frames per point of the curves"),
-                                ("lookahead", 4, "frames in one pass of the language model; 1: live")):
+                                ("lookahead", 4, "frames in one pass of the language model; 1: live"),
+                                ("streams", 16, "live streams that share their passes, over 160 frames")):
         parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
                         help="video for the times of decoding and encoding (default: the toy's)")

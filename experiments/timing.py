@@ -4,9 +4,10 @@
 """
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 import narrator as nar
 import stream
 from support.common import synchronise
+from support.together import Failed, side_by_side
 
 
 @dataclass
@@ -68,6 +70,26 @@ class Meter:
                               "text_s": self.stages["text"] - text if decision.narration else None,
                               "cache_tokens": cache.text + cache.visual, "cache_bytes": cache.bytes(),
                               "used_bytes": cache.bytes() + state, "held_bytes": cache.held() + state})
+
+
+def at_once(narrator: nar.Narrator, work: Work, streams: int) -> tuple[float, float]:
+    """Frames a second of processor time: of one live stream, and of several that share their passes."""
+    speeds = []
+    for count in (1, streams):
+        jobs = [partial(shared, narrator, replace(work, lookahead=1))] * count
+        began = time.process_time()
+        for _, item in side_by_side(jobs, count):
+            if isinstance(item, Failed):
+                raise item.error
+        speeds.append(count * work.frames / (time.process_time() - began))
+    return speeds[0], speeds[1]
+
+
+def shared(narrator: nar.Narrator, work: Work, ask: Callable) -> Iterator[stream.Decision]:
+    """A stream that asks for its passes (support/together.py)."""
+    frames, forced = work.given(narrator)
+    context = stream.Context(narrator, lambda part: ask(narrator.decoder, part))
+    return stream.narrate(narrator, frames, False, forced, context)
 
 
 def total(rows: list[dict], name: str) -> float:

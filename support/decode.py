@@ -90,10 +90,10 @@ class Slots:
         for buffers in (self.keys, self.values):
             buffers += [like.new_zeros(len(self.used), *like.shape[-2:]) for _ in range(layers - len(buffers))]
 
-    def place(self, into: Tensor, positions: Tensor) -> Tensor:
-        """A pass of transformers' modules begins: its tokens go into slots [N]. Returns its mask [1, 1, N, span]."""
+    def begin(self, into: Tensor, positions: Tensor) -> Tensor:
+        """A pass of transformers' modules begins: its tokens go into slots [N]. Returns its mask [N, span]."""
         self.into, self.positions[into] = into, positions
-        return (self.positions[:self.span] <= positions[:, None])[None, None]
+        return self.positions[:self.span] <= positions[:, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
         """Called by each attention layer, as transformers calls its caches: store keys and values, return all."""
@@ -122,19 +122,19 @@ class Upcoming:
     """The frames x [J, D] of a stream in turn, like `weight` in device and dtype; the next ones can be seen before."""
 
     def __init__(self, frames: Iterable[Tensor], shape: tuple[int, int], weight: Tensor, K: int):
-        self.frames, self.shape, self.weight, self.K, self.waiting = iter(frames), shape, weight, K, deque()
+        self.frames, self.shape, self.weight, self.K, self.seen = iter(frames), shape, weight, K, deque()
 
     def __iter__(self) -> Iterator[Tensor]:
         while self.see(1):
-            yield self.waiting.popleft()
+            yield self.seen.popleft()
 
     def see(self, count: int) -> list[Tensor]:
         """The next frames, at most `count`; they keep their turn. ValueError for a wrong shape."""
-        for x in islice(self.frames, max(0, count - len(self.waiting))):
+        for x in islice(self.frames, max(0, count - len(self.seen))):
             if x.shape != self.shape:
                 raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
-            self.waiting.append(x.to(self.weight.device, self.weight.dtype))
-        return list(islice(self.waiting, count))
+            self.seen.append(x.to(self.weight.device, self.weight.dtype))
+        return list(islice(self.seen, count))
 
 
 def guess(said: list[int], most: int, end: int) -> list[int]:
@@ -160,7 +160,7 @@ class Plain:
     """Passes through the modules of transformers, one stream after the other."""
 
     def __init__(self, narrator):
-        self.narrator, self.model = narrator, narrator.llm.model
+        self.narrator = narrator
 
     @torch.no_grad()
     def __call__(self, parts: list[Part]) -> list[Tensor]:
@@ -169,10 +169,8 @@ class Plain:
 
     def run(self, part: Part) -> Tensor:
         ids, positions, into = part.plan
-        mask = part.slots.place(into, positions)
-        output = self.model(inputs_embeds=self.narrator.embed(ids, part.x, part.memory)[None], use_cache=True,
-                            position_ids=positions[None], attention_mask=mask, past_key_values=part.slots)
-        return self.narrator.logits(output.last_hidden_state[0, part.rows])
+        mask, e = part.slots.begin(into, positions), self.narrator.embed(ids, part.x, part.memory)
+        return self.narrator.logits(self.narrator.run(e, positions, mask, part.slots)[part.rows])
 
     def compile(self) -> None:
         raise BadData("--compile: this language model takes the plain path, which is not compiled")
@@ -310,7 +308,7 @@ class Decoder:
         key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
         if key not in graphs:
             buffers = [y if y is None else y.clone() for y in given]
-            run = partial(self.forward, *buffers, [part.slots], [part.plan.shape[1]], [part.rows])
+            run = partial(self.run, *buffers, [part.slots], [part.plan.shape[1]], [part.rows])
             aside = torch.cuda.Stream()                                      # a first run, as capture demands
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):

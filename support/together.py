@@ -74,7 +74,8 @@ def side_by_side(jobs: Iterable[Callable[[Callable], Iterable]], width: int) -> 
     finally:
         while running:
             for *_, future in asked:
-                future.set_exception(Stopped())
+                if not future.done():
+                    future.set_exception(Stopped())
             what, *event = events.get()
             asked, running = [event] if what == "ask" else [], running - (what == "end")
 

@@ -209,6 +209,24 @@ def test_a_request_that_fails_fails_alone():
     assert (found[0], found[2]) == (2, 6) and isinstance(found[1].error, ValueError)
 
 
+def test_an_interruption_in_a_joint_pass_ends_all_streams():
+    """Ctrl-C while one function has answered and the next is running: it comes through, and no thread is left."""
+    ended = []
+
+    def stop(requests):
+        raise KeyboardInterrupt
+
+    def job(function, ask):
+        try:
+            yield ask(function, 1)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(side_by_side([lambda ask, f=f: job(f, ask) for f in (list, stop)], 2))
+    assert len(ended) == 2
+
+
 def test_whoever_stops_listening_stops_the_streams():
     ended = []
 

@@ -387,13 +387,8 @@ def by_whole_forwards(narrations):
     return further
 
 
-@pytest.mark.parametrize("variant", [{}, {"last_k": 1}, {"memory": "none", "prune": False}, {"memory": "recent"},
-                                     {"readout": "cls", "keep_newline": True, "last_k": 1}], ids=str)
-@torch.no_grad()
-def test_segments_go_on_from_the_keys_and_values(variant):
-    """One forward for all late turns: the hidden states, and the turns, of a whole forward for each."""
-    model = tiny(**variant)
-    x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
+def assert_segments_go_on(model, x, narrations):
+    """`further` gives the hidden states of whole forwards, which are returned as a stand-in for it."""
     slow = by_whole_forwards(narrations)
     with evaluate.keys_and_values(model.llm.model) as kept:
         _, _, tokens = model(x, narrations)
@@ -401,6 +396,17 @@ def test_segments_go_on_from_the_keys_and_values(variant):
         for more in (1, 4):
             found = evaluate.further(model, x, tokens, kept, n, more)
             assert (found - slow(model, x, tokens, kept, n, more)).abs().max() < 1e-4
+    return slow
+
+
+@pytest.mark.parametrize("variant", [{}, {"last_k": 1}, {"memory": "none", "prune": False}, {"memory": "recent"},
+                                     {"readout": "cls", "keep_newline": True, "last_k": 1}], ids=str)
+@torch.no_grad()
+def test_segments_go_on_from_the_keys_and_values(variant):
+    """One forward for all late turns: the hidden states, and the turns, of a whole forward for each."""
+    model = tiny(**variant)
+    x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
+    slow = assert_segments_go_on(model, x, narrations)
     logits, skip, forwards = model.logits, torch.tensor(model.layout.skip), []
     hook = model.register_forward_hook(lambda *_: forwards.append(1))
     for push in (100, 12, 10):                                                        # [SKIP] always, often, sometimes

@@ -6,7 +6,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import evaluate
 import narrator as nar
 import stream
 import train
@@ -16,7 +15,7 @@ from helpers import TOY, grouped, tiny, video
 from support import decode
 from support.common import BadData
 from test_decode import assert_same, lively, small, trace
-from test_evaluate import by_whole_forwards
+from test_evaluate import assert_segments_go_on
 from test_stream import assert_same as assert_training_is_streaming
 from test_stream import both_ways, streamed_logits
 from test_train import epic
@@ -167,13 +166,7 @@ def test_segments_go_on_under_teacher_forcing():
     """Frames that follow a segment (TimeDiff, Fluency) see the tokens that each layer has kept."""
     model = decided()
     x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
-    slow = by_whole_forwards(narrations)
-    with evaluate.keys_and_values(model.llm.model) as kept:
-        _, _, tokens = model(x, narrations)
-    for n in (1, 2, 3, 4):
-        for more in (1, 4):
-            found = evaluate.further(model, x, tokens, kept, n, more)
-            assert (found - slow(model, x, tokens, kept, n, more)).abs().max() < 1e-4
+    assert_segments_go_on(model, x, narrations)
 
 
 # ------------------------------------------------------------------ training, checkpoints, refusals
