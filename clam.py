@@ -42,6 +42,7 @@ from torch import Tensor, nn
 
 from support.common import command_line, positive_int, synchronise
 from support.measure import distance, profile
+from support.start import start_memory
 
 EPS = 1e-5  # epsilon of every normalisation in this file
 
@@ -226,55 +227,9 @@ class CLAM(NoMemory):
         chosen = [torch.stack([states[n][b] for n in row]) for b, row in enumerate(read_at.tolist())]
         return self.read(torch.stack(chosen)), s
 
-    @torch.no_grad()
     def initialise(self, x: Tensor):
-        """Start from the statistics of training features x [T, J, D]: a memory token begins as a picture of the past.
-
-        From random weights CLAM hardly learns: content is lost among a thousand tokens before the queries know where
-        to look, and what they read means nothing to the language model. So here keys say where and values say what:
-        W_k tells the J token slots apart (least squares) and query m addresses slot m mod J; W_v keeps the principal
-        directions of what varies within a slot and ignores its usual appearance; W_o maps them back. Memory token m
-        then starts as the usual appearance of its slot plus what varied there lately, much like a frame token. Gates
-        start near 1, from 0.982 per token in the first head to 0.9997 in the last; all other matrices are Xavier. No
-        labels are used.
-        """
-        for weight in self.parameters():
-            if weight.dim() == 2:
-                nn.init.xavier_uniform_(weight)
-        (frames, slots, width), heads = x.shape, self.heads
-        x, c, e = x.float().to(self.z.device), width // 2 // heads, width // heads
-        address = torch.randn(heads, max(slots, c), c, device=x.device)
-        address = rearrange(torch.linalg.qr(address).Q[:, :slots] * c ** 0.5, "h j c -> j (h c)")   # [J, D / 2]
-        tokens = rearrange(x, "t j d -> (t j) d")
-        ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width, device=x.device)
-        self.w_k.weight.copy_(torch.linalg.solve(tokens.T @ tokens + ridge, tokens.T @ address.repeat(frames, 1)).T)
-
-        usual = x.median(dim=0).values                                                # [J, D]
-        blind = torch.linalg.qr(usual.T).Q                                            # [D, J]
-        varied = rearrange(x - usual, "t j d -> (t j) d")
-        varied = varied - varied @ blind @ blind.T
-        _, axes = torch.linalg.eigh(varied.T @ varied / len(varied))
-        what = axes[:, -e:].T                                                         # [e, D], orthonormal
-        self.w_v.weight.copy_(repeat(what, "e d -> (h e) d", h=heads))
-        typical = (varied @ what.T).square().mean() ** 0.5
-        self.w_o.weight.copy_(repeat(typical / heads * what, "e d -> d (h e)", h=heads))
-
-        which = torch.arange(self.M, device=x.device) % slots
-        size = tokens.square().mean() ** 0.5
-        for norm in (self.norm_a, self.norm_y, self.norm_m):
-            norm.weight.fill_(size)
-        self.norm_a.bias.copy_(size * width ** 0.5 / 2 * axes[:, 0])  # marks memory: features do not vary here
-        for branch in (self.self_attn.out_proj, self.mlp.down_proj):                  # these add nothing at first
-            branch.weight.zero_()
-        if self.target is not None:
-            self.target.copy_(usual[which])
-        a = self.queries()[0]
-        inverse = torch.linalg.pinv(self.w_q.weight)                                  # [D, D / 2]
-        self.z.copy_(address[which] @ inverse.T - a @ (inverse @ self.w_q.weight).T)  # W_q (a + z) = address
-        u = a + self.z
-        one = torch.linalg.pinv(u) @ torch.ones(self.M, 1, device=x.device)      # u @ one = 1 for every token
-        self.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)  # SiLU(1.28) = 1: an open gate
-        self.start_gates()
+        """Start from the statistics of training features x [T, J, D] (support/start.py), instead of at random."""
+        start_memory(self, x)
 
     def start_gates(self):
         """The gates' part of `initialise`."""

@@ -35,6 +35,7 @@ from support.common import BadData, command_line, whole
 from support.drawing import Letters, plot_matrix, print_matrix
 from support.features import letterbox
 from support.linear import speed_up
+from support.start import start_connector
 from support.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. Below is their conversation, interleaved "
@@ -293,7 +294,7 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
     tokens with their segment); the last k narrations before the segment, the segment's own, and all that is fed in the
     segment. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. This rule is what training
-    attends to (`segment_rows`, shown by `attention_mask`) and how the KV cache is pruned (stream.py: `Context.discard`).
+    attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (stream.py: `Context.discard`).
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now - last_k
@@ -425,22 +426,10 @@ class Narrator(nn.Module):
             nn.init.zeros_(layer.bias)
         self.memory.reset_parameters()
 
-    @torch.no_grad()
-    def initialise(self, x: Tensor, gain: float = 5.0):
-        """Start connector and memory from the statistics of training features x [T, J, D] (no labels are used).
-
-        The connector's input is standardised, and the directions in which the J token slots differ are enlarged by
-        `gain`: the language model has to find a place before it can say what is there.
-        """
+    def initialise(self, x: Tensor):
+        """Start connector and memory from the statistics of training features x [T, J, D] (support/start.py)."""
         self.memory.initialise(x)
-        x = x.float()
-        mean, std = x[:, 1:].mean((0, 1)), x[:, 1:].std((0, 1)) + 1e-6              # the patches; CLS is an outlier
-        slots = (x[:, 1:].mean(0) - mean) / std                                     # [J - 1, D]
-        span = torch.linalg.svd(slots, full_matrices=False).Vh[:len(slots) - 1]     # [J - 2, D], orthonormal
-        enlarge = torch.eye(len(mean)) + (gain - 1) * span.T @ span
-        first = self.connector[0]
-        first.weight.copy_(nn.init.orthogonal_(torch.empty_like(first.weight)) @ enlarge / std)
-        first.bias.copy_(-first.weight @ mean)
+        start_connector(self.connector, x)
 
     def read_at(self, frame: int) -> int:
         """How many frame tokens the memory has seen when it is read at the end of `frame`."""

@@ -211,7 +211,8 @@ def run_efficiency(args: argparse.Namespace):
         results[name] = measure_stream(narrator, work, args.window)
         constant = narrator.config.last_k is not None and args.frames > 2 * args.window
         once, together = at_once(narrator, replace(work, frames=min(args.frames, 160)), args.streams)
-        results[name] |= {"live_fps": once, "streams_fps": together, "streams": args.streams, "flatness": flatness(narrator, work, args.window) if constant else None,
+        results[name] |= {"live_fps": once, "streams_fps": together, "streams": args.streams,
+                          "flatness": flatness(narrator, work, args.window) if constant else None,
                           "macs": macs(narrator, counted)}
         del narrator
     shown = {name: r for name, r in results.items() if r["windows"]}

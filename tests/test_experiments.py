@@ -125,7 +125,7 @@ def test_every_number_of_the_readme_is_printed(capsys):
     windows = [{"fps": fps, "cache_bytes": 1, "used_bytes": 2, "held_bytes": 3e6} for fps in (50, 20, 10, 40)]
     costs = {name: 1.0 for name in ("frame_ms_p50", "frame_ms_p95", "narration_ms_p50", "narration_ms_p95", "flatness")}
     costs |= {"frames": 8, "macs": 2e9, "cache_tokens_peak": 9, "fps": 20.0, "stages_s": {"frame": 1.0}, "seconds": 1.5,
-              "weights_bytes": 4e6}
+              "weights_bytes": 4e6, "live_fps": 10.0, "streams": 16, "streams_fps": 25.0}
     efficiency.print_costs({"FlowNar": costs | {"windows": windows, "out_of_memory": False}}, 8)
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     printed = {name.strip(): value for name, value in printed.items()}
@@ -135,7 +135,7 @@ def test_every_number_of_the_readme_is_printed(capsys):
     assert [printed[f"ms a frame, {which}"] for which in ("window 1", "window 2", "slowest from 2", "last window")] == [
         "20.000", "50.000", "100.000", "25.000"]
     assert {"cache, MB", "used, MB", "FPS", "last window / window 2", "frame, ms, p50", "frame, ms, p95",
-            "narration, ms, p95"} <= printed.keys()
+            "one live stream, FPS", "16 at once, FPS", "narration, ms, p95"} <= printed.keys()
 
 
 # ---------------------------------------------------------------------- another checkout

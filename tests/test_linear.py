@@ -7,7 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from support import linear
 
 LAYOUTS = {"plain": lambda: torch.randn(64, 256), "batch": lambda: torch.randn(2, 32, 256),
-           "transposed": lambda: torch.randn(256, 64).t(), "one row for all": lambda: torch.randn(1, 256).expand(64, 256),
+           "transposed": lambda: torch.randn(256, 64).t(),
+            "one row for all": lambda: torch.randn(1, 256).expand(64, 256),
            "every other": lambda: torch.randn(64, 512)[:, ::2]}
 needs_onednn = pytest.mark.skipif(not linear.ONEDNN, reason="this PyTorch has no oneDNN")
 
@@ -16,7 +17,7 @@ needs_onednn = pytest.mark.skipif(not linear.ONEDNN, reason="this PyTorch has no
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equal_to_pytorch(layout, bias, monkeypatch):
-    """Values, and gradients of input, weight and bias: for a gradient that is stored plainly, and one number for all."""
+    """Values, and gradients of input, weight and bias: a gradient that is stored plainly, and one number for all."""
     torch.manual_seed(0)
     monkeypatch.setattr(linear, "SMALL", 0)
     given = [LAYOUTS[layout](), torch.randn(96, 256), torch.randn(96) if bias else None]
