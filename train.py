@@ -43,6 +43,7 @@ import narrator as nar
 from support import checkpoint
 from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
                             rank, whole, write_text)
+from support.options import kept_narrations
 from support.training import curve, located, order, restore, snapshot, sum_gradients, summed
 from toy import stages
 
@@ -75,7 +76,7 @@ class Options:
     memory_heads: int = option(8, "heads of the memory, if it has any (published, not in the paper)", positive_int)
     readout: str = option("frame", "the memory is read after the whole frame (the paper) or after its first token (the "
                           "published code)", ("frame", "cls"))
-    last_k: int | None = option(None, "narrations kept in context (FlowNar-C: 10; 0: none); default all", whole)
+    last_k: int | None = option(None, 'narrations kept in context (FlowNar-C: 10; 0: none), or "all"', kept_narrations)
     no_prune: bool = option(False, "the baseline VideoLLM-online: nothing is removed from the context")
     mod_keep: float | None = option(None, "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept", probability)
     lr: float = option(2e-4, "peak learning rate", positive_float)
@@ -96,6 +97,9 @@ class Options:
     limit: int | None = option(None, "use at most this many training videos", positive_int)
     world: str = option("plain", "kind of the toy's videos (toy/world.py)", tuple(stages.world.WORLDS))
     idle: float | None = option(None, "share of the toy's videos that have idle time; default the world's", probability)
+    llm_width: int = option(128, "width of the toy's own language model", positive_int)
+    no_remember: bool = option(False, "the toy's memory learns by the paper's loss alone, from the published first "
+                               "weights: no stage `remember`, no statistics")
     seed: int = option(0, "of first weights and order of the videos", in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"))
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
@@ -105,6 +109,7 @@ class Options:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
         values = defaults | (TOY_DEFAULTS if given.get("data") == "toy" else {}) | given
+        values["last_k"] = None if values["last_k"] == "all" else values["last_k"]
         for name, value in values.items():
             setattr(self, name, located(value) if name in ("root", "llm", "vision", "init") and value else value)
 
@@ -252,7 +257,7 @@ def new_config(options: Options, llm: str, vision: str, J: int, width: int) -> n
     """The settings of a new narrator (no --init), for frame tokens [J, width]."""
     return nar.Config(**options.config({f.name for f in fields(options)}) | {
         "llm": llm, "vision": vision, "grid": round((J - 1) ** 0.5), "width": width,
-        "memory_target": options.start == "statistics"})
+        "memory_target": options.start == "statistics" and not options.no_remember})
 
 
 def pretrained(options: Options, dtype: torch.dtype = torch.float32) -> nar.Narrator:
@@ -274,6 +279,8 @@ def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example])
         narrator.start_published()
     else:
         narrator.initialise(torch.cat([examples[i].x[:128].clone() for i in range(min(64, len(examples)))]))
+    if options.no_remember:
+        narrator.memory.reset_parameters()
 
 
 def check_features(config: nar.Config, J: int, width: int):
@@ -352,7 +359,8 @@ def train_toy(options: Options):
         llm, vision = Path(options.llm or folder / "llm"), Path(options.vision or folder / "vision")
         if not options.vision:                              # what cannot work is refused before anything is trained
             new_config(options, str(llm), str(vision), 10, stages.WIDTH)
-        for given, model, stage in ((options.vision, vision, stages.encoder), (options.llm, llm, stages.language)):
+        language = partial(stages.language, width=options.llm_width)
+        for given, model, stage in ((options.vision, vision, stages.encoder), (options.llm, llm, language)):
             if not given and not (model / "model.safetensors").exists():
                 torch.manual_seed(options.seed)
                 stage(run, model, options.seed, variant)
@@ -362,7 +370,7 @@ def train_toy(options: Options):
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm), config)
         videos = stages.scenes(encoder, narrator.layout, options.limit, variant, vision.parent / "features.safetensors")
         begin(narrator, options, videos)
-        stages.before_narrating(run, narrator, videos, options.lr, options.seed)
+        stages.before_narrating(run, narrator, videos, options.lr, options.seed, not options.no_remember)
     train_narrator(narrator, videos, options)
     save(narrator, options, torch.bfloat16)
 
@@ -381,9 +389,10 @@ def parse() -> Options:
     if options.given >= {"start", "init"}:
         parser.error("--start is for new weights; --init brings its own")
     toy = options.data == "toy"
-    for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else {"world", "idle"})):
+    for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else
+                                        {"world", "idle", "llm_width", "no_remember"})):
         parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32" if toy else
-                     f"--{name}: only for the toy")
+                     f"--{name.replace('_', '-')}: only for the toy")
     if toy and options.device not in ("auto", "cpu"):
         parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options

@@ -23,8 +23,10 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -132,6 +134,14 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
     return nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device).eval().requires_grad_(False).merge()
 
 
+def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
+    """What is measured, one after the other: trained narrators (--model), or the variants."""
+    for folder in args.model or ():
+        yield Path(folder).name, nar.Narrator.load(folder, args.llm, *choose(args.device, args.dtype)).merge()
+    for name in () if args.model else args.variants:
+        yield name, build(args, VARIANTS[name])
+
+
 def decoding(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a frame for decoding a video and for its vision encoder, in batches as stream.py makes them."""
     device, dtype = choose(args.device, args.dtype)
@@ -200,8 +210,7 @@ def run_efficiency(args: argparse.Namespace):
     results, frontend = {}, decoding(args)
     work = Work(args.frames, args.every, args.words, args.lookahead)
     counted = replace(work, frames=min(args.macs_frames, args.frames), lookahead=1)
-    for name in args.variants:
-        narrator = build(args, VARIANTS[name])
+    for name, narrator in narrators(args):
         if narrator.plain:
             print(f"the language model {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
         if args.compile:
@@ -242,6 +251,7 @@ def main():
                         help="video for the times of decoding and encoding (default: the toy's)")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
                         help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
+    parser.add_argument("--model", nargs="+", metavar="DIR", help="trained narrators instead: checkpoints, or hub ids")
     parser.add_argument("--compile", action="store_true", help="compile the passes of the language model, and CLAM")
     parser.add_argument("--against", metavar="DIR", help="only compare the speed and the sentences of stream.py with "
                         "those of another checkout of this project, on the toy's videos")

@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import narrator as nar
-from support.common import chunks, replacing, write_json
+from support.common import BadData, chunks, replacing, write_json
 from toy import world
 
 
@@ -157,16 +157,21 @@ def make_tokenizer(folder: Path, seed: int, variant: world.World):
 
 
 def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
-             length: int = 256):
-    """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder."""
+             length: int = 256, width: int = 128):
+    """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder.
+
+    Raises BadData unless width is a multiple of 8.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
+    if width % 8:
+        raise BadData(f"--llm-width must be a multiple of 8, not {width}: there are four heads of even width")
     tokenizer = make_tokenizer(folder, seed, variant)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
                          num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=131072,
                          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
                          bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
     llm = LlamaForCausalLM(config)
-    for module in llm.modules():    # the library's 0.02 is for wide models: at width 128 attention would start flat
+    for module in llm.modules():    # the library's 0.02 is for wide models: at such widths attention would start flat
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
@@ -315,9 +320,10 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
 STEPS = {"look": 900, "remember": 900, "recall": 600}
 
 
-def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int):
-    """What a new narrator learns before the paper's training; `remember` is for memories that can learn."""
+def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
+                     alone: bool = True):
+    """What a new narrator learns before the paper's training; `remember` is for memories that can learn, if `alone`."""
     inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
-    if list(narrator.memory.parameters()):
+    if alone and list(narrator.memory.parameters()):
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)
     inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)

@@ -1,0 +1,204 @@
+"""Carries out the experiments of `paper.py`: trains and evaluates what has no result yet.
+
+An interrupted run goes on where it stopped; nothing is trained twice. A result is a small file in experiments/results/:
+the commands, the commit, the seed, the fingerprint of the toy's worlds, the measures.
+"""
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from experiments.paper import EVALUATIONS, TRAININGS, VIDEOS, Table
+from support.common import BadData, is_number, read_json, write_json
+from toy import world
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "experiments" / "results"
+
+
+class Experiment(NamedTuple):
+    """A narrator, trained with a seed, and what is measured."""
+    training: str
+    evaluation: str
+    options: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What distinguishes it, as a file's name."""
+        return "-".join([self.training, self.evaluation, *self.options.replace("--", "").split(), str(self.seed)])
+
+
+def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
+    """All that a table shows, each once; what a narrator costs does not depend on its seed."""
+    kinds = dict.fromkeys(column.evaluation for column in table.columns)
+    return list(dict.fromkeys(Experiment(row.training, kind, row.options, 0 if kind == "cost" else seed)
+                              for seed in seeds for row in table.rows if row.training for kind in kinds))
+
+
+# ------------------------------------------------------------------------------------------- commands
+
+def train_command(training: str, seed: int, folder: str) -> list[str]:
+    """The toy's training, without `python`."""
+    given, out = TRAININGS[training], lambda name: f"{folder}/{name}-{seed}"
+    models = [f"--{kind} {out(base)}/{kind}" for kind, base in (("llm", given.llm), ("vision", given.vision)) if base]
+    start = f"--init {out(given.init)}" if given.init else ""
+    return " ".join(["train.py --data toy", f"--seed {seed}", given.method, given.toy, *models, start,
+                     f"--output {out(training)}"]).split()
+
+
+def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
+    """Likewise its evaluation, of which the last line is a JSON object."""
+    model, command = f"{folder}/{experiment.training}-{experiment.seed}", EVALUATIONS[experiment.evaluation]
+    kept = Experiment("kept", experiment.evaluation, experiment.options, 0).name
+    filled = command.format(keep=f"{model}/{kept}", videos=f"{folder}/videos", long=f"{model}/kept-long-0")
+    which = [] if "--pred" in command else ["--model", model]
+    return [*filled.split(), *which, *experiment.options.split(), "--json"]
+
+
+def real_commands(training: str, evaluation: str, options: str, data: str) -> list[str]:
+    """The commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
+    given, out = TRAININGS[training], f"out/{data}-{training}"
+    init = f"--init out/ego4d-{training} {'--epochs 4' if data == 'ek100' else ''}" if data != "ego4d" else ""
+    train = f"python train.py --data {data} {given.method} {given.real} {init} --output {out}"
+    protocol = "teacher" if "teacher" in EVALUATIONS[evaluation] else "stream"
+    length = "--by-duration" if "--by-duration" in EVALUATIONS[evaluation] else ""
+    return [" ".join(line.split()) for line in (
+        train, f"python evaluate.py {protocol} --data {data} --model {out} {length} {options}")]
+
+
+# ------------------------------------------------------------------------------------------- results
+
+def fingerprint_of_worlds() -> str:
+    """Of the narrations of two test videos in every world, and of one picture of each."""
+    mark = hashlib.sha256()
+    for variant in world.WORLDS.values():
+        for _, kitchen in world.kitchens("test", 2, world=variant):
+            mark.update(repr([(n.frame, n.text) for n in kitchen.narrations]).encode())
+            mark.update(kitchen.render(len(kitchen) // 2).tobytes())
+    return mark.hexdigest()[:12]
+
+
+def result(experiment: Experiment, worlds: str) -> dict | None:
+    """A result that is there and is of today's commands and worlds; else None. BadData for a damaged file."""
+    path = RESULTS / f"{experiment.name}.json"
+    if not path.exists():
+        return None
+    kept = read_json(path)
+    if not isinstance(kept, dict) or not isinstance(kept.get("measures"), dict):
+        raise BadData(f"{path}: is not a result of experiments.tables; delete it")
+    today = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
+             "evaluate": evaluate_command(experiment, "out/tables")}
+    same = all(kept.get(name) == " ".join(["python", *command]) for name, command in today.items())
+    return kept if same and kept.get("worlds") == worlds else None
+
+
+def measures(printed: dict) -> dict[str, float | None]:
+    """The numbers that a command has printed; those of groups of videos under group/label/measure."""
+    if "variants" in printed:                                          # experiments.efficiency, one narrator
+        cost, = printed["variants"].values()
+        return {"gmacs": cost["macs"] / 1e9, "cache_mb": cost["windows"][-1]["used_bytes"] / 1e6}
+    found = {}
+    for name, value in printed.items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{key}": inner for key, inner in measures(value).items()}
+        elif value is None or is_number(value):
+            found[name] = value if value is None else round(value, 6)
+    return found
+
+
+def commit() -> str | None:
+    """The present commit, with a + if files have been changed since; None where there is no repository."""
+    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    head = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no").stdout.strip()
+    return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else None
+
+
+# ------------------------------------------------------------------------------------------- work
+
+class Runner:
+    """Runs what is missing, `jobs` commands at a time; their messages go to files in `folder`."""
+
+    def __init__(self, folder: str, jobs: int, worlds: str):
+        self.folder, self.jobs, self.locks, self.guard = folder, jobs, defaultdict(Lock), Lock()
+        self.worlds, self.commit, self.minutes = worlds, commit(), {}
+
+    def __call__(self, wanted: list[Experiment]) -> list[str]:
+        """Returns what went wrong, a line for each experiment."""
+        with ThreadPool(self.jobs) as pool:
+            return [line for line in pool.imap_unordered(self.attempt, wanted) if line]
+
+    def attempt(self, experiment: Experiment) -> str | None:
+        try:
+            self.carry_out(experiment)
+        except BadData as error:
+            return f"{experiment.name}: {error}"
+
+    def carry_out(self, experiment: Experiment):
+        if "{long}" in EVALUATIONS[experiment.evaluation]:                     # works on predictions of that evaluation
+            self.carry_out(experiment._replace(evaluation="long"))
+        self.train(experiment.training, experiment.seed)
+        with self.lock(experiment.name):
+            if result(experiment, self.worlds):
+                return
+            if "{videos}" in EVALUATIONS[experiment.evaluation]:
+                self.make_videos()
+            began = time.monotonic()
+            printed = self.run(evaluate_command(experiment, self.folder), experiment.name)
+            spent = {"evaluate": time.monotonic() - began, "train": self.minutes.get(experiment[::3])}
+            commands = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
+                        "evaluate": evaluate_command(experiment, "out/tables")}
+            RESULTS.mkdir(exist_ok=True)
+            write_json(RESULTS / f"{experiment.name}.json", {
+                **{name: " ".join(["python", *command]) for name, command in commands.items()},
+                "seed": experiment.seed, "commit": self.commit, "worlds": self.worlds,
+                "minutes": {name: round(s / 60, 1) if s else None for name, s in spent.items()},
+                "measures": measures(json.loads(printed.splitlines()[-1]))})
+
+    def train(self, training: str, seed: int):
+        """Train a narrator, and before it those that it starts from, unless they are there."""
+        given, out = TRAININGS[training], Path(self.folder) / f"{training}-{seed}"
+        for base in dict.fromkeys(filter(None, given[3:])):
+            self.train(base, seed)
+        with self.lock(f"{training}-{seed}"):
+            if (ROOT / out / "narrator.json").exists():
+                return
+            began, again = time.monotonic(), ["--resume"] if (ROOT / out).exists() else []
+            self.run(train_command(training, seed, self.folder) + again, f"{training}-{seed}")
+            self.minutes[training, seed] = None if again else time.monotonic() - began
+
+    def make_videos(self):
+        """The videos of 1, 3, 6 and 11 minutes."""
+        with self.lock("videos"):
+            for number, command in enumerate(VIDEOS):
+                done = ROOT / self.folder / "videos" / f"done-{number}"
+                if not done.exists():
+                    self.run(command.format(videos=f"{self.folder}/videos").split(), "videos")
+                    done.touch()
+
+    def lock(self, name: str) -> Lock:
+        with self.guard:
+            return self.locks[name]
+
+    def run(self, command: list[str], name: str) -> str:
+        """What a command prints; BadData with the last line of its messages if it fails."""
+        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        log = ROOT / self.folder / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        print("python", *command, file=sys.stderr)
+        with log.open("w") as messages:
+            done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=messages,
+                                  text=True, env=os.environ | {"OMP_NUM_THREADS": threads})
+        if done.returncode:
+            last = log.read_text().replace("\r", "\n").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise BadData(f"{last[0]} (see {log})")
+        return done.stdout
