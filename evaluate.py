@@ -73,15 +73,20 @@ def alignment(iou: np.ndarray) -> dict[str, float]:
 
 
 def match(truth: Truth, predicted: list[Sentence]) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
-    """Alignment and mean segment lengths (s) of one video, and each true sentence with the one whose segment fits its
-    own best, whatever the overlap ("" if nothing is predicted). Each annotator's narrations make their own segments."""
+    """Alignment, narrations a minute and mean segment lengths (s, Fig. 9) of one video, and each true sentence with the
+    one whose segment fits its own best, whatever the overlap ("" if nothing is predicted). Each annotator's narrations
+    make their own segments. Of files (`score`), a video's length is the span of its true narrations."""
     sentences = [sentence for annotator in truth.annotators for sentence in annotator]
     true = np.concatenate([segments([y.time for y in annotator], truth.start) for annotator in truth.annotators])
     found = segments([y.time for y in predicted], truth.start)
     iou, giou = overlaps(true, found)
     matched = [predicted[i].text for i in giou.argmax(1)] if predicted else [""] * len(sentences)
-    lengths = {"segment_s": average(np.diff(found)), "true_segment_s": average(np.diff(true))}
-    return alignment(iou) | lengths, list(zip(sentences, matched))
+    minutes = (truth.seconds or max(y.time for y in sentences) - truth.start) / 60
+    rate = lambda count: count / minutes if minutes > 0 else None
+    pace = {"narrations_per_minute": rate(len(predicted)), "segment_s": average(np.diff(found)),
+            "true_narrations_per_minute": rate(len(sentences) / sum(map(bool, truth.annotators))),
+            "true_segment_s": average(np.diff(true))}
+    return alignment(iou) | pace, list(zip(sentences, matched))
 
 
 def average(values) -> float | None:
@@ -202,10 +207,12 @@ def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = 
 
 
 def truth_of(sample: data.Sample) -> Truth:
+    streamed = sample.num_frames / sample.fps
     if sample.tracks is not None:
-        return Truth([[Sentence(time, text) for time, text in track] for track in sample.tracks], sample.origin)
+        tracks = [[Sentence(time, text) for time, text in track] for track in sample.tracks]
+        return Truth(tracks, sample.origin, streamed)
     return Truth([[Sentence(data.time_of(frame, sample.fps), text, tuple(memory))
-                   for (frame, text), memory in zip(sample.narrations, sample.memory_words)]])
+                   for (frame, text), memory in zip(sample.narrations, sample.memory_words)]], seconds=streamed)
 
 
 def fingerprint(sample: data.Sample) -> str:

@@ -1,7 +1,10 @@
-"""Figures of a stream: what its narrations attend to (paper App. C.2), and one video as a timeline.
+"""The paper's figures but those of efficiency.py: here attention (App. C.2), and one video as a timeline.
 
     python -m experiments.figures attention --data toy --teacher --png attention.png
     python -m experiments.figures timeline toy/kitchen.mp4
+    python -m experiments.figures words --data toy --png words.png                          words.py, Fig. 8
+    python -m experiments.figures frequency dynamic.json static.json --png frequency.png    frequency.py, Fig. 9
+    python -m experiments.figures examples toy/kitchen.mp4 --from 60 --to 80 --png at60.png examples.py, Fig. 5, 12, 13
 """
 import argparse
 import json
@@ -15,11 +18,15 @@ from tqdm import tqdm
 
 import narrator as nar
 import stream
-from evaluate import load_narrator, load_vision, overlaps, samples, segments, true_narrations
+from evaluate import load_narrator, load_vision, samples, true_narrations
+from experiments.examples import (PREDICTED_COLOUR, TRUE_COLOUR, draw_sentences, examples_options, truth_for,
+                                  wrong_sentences)
+from experiments.frequency import frequency_options
+from experiments.words import words_options
 from support.common import (BadData, apart, choose, command_line, is_number, positive_float, print_table, pyplot,
                             read_jsonl, save_figure)
 from support.features import is_features
-from support.narrations import Sentence, read_truth, to_sentences
+from support.narrations import Sentence, to_sentences
 from support.options import data_options, model_options, trigger_options
 
 # ---------------------------------------------------------------------- attention (App. C.2)
@@ -123,8 +130,8 @@ def plot_timeline(trace: list[dict], predicted: list[Sentence], true: list[Sente
     every = [(row["frame"] + 1) / fps for row in trace]
     axes[-1].set(xlim=(0, every[-1]))
     if true:
-        draw_sentences(axes[0], "truth", "#4c9be8", true, fps, [False] * len(true))
-    draw_sentences(axes[-3], "narrated", "#e8a04c", predicted, fps, wrong_sentences(predicted, true))
+        draw_sentences(axes[0], "truth", TRUE_COLOUR, true, [False] * len(true))
+    draw_sentences(axes[-3], "narrated", PREDICTED_COLOUR, predicted, wrong_sentences(predicted, true))
     draw_trigger(axes[-2], trace, fps)
     bands = {"text": ([row["text_tokens"] for row in trace], "#e8c08c")}
     if memory:
@@ -137,26 +144,6 @@ def plot_timeline(trace: list[dict], predicted: list[Sentence], true: list[Sente
     for axis in axes[-2:]:
         axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     save_figure(figure, png)
-
-
-def draw_sentences(axis, title: str, colour: str, sentences: list[Sentence], fps: float, wrong: list[bool]):
-    """Each segment with its sentence, where there is room for a line. The limits of x are set already."""
-    start, end = axis.get_xlim()
-    for i, (low, high) in enumerate(np.clip(segments([y.time for y in sentences]), start, end)):
-        axis.axvspan(low, high, color=colour, alpha=0.25 + 0.25 * (i % 2), linewidth=0)
-        if high - low >= 2 / fps:
-            axis.text((low + high) / 2, 0.03, sentences[i].text, rotation=90, ha="center", va="bottom", fontsize=7,
-                      color="#c03020" if wrong[i] else "black", transform=axis.get_xaxis_transform(), clip_on=True,
-                      parse_math=False)
-    axis.set(ylabel=title, yticks=[])
-
-
-def wrong_sentences(predicted: list[Sentence], true: list[Sentence]) -> list[bool]:
-    """For each predicted sentence, whether the true segment that fits its own best (GIoU) has another sentence."""
-    if not true or not any(y.text for y in predicted):                                     # nothing to compare with
-        return [False] * len(predicted)
-    _, giou = overlaps(segments([y.time for y in true]), segments([y.time for y in predicted]))
-    return [y.text != true[i].text for y, i in zip(predicted, giou.argmax(0))]
 
 
 def draw_trigger(axis, trace: list[dict], fps: float):
@@ -181,19 +168,6 @@ def check_trace(trace: list[dict], source: Path):
     right["narrate"] = lambda value: isinstance(value, bool)
     if not all(key in row and check(row[key]) for row in trace for key, check in right.items()):
         raise BadData(f"{source}: is no trace of stream.py (it needs {', '.join(right)} in every line)")
-
-
-def truth_for(source: Path, gt: str | None) -> list[Sentence]:
-    """The first annotator's sentences for a video: of the file given, or of the .json beside the video; else none."""
-    beside = source.with_suffix(".json")
-    if gt is None and (source.suffix == ".jsonl" or not beside.exists()):
-        return []
-    file = Path(gt or beside)
-    truths = read_truth(file)
-    chosen = truths.get(source.stem) or (next(iter(truths.values())) if len(truths) == 1 else None)
-    if chosen is None or not any(chosen.annotators):
-        raise BadData(f"{file}: has no narrations of {source.stem}")
-    return next(annotator for annotator in chosen.annotators if annotator)
 
 
 def run_timeline(args: argparse.Namespace):
@@ -224,7 +198,7 @@ def run_timeline(args: argparse.Namespace):
 # ---------------------------------------------------------------------- the command line
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.figures", description="Figures of a stream.")
+    parser = argparse.ArgumentParser(prog="python -m experiments.figures", description="Figures of the paper.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     text = "what narrations attend to, for one or more models"
     look = commands.add_parser("attention", help=text, description=text)
@@ -246,6 +220,11 @@ def main():
         trigger_options(one)
     look.add_argument("--png", metavar="FILE", help="also write a picture")
     line.add_argument("--png", metavar="FILE", help="the picture (default: beside the input)")
+    for name, add_options, text in (
+            ("words", words_options, "the most frequent words of a data set's narrations"),
+            ("frequency", frequency_options, "narrations a minute with several settings"),
+            ("examples", examples_options, "frames of a video with the sentences under them, wrong ones in red")):
+        add_options(commands.add_parser(name, help=text, description=text))
     args = parser.parse_args()
     command_line(lambda: args.run(args))
 

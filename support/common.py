@@ -75,9 +75,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     No reader ever sees half a file. Raises BadData if `path` cannot be written.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
-    if path.is_dir():
+    if path.is_dir():                                                                         # so is the path of ""
         raise BadData(f"{path}: is a directory; give the name of a file")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         part.touch()
     except OSError as error:

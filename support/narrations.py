@@ -24,9 +24,11 @@ class Sentence:
 
 @dataclass
 class Truth:
-    """The ground truth of one video: one list of sentences per annotator; the first segment begins at `start` (s)."""
+    """The ground truth of one video: one list of sentences per annotator. The first segment begins at `start` (s);
+    `seconds` were streamed, where that is known."""
     annotators: list[list[Sentence]]
     start: float = 0.0
+    seconds: float | None = None
 
 
 def read_predictions(path: Path) -> dict[str, list[Sentence]]:

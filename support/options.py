@@ -1,6 +1,7 @@
 """Options that several commands have, each written once."""
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
 from support.common import DTYPES, non_negative, positive_int, probability, whole
 
@@ -59,3 +60,9 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ArgumentTypeError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
     return int(match[1]) - 1, int(match[2])
+
+
+def named_file(text: str) -> tuple[str, Path]:
+    """An argparse type: NAME=FILE, or FILE, whose name is then that of the file without its ending."""
+    name, equals, file = text.rpartition("=")
+    return (name, Path(file)) if equals else (Path(text).stem, Path(text))

@@ -41,6 +41,8 @@ COMMANDS = {
     "training step": (training_step, "--frames 4 --device cpu"),
     "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
+    "words": (figures, "words --data toy --root toys"),
+    "examples": (figures, "examples toys/a.mp4 --from 0 --to 1 --png e.png"),
 }
 
 

@@ -147,6 +147,17 @@ def test_mean_segments_by_hand():
     assert (result["segment_s"], result["true_segment_s"]) == (6, 3.5)
 
 
+def test_narrations_a_minute_by_hand():
+    """a: two annotators, one without a word, over 6 s from files, or over 30 s that were streamed; b has no length."""
+    true, said = [[Sentence(4, "x"), Sentence(7, "y")], []], [Sentence(n, "x") for n in range(1, 4)]
+    pace = lambda row: (row["narrations_per_minute"], row["true_narrations_per_minute"])
+    files, streamed = Truth(true, 1.0), Truth(true, 1.0, 30.0)
+    result, rows = evaluate.evaluate({"a": files, "b": Truth([[Sentence(1, "x")]], 1.0)}, {"a": said, "b": said})
+    assert pace(rows["a"]) == pace(result) == (30, 20) and pace(rows["b"]) == (None, None)
+    assert pace(evaluate.evaluate({"a": streamed}, {"a": said})[0]) == (6, 4)
+    assert pace(evaluate.evaluate({"a": Truth([true[0]] * 2, 1.0)}, {"a": []})[0]) == (0, 20)
+
+
 def test_groups_of_length():
     minutes = {"a": 1.9, "b": 2, "c": 2.1, "d": 4, "e": 7.9, "f": 8, "g": 60}
     assert evaluate.by_duration(minutes) == [("<= 2 min", ["a", "b"]), ("2 - 4 min", ["c", "d"]), ("4 - 8 min", ["e"]),
@@ -273,6 +284,7 @@ def test_annotated_data_sets(tmp_path):
     ours = ("--data", "ek100", "--root", root, "--model", tmp_path / "model")
     result = command("stream", *ours, "--output", tmp_path / "out", "--json")
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
+    assert result["true_narrations_per_minute"] == pytest.approx(60 * (2 / 3 + 3 / 5.5 + 4 / 7.5) / 3)   # of frames
     first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
     assert (first["start"], first["end"]) == (0.4, 0.9)
     assert command("stream", *ours, "--batch", 4, "--json") == result == command("stream", *ours, "--lookahead", 1,

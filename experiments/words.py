@@ -1,0 +1,75 @@
+"""The most frequent words of the narrations of a data set (paper Fig. 8): python -m experiments.figures words."""
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from data import DATASETS, load_dataset
+from evaluate import split_of
+from support.annotations import Notes, tracks
+from support.common import BadData, positive_int, pyplot, save_figure
+from support.options import data_options
+
+# frequent in any text: articles, pronouns, prepositions, conjunctions, auxiliaries
+STOP_WORDS = set("""a about after again all along an and another are around as at away back be been before behind beside
+    between both but by can did do does down each for from had has have he her his i if in inside into is it its itself
+    me more my near next no not of off on one onto or other out over she so some that the their them then there these
+    they this those through to together towards under up was were what when where which while with you your yourself
+    """.split())
+
+
+def narrations_of(args: argparse.Namespace) -> list[str]:
+    """The sentences of a split, without features: the toy's from its videos, the others' from annotation files."""
+    split, notes = split_of(args), Notes()
+    if args.data in DATASETS[1:] and args.world == "plain":
+        found = tracks(args.data, Path(args.root or f"data/{args.data}"), split, notes)[:args.limit]
+        texts = [text for one in found for _, text in one.narrations]
+    else:
+        samples = load_dataset(args.data, args.root, split, args.limit, variant=args.world)
+        texts = [text for sample in samples for _, text in sample.narrations]
+    if not texts:
+        raise BadData(f"the {split} split of {args.data} has no narrations")
+    print(f"{args.data} {split}: {len(texts)} narrations{'; ' if str(notes) else ''}{notes}")
+    return texts
+
+
+def count_words(texts: Iterable[str]) -> Counter:
+    """How often each word occurs, in lower case, without STOP_WORDS and numbers."""
+    words = (word for text in texts for word in re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text.lower()))
+    return Counter(word for word in words if word not in STOP_WORDS)
+
+
+def plot_words(frequent: list[tuple[str, int]], title: str, png: str):
+    """A bar for each (word, times), the first on top."""
+    figure, axes = pyplot().subplots(figsize=(6, 0.8 + 0.2 * len(frequent)))
+    bars = axes.barh([word for word, _ in frequent], [times for _, times in frequent], color="#4c9be8")
+    axes.bar_label(bars, padding=3, fontsize=7)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set(title=title, xlabel="times", ylim=(len(frequent) - 0.4, -0.6))
+    axes.margins(x=0.1)
+    axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, png)
+
+
+def run_words(args: argparse.Namespace):
+    texts = narrations_of(args)
+    counts = count_words(texts)
+    frequent, total = counts.most_common(args.top), max(1, counts.total())
+    print(f"{counts.total()} words, {len(counts)} of them different, without the most common ones of the language")
+    for word, times in frequent:
+        print(f"{word:20} {times:9} {times / total:7.1%}")
+    if args.png:
+        plot_words(frequent, f"{args.data}, {split_of(args)}: words of {len(texts):,} narrations", args.png)
+    if args.json:
+        print(json.dumps({"data": args.data, "split": split_of(args), "narrations": len(texts),
+                          "words": counts.total(), "different": len(counts), "frequent": dict(frequent)}))
+
+
+def words_options(parser: argparse.ArgumentParser):
+    parser.set_defaults(run=run_words)
+    data_options(parser)
+    parser.add_argument("--top", type=positive_int, default=30, help="so many words (default %(default)s)")
+    parser.add_argument("--png", metavar="FILE", help="also draw them")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
