@@ -1,0 +1,173 @@
+"""The list of the paper's tables, what carries it out, and the tables of the README."""
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import data
+import evaluate
+import train
+from experiments import efficiency, paper, runs, tables
+from experiments.runs import Experiment, Runner, evaluate_command, needed, result, train_command
+from helpers import ROOT
+from support.common import BadData
+
+
+def test_rows_are_complete():
+    for table in paper.TABLES.values():
+        for row in table.rows:
+            for numbers in filter(None, [row.paper, *row.more.values()]):
+                assert len(numbers.split()) == len(table.paper.split()), row
+            assert row.training is None or row.training in paper.TRAININGS
+        assert {column.evaluation for column in table.columns} <= paper.EVALUATIONS.keys()
+        assert len({row.label for row in table.rows}) == len(table.rows)
+        assert table.seeds == (2 if table in map(paper.TABLES.get, ("T1", "T3", "T5")) else 1)
+    used = {row.training for table in paper.TABLES.values() for row in table.rows}
+    assert used - {None} == paper.TRAININGS.keys()
+    assert {"T" + str(i) for i in range(1, 18)} - {"T8"} <= paper.TABLES.keys()
+
+
+@pytest.mark.parametrize("name", paper.TRAININGS)
+def test_training_commands_are_understood(name, monkeypatch):
+    given = paper.TRAININGS[name]
+    monkeypatch.setattr(sys, "argv", train_command(name, 1, "out/tables"))
+    options = train.parse()
+    assert (options.data, options.seed, options.output) == ("toy", 1, f"out/tables/{name}-1")
+    assert (options.llm is None) == (given.llm is None) and (options.init is None) == (given.init is None)
+    for line in runs.real_commands(name, "stream", "", "ek100"):
+        if line.startswith("python train.py"):
+            monkeypatch.setattr(sys, "argv", line.split()[1:])
+            assert train.parse().data == "ek100"
+
+
+def test_evaluation_commands_are_understood(monkeypatch):
+    ran = []
+    for module in (evaluate, efficiency):
+        monkeypatch.setattr(module, "command_line", lambda run: ran.append(run))
+    for table in paper.TABLES.values():
+        for experiment in needed(table, [0]):
+            command = evaluate_command(experiment, "out/tables")
+            monkeypatch.setattr(sys, "argv", command[command[0] == "-m":])
+            main = {"evaluate.py": evaluate.main, "experiments.efficiency": efficiency.main}.get(sys.argv[0])
+            if main:
+                main()
+                assert ran.pop()
+    monkeypatch.setattr(data, "toy_command", ran.append)
+    for command in paper.VIDEOS:
+        data.main(command.format(videos="out/videos").split()[1:])
+    assert len(ran) == len(paper.VIDEOS)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Two trainings, the second on models of the first, one evaluation, and commands that only say what they are."""
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    row = lambda training: paper.Row(training, training, "1.0")
+    table = paper.Table("Small", "ego4d", "PPL", [paper.Column("F1", "stream", "f1")],
+                        [row("flownar-c"), row("flownar"), paper.Row("copied", None, "2.0")], 2)
+    monkeypatch.setattr(tables, "TABLES", {"T0": table})
+    ran = []
+
+    def run(self, command, name):
+        ran.append(name)
+        if "broken" in command:
+            raise BadData("it broke")
+        if command[0] == "train.py":
+            folder = tmp_path / command[command.index("--output") + 1]
+            folder.mkdir(parents=True)
+            (folder / "narrator.json").write_text("{}")
+        return 'words\n{"f1": 0.5, "text": "none", "by_duration": {"<= 2 min": {"f1": 1, "cider": null}}}\n'
+
+    monkeypatch.setattr(Runner, "run", run)
+    return table, ran
+
+
+def test_nothing_is_done_twice(small):
+    table, ran = small
+    wanted = needed(table, [0, 1])
+    assert Runner("out", 3, "w")(wanted) == []
+    assert sorted(ran) == sorted([f"{training}-{seed}" for training in ("flownar", "flownar-c") for seed in (0, 1)]
+                                 + [experiment.name for experiment in wanted])
+    for seed in (0, 1):
+        assert ran.index(f"flownar-c-{seed}") < ran.index(f"flownar-{seed}") < ran.index(f"flownar-stream-{seed}")
+    kept = result(wanted[0], "w")
+    assert kept["measures"] == {"f1": 0.5, "by_duration/<= 2 min/f1": 1, "by_duration/<= 2 min/cider": None}
+    assert kept["train"].startswith("python train.py --data toy") and kept["seed"] == 0
+    ran.clear()
+    assert Runner("out", 1, "w")(wanted) == [] and ran == []
+
+
+def test_a_training_that_was_interrupted_is_resumed(small, monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setattr(Runner, "run", lambda self, command, name: commands.append(command))
+    (tmp_path / "out" / "flownar-c-0").mkdir(parents=True)
+    Runner("out", 1, "w").train("flownar-c", 0)
+    assert commands[0][-1] == "--resume"
+
+
+def test_a_failure_is_named_and_others_go_on(small):
+    table, _ = small
+    wanted = needed(table, [0])
+    failed = Runner("out", 1, "w")([wanted[0]._replace(options="broken"), wanted[1]])
+    assert failed == ["flownar-c-stream-broken-0: it broke"] and result(wanted[1], "w")
+
+
+def test_results_of_other_commands_and_worlds_are_not_shown(small, monkeypatch):
+    table, _ = small
+    experiment = needed(table, [0])[0]
+    Runner("out", 1, "w")([experiment])
+    assert result(experiment, "w") and not result(experiment, "another")
+    monkeypatch.setitem(paper.TRAININGS, "flownar-c", paper.Training("--last-k 3", llm=None, vision=None))
+    assert not result(experiment, "w")
+    (runs.RESULTS / f"{experiment.name}.json").write_text("[]")
+    with pytest.raises(BadData, match="is not a result"):
+        result(experiment, "w")
+
+
+def test_tables_show_means_and_how_many_seeds(small):
+    table, _ = small
+    Runner("out", 1, "w")(needed(table, [0, 1])[:-1])
+    assert tables.markdown("T0", None, "w").splitlines() == [
+        "| T0. Small | *PPL* | F1 | seeds |", "| --- | --- | --- | --- |", "| flownar-c | *1.0* | 0.500 | 2 |",
+        "| flownar | *1.0* | 0.500 | 1 |", "| copied | *2.0* | - | 0 |"]
+    assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}, "copied": {}}
+
+
+def run_tables(*arguments):
+    return subprocess.run([sys.executable, "-m", "experiments.tables", *arguments], cwd=ROOT, capture_output=True,
+                          text=True)
+
+
+def test_the_command():
+    run = run_tables("T99")
+    assert (run.returncode, run.stderr.count("\n")) == (1, 1) and "there is no table T99" in run.stderr
+    real = run_tables("T1", "--data", "ek100").stdout
+    assert "FlowNar-C: 24.09T 22.7M" in real and "python train.py --data ek100 --last-k 10 --init" in real
+    shown = run_tables("T5", "T9", "--show", "--json").stdout.splitlines()
+    assert json.loads(shown[-1]).keys() == {"T5", "T9"} and shown[0].startswith("| T5. Memory design |")
+    assert run_tables("--list").stdout.count("\n") == len(paper.TABLES)
+
+
+def test_the_readmes_tables_are_the_results():
+    """Between <!-- NAME --> and <!-- end --> stands what `experiments.tables NAME --show` prints."""
+    worlds, readme = runs.fingerprint_of_worlds(), (ROOT / "README.md").read_text()
+    for name, text in re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- end -->", readme, re.DOTALL):
+        assert text == tables.markdown(name, None, worlds), name
+
+
+def test_results_belong_to_the_list():
+    """Each file in experiments/results is of an experiment that some table shows, made by today's commands."""
+    worlds = runs.fingerprint_of_worlds()
+    names = {e.name: e for table in paper.TABLES.values() for e in needed(table, range(2))}
+    for file in runs.RESULTS.glob("*.json"):
+        assert file.stem in names and result(names[file.stem], worlds), file.name
+
+
+def test_names_tell_experiments_apart():
+    every = [e for table in paper.TABLES.values() for e in needed(table, range(2))]
+    assert len({e.name for e in every}) == len(set(every))
+    assert Experiment("a", "hard", "--static --theta 0.7", 1).name == "a-hard-static-theta-0.7-1"
