@@ -17,7 +17,7 @@ import evaluate
 import narrator
 import stream
 import train
-from experiments import efficiency, figures, training_step
+from experiments import efficiency, figures, objects, summary, training_step
 from helpers import TOY
 from support import captions
 from support.common import command_line
@@ -41,6 +41,8 @@ COMMANDS = {
     "training step": (training_step, "--frames 4 --device cpu"),
     "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
+    "summary": (summary, "--pred p.json --gt g.json"),
+    "objects": (objects, "--pred p.json --data toy --limit 1 --device cpu"),
 }
 
 
