@@ -57,11 +57,10 @@ Answer:"""
 @lru_cache(maxsize=None)
 def templates() -> list[re.Pattern]:
     """The toy's sentences, of all its worlds; a match's groups are the objects."""
-    found = {}
+    found = set()
     for kind in world.WORLDS.values():
         thing, place = f"((?:{'|'.join(kind.colours)}) (?:{'|'.join(world.TYPES)}))", f"({'|'.join(kind.places)})"
-        found |= {sentence.replace(".", r"\.").format(thing=thing, place=place): None
-                  for sentence in kind.sentences.values()}
+        found |= {y.replace(".", r"\.").format(thing=thing, place=place) for y in kind.sentences.values()}
     return [re.compile(pattern) for pattern in found]
 
 
@@ -174,7 +173,7 @@ def failures(rows: list[Shown], kind: world.World) -> dict:
     """Were wrong things in sight, and is more missed in the dark? Shares; None where there is nothing to count."""
     looks = {" ".join(kind.words(*look)): look for look in product(range(1, 7), range(1, 7))}
     wrong = [(looks[name], row) for row in rows for name, right in row.judged.right.items()
-             if not right and name in looks]
+             if row.judged.found and not right and name in looks]
     result = {"wrong_things": len(wrong), "wrong_in_sight": average([look in row.sight for look, row in wrong]),
               "by_chance": average([len(row.sight) / len(looks) for _, row in wrong]),
               "wrong_clutter": average([look in row.clutter for look, row in wrong])}
