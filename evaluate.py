@@ -37,7 +37,7 @@ import narrator as nar
 import stream
 from support import captions
 from support.common import BadData, choose, command_line, positive_int, print_table, probability, rank, write_json
-from support.narrations import Sentence, Truth, read_predictions, read_truth, to_sentences
+from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
 from support.options import config_changes, data_options, lookahead_option, model_options, trigger_options
 from support.predictions import Predictions, digest
 from support.together import Failed, side_by_side
@@ -141,17 +141,8 @@ def recall_of_words(matched: list[tuple[Sentence, str]]) -> dict[str, float | No
 # ---------------------------------------------------------------------- evaluate.py score
 
 def run_score(args: argparse.Namespace):
-    truths, predictions = read_truth(Path(args.gt)), read_predictions(Path(args.pred))
-    if len(truths) == len(predictions) == 1:                                          # whatever their names
-        predictions = dict(zip(truths, predictions.values()))
-    missing, extra = truths.keys() - predictions.keys(), predictions.keys() - truths.keys()
-    if missing and not args.partial or extra or not truths:
-        names = sorted(missing or extra)
-        raise BadData("there is nothing to score" if not names else
-                      f"{len(names)} videos of {args.gt if missing else args.pred} are not in "
-                      f"{args.pred if missing else args.gt}: {', '.join(names[:3])}{' ...' if names[3:] else ''}"
-                      + (" (--partial scores the others)" if missing and len(missing) < len(truths) else ""))
-    truths = {name: truth for name, truth in truths.items() if name in predictions}
+    truths, predictions = paired(read_truth(Path(args.gt)), read_predictions(Path(args.pred)), args.gt, args.pred,
+                                 args.partial)
     print_scores(truths, predictions, {}, args)
 
 

@@ -48,6 +48,7 @@ class Interval:
     end: float
     tracks: list[Track]
     origin: float = 0.0                        # seconds at which the first segment begins (App. B.5)
+    summaries: list[str] = field(default_factory=list)          # Ego4D: what annotators wrote of all of it (App. C.4)
 
 
 @dataclass
@@ -98,6 +99,17 @@ def clean(text: str) -> str:
     text = re.sub(r"#[Uu]nsure|#[CcOo]|@c|#", "", text).strip("., \n\t")
     words = text.split()
     return " ".join([words[0].capitalize(), *words[1:]]) + "." if words else ""
+
+
+def clean_summary(text: str) -> str:
+    """An Ego4D summary in the second person: "#Summary C was in a room, C's dog sat" -> "You were in a room, your dog
+    sat."; "" if nothing is left."""
+    text = re.sub(r"#\s?\w+", "", text)
+    for third, second in (("C was", "you were"), ("C is", "you are"), ("C has", "you have"), ("C's", "your"),
+                          ("C", "you")):
+        text = re.sub(rf"\b{third}\b", second, text)
+    text = text.strip("., \n\t")
+    return text[:1].upper() + text[1:] + "." if text else ""
 
 
 ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both", "all", "one",
@@ -358,7 +370,8 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
 
 
 def summarised(path: Path, notes: Notes) -> list[Interval]:
-    """Ego4D's segment_summaries.json: {video: {"start, end": {annotator: {"narration": [{"time", "text"}]}}}}"""
+    """Ego4D's segment_summaries.json: {video: {"start, end": {annotator: {"narration": [{"time", "text"}],
+    "summary": str}}}}; the summary may be left out."""
     found, content = [], read_json(path)
     expect(isinstance(content, dict), path, "top level", "expected an object with one entry per video")
     for video, parts in content.items():
@@ -369,12 +382,16 @@ def summarised(path: Path, notes: Notes) -> list[Interval]:
             expect(match is not None and isinstance(annotators, dict), path, entry,
                    'expected "start, end": {annotator: {...}}')
             start, end = (seconds(float(number), path, entry) for number in match.groups())
-            several = []
+            several, summaries = [], []
             for annotator, one in annotators.items():
                 rows = published_rows(one.get("narration") if isinstance(one, dict) else None, path,
                                       f"{entry}, annotator {annotator}")
                 several.append(track(video, annotator, rows, notes))
-            found.append(Interval(video, start, end, [one for one in several if one.narrations], start))
+                text = one.get("summary") or ""
+                expect(isinstance(text, str), path, f"{entry}, annotator {annotator}", '"summary" must be text')
+                summaries.append(clean_summary(text))
+            kept = [one for one in several if one.narrations]
+            found.append(Interval(video, start, end, kept, start, list(filter(None, summaries))))
     return found
 
 

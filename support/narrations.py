@@ -93,6 +93,23 @@ def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
     return path.parent / content["video"], content["fps"], content["duration"], sentences
 
 
+def paired(truths: dict, predictions: dict, gt: str, pred: str, partial: bool) -> tuple[dict, dict]:
+    """Truth and predictions of the same videos; of one video each, whatever their names. gt, pred: where they are from.
+
+    partial: leave out videos without predictions. Raises BadData naming videos that only one of them has.
+    """
+    if len(truths) == len(predictions) == 1:
+        predictions = dict(zip(truths, predictions.values()))
+    missing, extra = truths.keys() - predictions.keys(), predictions.keys() - truths.keys()
+    if missing and not partial or extra or not truths:
+        names = sorted(missing or extra)
+        raise BadData("there is nothing to score" if not names else
+                      f"{len(names)} videos of {gt if missing else pred} are not in {pred if missing else gt}: "
+                      f"{', '.join(names[:3])}{' ...' if names[3:] else ''}"
+                      + (" (--partial scores the others)" if missing and len(missing) < len(truths) else ""))
+    return {name: truth for name, truth in truths.items() if name in predictions}, predictions
+
+
 def json_files(path: Path) -> list[Path]:
     found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
     if not found:

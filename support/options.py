@@ -6,8 +6,8 @@ from pathlib import Path
 from support.common import DTYPES, non_negative, positive_int, probability, whole
 
 
-def data_options(parser: ArgumentParser):
-    parser.add_argument("--data", required=True, help="toy | ego4d | egoexo4d | ek100")
+def data_options(parser: ArgumentParser, required: bool = True):
+    parser.add_argument("--data", required=required, help="toy | ego4d | egoexo4d | ek100")
     parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
     parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
@@ -17,6 +17,15 @@ def data_options(parser: ArgumentParser):
 def device_options(parser: ArgumentParser):
     parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: the checkpoint's)")
     parser.add_argument("--vision", help="vision encoder: folder or hub id (default: the checkpoint's)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+
+
+def answer_options(parser: ArgumentParser):
+    """Who answers questions about sentences (support/answers.py)."""
+    parser.add_argument("--llm", default="none", help="language model: folder or hub id; none: by rule (default)")
+    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
+                        help="the language model's answers; none is asked for twice (default %(default)s)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
 

@@ -52,8 +52,9 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
     print(f"{target}: {len(texts)} sentences, {len(tracks)} annotators")
 
 
-def resume(path: Path) -> dict[str, str]:
-    """The sentences of an earlier run; an incomplete last line, left by a kill, is cut off the file."""
+def resume(path: Path, form: str = "[narration, sentence]") -> dict[str, str]:
+    """The sentences of an earlier run, by what they were made of; an incomplete last line, left by a kill, is cut off
+    the file. form: what a line should be, for the error."""
     if not path.exists():
         return {}
     content = path.read_bytes()
@@ -68,7 +69,7 @@ def resume(path: Path) -> dict[str, str]:
         except (ValueError, TypeError, RecursionError):
             text = sentence = None
         if not isinstance(text, str) or not isinstance(sentence, str):
-            raise BadData(f"{path}, line {n}: must be [narration, sentence]; delete the line")
+            raise BadData(f"{path}, line {n}: must be {form}; delete the line")
         found[text] = sentence
     return found
 

@@ -17,7 +17,7 @@ import evaluate
 import narrator
 import stream
 import train
-from experiments import efficiency, figures, training_step
+from experiments import efficiency, figures, objects, summary, training_step
 from helpers import TOY
 from support import captions
 from support.common import command_line
@@ -43,6 +43,8 @@ COMMANDS = {
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
     "words": (figures, "words --data toy --root toys"),
     "examples": (figures, "examples toys/a.mp4 --from 0 --to 1 --png e.png"),
+    "summary": (summary, "--pred p.json --gt g.json"),
+    "objects": (objects, "--pred p.json --data toy --limit 1 --device cpu"),
 }
 
 
