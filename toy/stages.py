@@ -240,12 +240,15 @@ def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
     rows, (layout, config) = [narrator.layout.sequence(one) for one in narrations], (narrator.layout, narrator.config)
     for row in rows:
         row.add([layout.eot] * (max(map(len, rows)) - len(row)), nar.PROMPT, segment=0)
-    tokens, memory = sum(rows, nar.Tokens()), None
+    tokens, memory, history = sum(rows, nar.Tokens()), None, None
     if layout.M and len(narrations[0]) > 1:
         read_at = torch.tensor([[narrator.read_at(start + frame) for frame, _ in one[:-1]]
                                 for start, one in zip(starts, narrations)])
         memory, _ = narrator.memory(pad_sequence([y.flatten(0, 1) for y in x], batch_first=True), read_at)
-    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]), memory)
+    if layout.N and len(narrations[0]) > 1:
+        history = torch.cat([narrator.narration_memory(*narrator.spoken(one[:-1]))[0] for one in narrations])
+    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]),
+                       narrator.embed_memory(memory, history))
     mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
     hidden = narrator.llm.model(inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
                                 attention_mask=mask[:, None], use_cache=False).last_hidden_state
@@ -279,7 +282,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
             narrations.append(lists)
         loss, learned = short_loss(narrator, x, starts, narrations)
         (loss / learned).backward()
-        return loss.item() / learned, learned + 10 * sum(map(len, narrations))
+        return loss.item() / learned, learned + narrator.config.J * sum(map(len, narrations))
 
     fit(stage, narrator.trainable(), backward, steps, lr)
 
