@@ -374,7 +374,7 @@ def main(arguments: list[str] | None = None) -> None:
     encoding.add_argument("--output", required=True, help="folder; ROOT/features of a data set")
     encoding.add_argument("--vision", default="google/siglip-large-patch16-384", help="default: %(default)s")
     encoding.add_argument("--fps", type=positive_float, default=2.0, help="default: %(default)s")
-    encoding.add_argument("--grid", type=positive_int, default=3, help="pooled tokens per side (default: %(default)s)")
+    encoding.add_argument("--grid", type=whole, default=3, help="pooled tokens per side (default: %(default)s)")
     encoding.add_argument("--batch", type=positive_int, default=32, help="frames at once (default: %(default)s)")
     encoding.add_argument("--shard", type=parse_shard, help="I/N: only part I of N (under torchrun: by process)")
     encoding.set_defaults(command=encode_command)

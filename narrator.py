@@ -7,7 +7,8 @@ language model gives the probability of [SKIP]; where a segment ends, it writes 
 
 Glossary (T frames, J tokens per frame, D feature width, M memory tokens, L tokens in a sequence, V vocabulary):
     x           frame tokens X_t                                          [T, J, D]
-    memory      memory tokens M_t                                         [N, M, D]
+    memory      memory tokens M_t                                         [.., M, D]
+    history     tokens of the narration memory (Table 15)                 [.., N, D_lm]
     e           their embeddings E_t = MLP(X_t)                           [..., D_lm]
     segment n   the frames after narration n - 1 up to narration n; in the sequence, all that is fed between the two
     skip        the token "," between two frames of a segment: the paper's [SKIP]
@@ -46,8 +47,8 @@ MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": To
             "kmeans": KMeans, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
 RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha",             # of Config
-          (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k", (1, 100): "grid",
-          (1e-6, 1e6): "fps", (1e-6, 1): "mod_keep"}
+          (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k narration_memory",
+          (0, 100): "grid", (1e-6, 1e6): "fps", (1e-6, 1): "mod_keep"}
 
 
 @dataclass
@@ -63,10 +64,11 @@ class Config:
     readout: str = "frame"                                # when M_t is read; published weights: after the "cls" token
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
     last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all of them
+    narration_memory: int = 0                             # N: tokens of a CLAM on narrations in their place (Table 15)
     mod_keep: float | int | None = None                   # VideoLLM-MoD: share of a frame's tokens that a router keeps
     mod_layers: str = "interleaved"                       # which layers have routers: one of baselines/mod.py's LAYERS
     keep_newline: bool = False                            # keep every newline, as the published FlowNar-C does
-    grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens
+    grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
     width: int = 1024                                     # D
     fps: float = 2.0                                      # frames per second
     theta: float = 0.8                                    # narrate when p([SKIP]) <= theta,
@@ -99,6 +101,8 @@ class Config:
             raise BadData(f"readout: memory {self.memory!r} is read after whole frames, not after the cls token")
         if self.last_k is not None and not self.prune:
             raise BadData(f"last_k = {self.last_k}: where nothing is pruned (VideoLLM-online), all narrations are kept")
+        if self.narration_memory and self.last_k != 0:
+            raise BadData(f"last_k = {self.last_k}: narration_memory stands for past narrations, so it must be 0")
         if self.mod_keep is not None and (self.prune or self.memory != "none"):
             raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing (--memory none --no-prune)")
 
@@ -111,8 +115,9 @@ class Config:
             raise BadData(f"{folder}: neither narrator.json nor connector weights: not a FlowNar checkpoint")
         if name not in weights:
             return cls(memory="none", prune=False, width=connector.shape[1])
+        own = weights.get("base_model.model.narration_memory.z", ())          # ours; in no published checkpoint
         return cls(memory_tokens=len(weights[name]), memory_target=name.replace("query", "tgt") in weights,
-                   readout="cls", width=connector.shape[1])
+                   readout="cls", narration_memory=len(own), last_k=0 if len(own) else None, width=connector.shape[1])
 
     @property
     def J(self) -> int:
@@ -157,14 +162,14 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     side = model.config.image_size // model.config.patch_size
     patches = output.last_hidden_state[:, -side * side:]                    # drops a leading CLS token, if any
     patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
-    patches = rearrange(F.adaptive_avg_pool2d(patches, grid), "t d h w -> t (h w) d")
-    return torch.cat([output.pooler_output[:, None], patches], dim=1)
+    pooled = F.adaptive_avg_pool2d(patches, grid) if grid else patches[..., :0]
+    return torch.cat([output.pooler_output[:, None], rearrange(pooled, "t d h w -> t (h w) d")], dim=1)
 
 
 # ---------------------------------------------------------------------- §3.2 tokens: one layout for both
 
 PROMPT, VISUAL, NARRATION = 0, 1, 2        # kinds of tokens: never removed; part of a segment; of a narration
-FRAME, MEMORY = -1, -2                     # placeholder ids, where embeddings of frames and memory go
+FRAME, MEMORY, HISTORY = -1, -2, -3        # placeholder ids, where embeddings of frames and of both memories go
 
 
 @dataclass
@@ -210,12 +215,13 @@ class Layout:
 
     A *segment* n is thus all that is fed after the words of narration n - 1 up to the words of narration n: EOT and
     newline of a narration belong to it (`number`), but are fed with the first frame of the next segment (`segment`).
+    With a narration memory (Table 15) its tokens, [ n*N ]\n, stand before [ m*M ]\n, and are visual like these.
     "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",", ...) are each
     tokenised on their own, so that no two ever merge, and no id is written as a number.
     """
 
-    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False):
-        self.tokenizer, self.J, self.M, self.keep_newline = tokenizer, J, M, keep_newline
+    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False, N: int = 0):
+        self.tokenizer, self.J, self.M, self.keep_newline, self.N = tokenizer, J, M, keep_newline, N
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open, self.close, skip = self.encode("["), self.encode("]\n"), self.encode(",")
@@ -234,8 +240,8 @@ class Layout:
         return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
 
     def spell(self, tokens: Tokens, prompt: str = "") -> list[str]:
-        """A short name for each token: x frame, m memory, $ end of text, [SKIP], `prompt` for its tokens, else text."""
-        names = {FRAME: "x", MEMORY: "m", self.eot: "$", self.skip: "[SKIP]"}
+        """A short name for each token: x frame, m and n memory, $ end of text, [SKIP], `prompt` for its, else text."""
+        names = {FRAME: "x", MEMORY: "m", HISTORY: "n", self.eot: "$", self.skip: "[SKIP]"}
         return [kind == PROMPT and prompt or names.get(i) or self.tokenizer.decode([i]).replace("\n", "\\n")
                 for i, kind in zip(tokens.ids, tokens.kind)]
 
@@ -257,6 +263,7 @@ class Layout:
             tokens.add(self.newline, PROMPT, segment=n)
         else:
             tokens.add(self.newline, NARRATION, segment=n, number=n - 1)
+        tokens.add(self.open + [HISTORY] * self.N + self.close if self.N else [], VISUAL, segment=n)
         return tokens.add(memory + self.open + [FRAME] * self.J, VISUAL, segment=n)
 
     def frame(self, n: int) -> Tokens:
@@ -327,10 +334,12 @@ class Narrator(nn.Module):
         hidden = llm.config.hidden_size
         self.connector = nn.Sequential(nn.Linear(config.width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
         kind, tokens = MEMORIES[config.memory], 0 if config.memory == "none" else config.memory_tokens
-        options = {"J": config.J} if not issubclass(kind, CLAM) else {
-            "heads": config.memory_heads, "target": config.memory_target, "dropout": config.memory_dropout}
-        self.memory = kind(config.width, tokens, **options)
-        self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline)
+        options = {"heads": config.memory_heads, "target": config.memory_target, "dropout": config.memory_dropout}
+        self.memory = kind(config.width, tokens, **options if issubclass(kind, CLAM) else {"J": config.J})
+        if (N := config.narration_memory) and hidden % (2 * config.memory_heads):
+            raise BadData(f"narration_memory: width {hidden} is not a multiple of twice {config.memory_heads} heads")
+        self.narration_memory = CLAM(hidden, N, **options) if N else NoMemory(hidden)
+        self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline, N)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         attention.install(llm)
         self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
@@ -376,7 +385,8 @@ class Narrator(nn.Module):
         config = self.config
         if self.merged:
             raise ValueError("a merged narrator has no LoRA to save")
-        modules = ["connector"] + (["clustering"] if list(self.memory.parameters()) else [])
+        modules = ["connector"] + ["clustering"] * any(True for _ in self.memory.parameters())
+        modules += ["narration_memory"] * bool(self.layout.N)
         adapter = {"base_model_name_or_path": llm or config.llm, "r": config.lora_rank, "lora_alpha": config.lora_alpha,
                    "lora_dropout": config.lora_dropout, "target_modules": lora.TARGETS, "modules_to_save": modules}
         own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
@@ -397,14 +407,30 @@ class Narrator(nn.Module):
         return self.connector[0].weight.device
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Embeddings [L, D_lm] of ids [L]; frame tokens x [.., J, D], memory [.., M, D] fill their places in order."""
+        """Embeddings [L, D_lm] of ids [L]; x [.., J, D] and what `embed_memory` gives fill their places in order."""
         self.routing.begin(ids == FRAME)
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
-        for place, visual in ((FRAME, x), (MEMORY, memory)):
+        for place, visual in ((ids == FRAME, x if x is None else self.embed_visual(x)), (ids <= MEMORY, memory)):
             if visual is not None:
-                visual = rearrange(visual, "... d -> (...) d").to(self.connector[0].weight.dtype)
-                e = e.masked_scatter((ids == place)[:, None], self.connector(visual).to(e.dtype))   # E = MLP(X)
+                e = e.masked_scatter(place[:, None], visual.to(e.dtype))
         return e
+
+    def embed_visual(self, x: Tensor) -> Tensor:
+        """E = MLP(X): frame or memory tokens [.., D] -> [.., D_lm]."""
+        rows = rearrange(x, "... d -> (...) d").to(self.connector[0].weight.dtype)
+        return self.connector(rows).unflatten(0, x.shape[:-1])
+
+    def embed_memory(self, memory: Tensor | None, history: Tensor | None) -> Tensor | None:
+        """What opens segments: history [.., N, D_lm], then memory [.., M, D] -> [.., N + M, D_lm]. Each can be None."""
+        parts = [y for y in (history, memory if memory is None else self.embed_visual(memory)) if y is not None]
+        return torch.cat(parts, dim=-2) if parts else None
+
+    def spoken(self, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
+        """What the narration memory absorbs: embeddings [1, L, D_lm] of Assistant:, words and EOT of the narrations
+        (frame, ids), and where each of them ends [1, n]."""
+        ids = [self.layout.assistant + words + [self.layout.eot] for _, words in narrations]
+        e = self.llm.get_input_embeddings()(torch.tensor([sum(ids, [])], dtype=torch.long, device=self.device))
+        return e.to(self.connector[0].weight.dtype), torch.tensor([list(map(len, ids))]).long().cumsum(1)
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
         """Embeddings [L, D_lm] at positions [L] with mask [L, keys] -> last hidden states [L, D_lm]."""
@@ -419,26 +445,28 @@ class Narrator(nn.Module):
     def start_published(self):
         """Start connector and memory (`CLAM.reset_parameters`) as published: weights N(0, 0.02), biases 0.
 
-        LoRA always starts the same way: A Kaiming-uniform, B zero.
+        LoRA always starts the same way: A Kaiming-uniform, B zero; the narration memory from statistics of words.
         """
         for layer in (self.connector[0], self.connector[2]):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
         self.memory.reset_parameters()
+        self.narration_memory.initialise(self.llm.get_input_embeddings().weight[:4096, None])
 
     def initialise(self, x: Tensor):
         """Start connector and memory from the statistics of training features x [T, J, D] (support/start.py)."""
         self.memory.initialise(x)
+        self.narration_memory.initialise(self.llm.get_input_embeddings().weight[:4096, None])
         start_connector(self.connector, x)
 
     def read_at(self, frame: int) -> int:
         """How many frame tokens the memory has seen when it is read at the end of `frame`."""
         return (frame + 1) * self.config.J if self.config.readout == "frame" else frame * self.config.J + 1
 
-    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                state: Tensor | None = None, before: int = 0) -> tuple[Tensor, Tensor, Tokens]:
-        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT). For the middle of a long
-        stream: `state` is the memory's before the first frame, `before` counts tokens fed after the prompt and pruned.
+    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None, before: int = 0,
+                history_state: Tensor | None = None) -> tuple[Tensor, Tensor, Tokens]:
+        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT). In the middle of a long
+        stream: the memories' `state` and `history_state`, and how many tokens after the prompt were pruned `before`.
 
         Returns the hidden states [L, D_lm] of every token, the labels [L] on the CPU (the id that each token should
         predict, -100 where nothing is learned) and the tokens. Frames after the last narration are not used.
@@ -449,11 +477,13 @@ class Narrator(nn.Module):
                              f"got {list(x.shape)}")
         x = x[:last + 1].to(self.device, self.connector[0].weight.dtype)
         tokens = self.layout.sequence(narrations)
-        memory = None
+        memory = history = None
         if self.layout.M:
             read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]]).long()
             memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
-        e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
+        if self.layout.N:
+            history, _ = self.narration_memory(*self.spoken(narrations[:-1]), history_state)
+        e = self.embed(torch.tensor(tokens.ids, device=self.device), x, self.embed_memory(memory, history))
         after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
         positions = torch.arange(len(tokens)) + before * after_prompt
         rows = self.config.prune and segment_rows(tokens, self.config.last_k)             # not pruned: causal
@@ -462,18 +492,18 @@ class Narrator(nn.Module):
                            rectangles=attention.rectangles(rows, len(tokens), self.device) if rows else None)
         return y.last_hidden_state[0], labels, tokens
 
-    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None,
-             before: int = 0) -> tuple[Tensor, int]:
+    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None, before: int = 0,
+             history_state: Tensor | None = None) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens, their number."""
-        hidden, labels, _ = self(x, narrations, state, before)
+        hidden, labels, _ = self(x, narrations, state, before, history_state)
         rows = (labels != -100).nonzero()[:, 0]
         hidden, labels = (y.to(hidden.device).index_select(0, rows.to(hidden.device)) for y in (hidden, labels))
         return cross_entropy(self.logits, hidden, labels), len(rows)
 
     def trainable(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: LoRA, connector, memory, routers, under their names in the published adapters."""
-        return {self.published_name(name): p for name, p in self.named_parameters()
-                if "lora_" in name or ".router." in name or name.startswith(("connector.", "memory."))}
+        """What a checkpoint holds: LoRA, connector, memories, routers, under their names in the published adapters."""
+        return {self.published_name(name): p for name, p in self.named_parameters() if "lora_" in name
+                or ".router." in name or name.startswith(("connector.", "memory.", "narration_memory."))}
 
     def published_name(self, name: str) -> str:
         """Our parameter name -> the one in adapter_model.safetensors (PEFT's layout)."""

@@ -138,6 +138,9 @@ class Context:
         self.waiting: list[Tensor] = []                                    # frames that it has not absorbed yet
         self.read = narrator.memory.reader()
         self.memory: Tensor | None = None                                  # M_{t_{n-1}}
+        self.history_state = narrator.narration_memory.initial_state().to(narrator.device)
+        self.read_history = narrator.narration_memory.reader()
+        self.history: Tensor | None = None                                 # what is read from it (Table 15)
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
         self.last_narrated = 0                                             # t_{n-1}
@@ -165,12 +168,16 @@ class Context:
                     self.state = memory.step(x[:, -later:], self.readable)
                 self.waiting = []
 
-    def read_memory(self):
-        """Lines 5 and 17: the memory tokens M_t, kept for the next segment. Those of other frames are not needed."""
+    def read_memory(self, said: list[int]):
+        """Lines 5 and 17: the memory tokens M_t, kept for the next segment, and those of what has been said so far."""
         self.absorb()
-        if self.narrator.layout.M:
-            with self.watch("memory"):
+        with self.watch("memory"):
+            if self.narrator.layout.M:
                 self.memory = self.read(self.readable)
+            if self.narrator.layout.N:
+                said, _ = self.narrator.spoken([(self.segment, said)])
+                self.history_state = self.narrator.narration_memory.step(said, self.history_state)
+                self.history = self.read_history(self.history_state)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         """Lines 9-12, Fig. 7: new tokens through the language model; returns the logits [V] of the last one.
@@ -199,9 +206,9 @@ class Context:
         slots = self.cache.take(len(ids))
         plan = torch.tensor([ids, range(self.position, self.position + len(ids)), slots.tolist()])   # line 10
         last = slice(len(tokens) - 1, None, len(pieces[-1]))
+        memory = narrator.embed_memory(self.memory, self.history) if min(tokens.ids) <= MEMORY else None
         logits = self.run(Part(plan.to(narrator.device), torch.stack(frames) if frames else None,    # lines 9, 12
-                               self.memory if MEMORY in tokens.ids else None, self.cache,
-                               last if self.logits is None else slice(None)))
+                               memory, self.cache, last if self.logits is None else slice(None)))
         if self.logits is not None:
             self.logits.extend(logits)
             logits = logits[last]
@@ -285,7 +292,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             ids = generate(c, None if forced is None else forced[t])                  # line 15
             text = one_line(layout.decode(ids))                                       # line 16
             narration = Narration(c.segment, t, start, (t + 1) / config.fps, text, p_skip, ids)
-            c.read_memory()                                                           # line 17
+            c.read_memory(ids)                                                        # line 17
             pruned = c.discard(now=c.segment + 1)                                     # line 18
             c.segment, c.new = c.segment + 1, True                                    # line 19
         yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned)

@@ -77,6 +77,7 @@ class Options:
     readout: str = option("frame", "the memory is read after the whole frame (the paper) or after its first token (the "
                           "published code)", ("frame", "cls"))
     last_k: int | None = option(None, 'narrations kept in context (FlowNar-C: 10; 0: none), or "all"', kept_narrations)
+    narration_memory: int = option(0, "tokens of a second CLAM, on narrations, which are then not kept; 0: none", whole)
     no_prune: bool = option(False, "the baseline VideoLLM-online: nothing is removed from the context")
     mod_keep: float | None = option(None, "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept", probability)
     lr: float = option(2e-4, "peak learning rate", positive_float)
@@ -95,6 +96,7 @@ class Options:
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto", "of the frozen language model; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
     limit: int | None = option(None, "use at most this many training videos", positive_int)
+    grid: int = option(3, "pooled tokens per side of a toy's frame; 0: CLS only", in_range(int, 0, 100, "0 to 100"))
     world: str = option("plain", "kind of the toy's videos (toy/world.py)", tuple(stages.world.WORLDS))
     idle: float | None = option(None, "share of the toy's videos that have idle time; default the world's", probability)
     llm_width: int = option(128, "width of the toy's own language model", positive_int)
@@ -108,7 +110,8 @@ class Options:
         if unknown := given.keys() - defaults:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
-        values = defaults | (TOY_DEFAULTS if given.get("data") == "toy" else {}) | given
+        values = defaults | (TOY_DEFAULTS if given.get("data") == "toy" else {})
+        values |= ({"last_k": 0} if given.get("narration_memory") else {}) | given
         values["last_k"] = None if values["last_k"] == "all" else values["last_k"]
         for name, value in values.items():
             setattr(self, name, located(value) if name in ("root", "llm", "vision", "init") and value else value)
@@ -218,8 +221,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         coming, total, tokens = coming or ahead(lessons(step), 1), 0.0, 0
         torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # each process has its own dropout
         for example, earlier, before in islice(coming, len(range(me, options.batch, world))):
-            state = memory_after(narrator, earlier) if earlier else None
-            loss, learned = narrator.loss(example.x, example.narrations, state, before)
+            state, history_state = memory_after(narrator, earlier) if earlier else (None, None)
+            loss, learned = narrator.loss(example.x, example.narrations, state, before, history_state)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
         return total, tokens
@@ -245,10 +248,11 @@ def earlier_videos(count: int, chance: random.Random) -> tuple[list[int], int]:
 
 
 @torch.no_grad()
-def memory_after(narrator: nar.Narrator, videos: list[Example]) -> Tensor:
-    """The memory's state S_t after these videos, one after the other."""
+def memory_after(narrator: nar.Narrator, videos: list[Example]) -> tuple[Tensor, Tensor]:
+    """The states of the memory, S_t, and of the narration memory after these videos, one after the other."""
     x = rearrange(torch.cat([video.x for video in videos]), "t j d -> 1 (t j) d").to(narrator.device)
-    return narrator.memory(x, torch.zeros(1, 0, dtype=torch.long))[1]
+    said, ends = narrator.spoken([narration for video in videos for narration in video.narrations])
+    return narrator.memory(x, ends[:, :0])[1], narrator.narration_memory(said, ends[:, :0])[1]
 
 
 # ---------------------------------------------------------------------- how a training begins and ends
@@ -358,17 +362,18 @@ def train_toy(options: Options):
         run, folder = partial(fit, options=options), Path(options.output)
         llm, vision = Path(options.llm or folder / "llm"), Path(options.vision or folder / "vision")
         if not options.vision:                              # what cannot work is refused before anything is trained
-            new_config(options, str(llm), str(vision), 10, stages.WIDTH)
+            new_config(options, str(llm), str(vision), 1 + options.grid ** 2, stages.WIDTH)
         language = partial(stages.language, width=options.llm_width)
         for given, model, stage in ((options.vision, vision, stages.encoder), (options.llm, llm, language)):
             if not given and not (model / "model.safetensors").exists():
                 torch.manual_seed(options.seed)
                 stage(run, model, options.seed, variant)
-        encoder = nar.VisionEncoder(str(vision))
+        encoder = nar.VisionEncoder(str(vision), options.grid)
         torch.manual_seed(options.seed)
-        config = new_config(options, str(llm), str(vision), 10, encoder.width)
+        config = new_config(options, str(llm), str(vision), 1 + options.grid ** 2, encoder.width)
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm), config)
-        videos = stages.scenes(encoder, narrator.layout, options.limit, variant, vision.parent / "features.safetensors")
+        cache = vision.parent / f"features{'' if options.grid == 3 else options.grid}.safetensors"
+        videos = stages.scenes(encoder, narrator.layout, options.limit, variant, cache)
         begin(narrator, options, videos)
         stages.before_narrating(run, narrator, videos, options.lr, options.seed, not options.no_remember)
     train_narrator(narrator, videos, options)
@@ -390,7 +395,7 @@ def parse() -> Options:
         parser.error("--start is for new weights; --init brings its own")
     toy = options.data == "toy"
     for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else
-                                        {"world", "idle", "llm_width", "no_remember"})):
+                                        {"world", "idle", "grid", "llm_width", "no_remember"})):
         parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32" if toy else
                      f"--{name.replace('_', '-')}: only for the toy")
     if toy and options.device not in ("auto", "cpu"):

@@ -52,7 +52,7 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
     inputs = seen["hidden_states"], seen["position_embeddings"], mask
     shares = []
     for n, weights in enumerate(attention_rows(layer, *inputs, queries), 1):
-        memory, frames = (ids == nar.MEMORY) & (segment == n), ids == nar.FRAME
+        memory, frames = (ids <= nar.MEMORY) & (segment == n), ids == nar.FRAME
         groups = (number >= 0) & (number < n), frames & (segment == n), frames & (segment < n), memory
         shares.append([weights[:, group].sum(1).mean().item() for group in groups])
     return np.mean(shares, axis=0)
@@ -182,7 +182,7 @@ def run_timeline(args: argparse.Namespace):
         predicted = to_sentences(read_jsonl(Path(args.pred)), args.pred) if args.pred else None
     else:
         narrator = load_narrator(args, args.model)
-        fps, memory = narrator.config.fps, narrator.layout.M if narrator.config.prune else 0
+        fps, memory = narrator.config.fps, narrator.layout.M + narrator.layout.N if narrator.config.prune else 0
         dtype = choose(args.device, args.dtype)[1]
         encoder = None if is_features(args.input) else narrator.vision_encoder(args.vision, dtype)
         frames, _, _ = stream.open_frames(args.input, narrator.config, encoder)

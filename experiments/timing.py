@@ -65,7 +65,8 @@ class Meter:
             decision = next(self.decisions)
             seconds, processor = time.perf_counter() - began, time.process_time() - processor
             c, cache = self.context, self.context.cache
-            state = sum(y.nbytes for y in (c.state, c.memory, *c.waiting) if y is not None)
+            states = c.state, c.memory, c.history_state, c.history, *c.waiting
+            state = sum(y.nbytes for y in states if y is not None)
             self.rows.append({"seconds": seconds, "processor_s": processor,
                               "text_s": self.stages["text"] - text if decision.narration else None,
                               "cache_tokens": cache.text + cache.visual, "cache_bytes": cache.bytes(),

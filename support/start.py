@@ -16,7 +16,8 @@ def start_memory(clam: nn.Module, x: Tensor):
     W_k tells the J token slots apart (least squares) and query m addresses slot m mod J; W_v keeps the principal
     directions of what varies within a slot and ignores its usual appearance; W_o maps them back. Memory token m
     then starts as the usual appearance of its slot plus what varied there lately, much like a frame token. Gates
-    start near 1, from 0.982 per token in the first head to 0.9997 in the last; all other matrices are Xavier.
+    start near 1, from 0.982 per token in the first head to 0.9997 in the last; all other matrices are Xavier. Where
+    there is one slot (words; frames of one token), keys and queries address content at random.
     """
     for weight in clam.parameters():
         if weight.dim() == 2:
@@ -26,8 +27,9 @@ def start_memory(clam: nn.Module, x: Tensor):
     address = torch.randn(heads, max(slots, c), c, device=x.device)
     address = rearrange(torch.linalg.qr(address).Q[:, :slots] * c ** 0.5, "h j c -> j (h c)")   # [J, D / 2]
     tokens = rearrange(x, "t j d -> (t j) d")
-    ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width, device=x.device)
-    clam.w_k.weight.copy_(torch.linalg.solve(tokens.T @ tokens + ridge, tokens.T @ address.repeat(frames, 1)).T)
+    if slots > 1:
+        ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width, device=x.device)
+        clam.w_k.weight.copy_(torch.linalg.solve(tokens.T @ tokens + ridge, tokens.T @ address.repeat(frames, 1)).T)
 
     usual = x.median(dim=0).values                                                # [J, D]
     blind = torch.linalg.qr(usual.T).Q                                            # [D, J]
@@ -50,7 +52,8 @@ def start_memory(clam: nn.Module, x: Tensor):
         clam.target.copy_(usual[which])
     a = clam.queries()[0]
     inverse = torch.linalg.pinv(clam.w_q.weight)                                  # [D, D / 2]
-    clam.z.copy_(address[which] @ inverse.T - a @ (inverse @ clam.w_q.weight).T)  # W_q (a + z) = address
+    wanted = address[which] if slots > 1 else torch.randn(clam.M, width // 2, device=x.device)
+    clam.z.copy_(wanted @ inverse.T - a @ (inverse @ clam.w_q.weight).T)  # W_q (a + z) = address
     u = a + clam.z
     one = torch.linalg.pinv(u) @ torch.ones(clam.M, 1, device=x.device)      # u @ one = 1 for every token
     clam.w_output_gate.weight.mul_(0.1).add_(1.28 * one.T)  # SiLU(1.28) = 1: an open gate
@@ -65,8 +68,9 @@ def start_connector(connector: nn.Sequential, x: Tensor, gain: float = 5.0):
     model has to find a place before it can say what is there.
     """
     x = x.float()
-    mean, std = x[:, 1:].mean((0, 1)), x[:, 1:].std((0, 1)) + 1e-6              # the patches; CLS is an outlier
-    slots = (x[:, 1:].mean(0) - mean) / std                                     # [J - 1, D]
+    x = x[:, 1:] if x.shape[1] > 1 else x                                       # the patches; CLS is an outlier
+    mean, std = x.mean((0, 1)), x.std((0, 1)) + 1e-6
+    slots = (x.mean(0) - mean) / std                                            # [J - 1, D]
     span = torch.linalg.svd(slots, full_matrices=False).Vh[:len(slots) - 1]     # [J - 2, D], orthonormal
     enlarge = torch.eye(len(mean)) + (gain - 1) * span.T @ span
     first = connector[0]

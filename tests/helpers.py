@@ -25,6 +25,8 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)
     model.memory.initialise(torch.randn(50, model.config.J, model.config.width))   # as published it starts near nothing
+    if model.layout.N:
+        model.narration_memory.initialise(model.llm.get_input_embeddings().weight[:, None])
     return model.eval()
 
 
@@ -57,7 +59,8 @@ def published(model: nar.Narrator, x: torch.Tensor, case: dict):
     if model.layout.M:
         read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
         memory, _ = model.memory(x.reshape(1, -1, model.config.width), read_at)
-    hidden = model.run(model.embed(torch.tensor(tokens.ids), x, memory), torch.arange(len(tokens)), mask)
+    e = model.embed(torch.tensor(tokens.ids), x, model.embed_memory(memory, None))
+    hidden = model.run(e, torch.arange(len(tokens)), mask)
     return hidden, torch.tensor(case["labels"]), tokens
 
 

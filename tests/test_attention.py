@@ -42,7 +42,7 @@ def assert_as_the_dense_mask(model, x, narrations):
 
 
 @pytest.mark.parametrize("variant", [{}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
-                                     {"memory": "none", "prune": False}], ids=str)
+                                     {"last_k": 0, "narration_memory": 4}, {"memory": "none", "prune": False}], ids=str)
 def test_rectangles_are_the_mask(variant):
     """Outputs and gradients; four heads of queries for two of keys."""
     model = tiny(llm=grouped(), **variant)

@@ -359,7 +359,7 @@ def test_toy_arguments_that_do_not_fit(tmp_path, monkeypatch, arguments):
 @pytest.mark.parametrize("arguments", [
     "toy --output a --count 0", "toy --output a.mp4 --minutes nan", "toy --output a.mp4 --seed -1",
     "stats --data toy --limit 0",
-    "stats --data nonsense", "encode a.mp4 --output b --fps 0", "encode a.mp4 --output b --grid 0",
+    "stats --data nonsense", "encode a.mp4 --output b --fps 0", "encode a.mp4 --output b --grid -1",
     "encode a.mp4 --output b --batch -1", "encode a.mp4 --output b --shard 3/2", "encode a.mp4 --output b --shard 0/2",
     "encode a.mp4 --output b --shard x", "rewrite --data toy --llm x"])
 def test_usage(tmp_path, monkeypatch, capsys, arguments):

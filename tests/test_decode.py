@@ -88,7 +88,8 @@ def test_merged_weights_are_held_once():
             assert module.weight.untyped_storage().data_ptr() in fused
 
 
-@pytest.mark.parametrize("changes", [{}, {"last_k": 2}, {"memory": "none", "prune": False}, {"readout": "cls"}])
+@pytest.mark.parametrize("changes", [{}, {"last_k": 2}, {"memory": "none", "prune": False}, {"readout": "cls"},
+                                     {"last_k": 0, "narration_memory": 4}, {"grid": 0}])
 @pytest.mark.parametrize("fast", [True, False])
 def test_lookahead_changes_nothing(changes, fast):
     """Narrations, ids, positions, counts of the cache: all the same; p([SKIP]) to 1e-5. Nothing is left behind."""
@@ -147,10 +148,11 @@ def test_the_pass_is_one_graph():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_captured_passes(lookahead):
+@pytest.mark.parametrize("lookahead, changes", [(1, {"last_k": 2}), (4, {"last_k": 2}),
+                                                (4, {"last_k": 0, "narration_memory": 4}), (1, {"grid": 0})])
+def test_captured_passes(lookahead, changes):
     """On CUDA every shape is a captured graph; beside the plain path of the same model, on the same device."""
-    model, x = lively(last_k=2)
+    model, x = lively(**changes)
     model.to("cuda")
     plain = trace(model, x, lookahead)
     model.merge()
@@ -178,10 +180,12 @@ def together(model, sources, width, lookahead=1):
     return found
 
 
-@pytest.mark.parametrize("llm, lookahead", [(None, 1), (None, 4), (grouped, 1)])
-def test_streams_do_not_depend_on_each_other(llm, lookahead):
+@pytest.mark.parametrize("llm, lookahead, changes", [
+    (None, 1, {"last_k": 2}), (None, 4, {"last_k": 2}), (grouped, 1, {"last_k": 2}),
+    (grouped, 4, {"last_k": 0, "narration_memory": 4}), (None, 4, {"grid": 0})])
+def test_streams_do_not_depend_on_each_other(llm, lookahead, changes):
     """Videos of different lengths, three at a time, so that streams join and end beside others."""
-    model, _ = lively(llm and llm(), last_k=2)
+    model, _ = lively(llm and llm(), **changes)
     model.merge()
     sources = [video(model, frames=frames, seed=frames)[0] for frames in (13, 40, 25, 1, 31, 20)]
     for alone, beside in zip([trace(model, x) for x in sources], together(model, sources, 3, lookahead)):

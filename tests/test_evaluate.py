@@ -412,7 +412,8 @@ def assert_segments_go_on(model, x, narrations):
 
 
 @pytest.mark.parametrize("variant", [{}, {"last_k": 1}, {"memory": "none", "prune": False}, {"memory": "recent"},
-                                     {"readout": "cls", "keep_newline": True, "last_k": 1}], ids=str)
+                                     {"readout": "cls", "keep_newline": True, "last_k": 1},
+                                     {"last_k": 0, "narration_memory": 4}, {"grid": 0}], ids=str)
 @torch.no_grad()
 def test_segments_go_on_from_the_keys_and_values(variant):
     """One forward for all late turns: the hidden states, and the turns, of a whole forward for each."""

@@ -249,11 +249,11 @@ def test_a_training_step_of_each_variant():
 
 def test_attention_is_where_it_may_be():
     """Shares of the whole; none on past frames that are pruned, some on memory where there is one."""
-    for changes in ({}, {"memory": "none", "prune": False}):
+    for changes in ({}, {"memory": "none", "prune": False}, {"memory": "none", "last_k": 0, "narration_memory": 4}):
         model = tiny(**changes)
         groups = figures.attention(model, *video(model))
         assert groups.shape == (4,) and (groups >= 0).all() and groups.sum() <= 1
-        assert (groups[2] > 0) == (not model.config.prune) and (groups[3] > 0) == bool(model.layout.M)
+        assert (groups[2] > 0) == (not model.config.prune) and (groups[3] > 0) == bool(model.layout.M + model.layout.N)
 
 
 def test_attention_weights_reproduce_the_layer():

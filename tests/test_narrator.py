@@ -33,6 +33,14 @@ def test_layout_is_the_one_of_the_paper():
                     f"\n[mmm]\n[xx,xx]\nAssistant: You wipe.<|eot_id|>")
 
 
+def test_the_narration_memory_comes_first():
+    """[ n*N ], then [ m*M ], both visual: they go with their segment."""
+    layout = tiny(memory_tokens=3, narration_memory=2, last_k=0).layout
+    opening = layout.opening(1)
+    assert layout.spell(opening) == ["$", "\\n", "[", "n", "n", "]\\n", "[", "m", "m", "m", "]\\n", "["] + ["x"] * 10
+    assert set(opening.kind[2:]) == {nar.VISUAL} and not any(opening.learn[1:])
+
+
 def test_pieces_are_what_streaming_feeds():
     layout = tiny(memory_tokens=3).layout
     ids = layout.encode(" You wash the red cup.")
@@ -108,8 +116,9 @@ def test_hidden_frames_have_no_influence():
 
 @pytest.mark.parametrize("name, value", [
     ("fps", 0), ("fps", float("nan")), ("theta", 1.7), ("theta_low", -0.1), ("last_k", -3), ("memory_heads", 0),
-    ("memory_heads", 3), ("memory_tokens", 0), ("grid", 0), ("width", -1), ("refractory", -1), ("lora_rank", 0),
+    ("memory_heads", 3), ("memory_tokens", 0), ("grid", -1), ("width", -1), ("refractory", -1), ("lora_rank", 0),
     ("refractory", float("inf")), ("max_new_tokens", 0), ("memory", None), ("memory", 5), ("memory", "clamm"),
+    ("narration_memory", -1), ("narration_memory", None),
     ("readout", "last"), ("prune", 1), ("last_k", 2.5), ("fps", True), ("lora_dropout", 2), ("llm", None)])
 def test_every_setting_is_checked(name, value):
     with pytest.raises(BadData, match=name):
@@ -122,10 +131,36 @@ def test_last_k_needs_pruning():
         nar.Config(memory="none", prune=False, last_k=2)
 
 
+@pytest.mark.parametrize("last_k, prune", [(None, True), (2, True), (0, False), (None, False)])
+def test_a_narration_memory_stands_for_past_narrations(last_k, prune):
+    with pytest.raises(BadData, match="last_k = ") as caught:
+        nar.Config(narration_memory=4, last_k=last_k, prune=prune)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_narration_memory_needs_heads_that_fit():
+    with pytest.raises(BadData, match="narration_memory: width 128 is not a multiple of twice 3 heads"):
+        tiny(width=12, memory_heads=3, narration_memory=4, last_k=0)
+
+
+@pytest.mark.parametrize("start", ["start_published", "initialise"])
+def test_a_narration_memory_starts_with_several_sentences(start):
+    """What was said three narrations ago makes a difference, and its tokens are of the size of words."""
+    model = tiny(narration_memory=4, last_k=0, memory_target=start == "initialise")
+    model.start_published() if start == "start_published" else model.initialise(torch.randn(50, 10, 32))
+    wash, wipe = (model.layout.encode(f" You {word} the red cup.") for word in ("wash", "wipe"))
+    size = lambda y: float(y.square().mean() ** 0.5)
+    with torch.no_grad():
+        one, two = (model.narration_memory(*model.spoken([(0, first), (3, wipe), (6, wipe), (9, wipe)]))[0][0, -1]
+                    for first in (wash, wipe))
+    assert size(one) == pytest.approx(size(model.llm.get_input_embeddings().weight), rel=0.2)
+    assert size(one - two) > 0.02 * size(one) and size(one[1:] - one[:-1]) > 0.1 * size(one)
+
+
 def test_nothing_is_on_another_device():
     """On meta tensors, which refuse to meet tensors of the CPU: the parallel form, CLAM's forms, the memories."""
     for memory in nar.MEMORIES:
-        model = tiny(memory=memory).to("meta")
+        model = tiny(memory=memory, narration_memory=2, last_k=0).to("meta")
         x, narrations = video(model)
         loss, learned = model.loss(x.to("meta"), narrations)
         assert loss.device.type == "meta" and learned > 0
@@ -231,6 +266,13 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
     assert torch.allclose(x[:, 0], output.pooler_output, atol=1e-5)
     patches = output.last_hidden_state.view(6, 6, 16)
     assert torch.allclose(x[0, 1 + 3 + 2], patches[2:4, 4:6].mean((0, 1)), atol=1e-5)   # row 1, column 2
+
+
+def test_without_pooled_patches_a_frame_is_its_cls_token(tmp_path):
+    vision_folder(tmp_path)
+    frames = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
+    alone, whole = (nar.VisionEncoder(str(tmp_path), grid=grid)(frames) for grid in (0, 3))
+    assert alone.shape == (2, 1, 16) and torch.equal(alone, whole[:, :1]) and nar.Config(grid=0).J == 1
 
 
 def test_letterbox_keeps_the_aspect_ratio():

@@ -83,7 +83,8 @@ def test_the_code_head_is_linear():
 
 
 @pytest.mark.parametrize("settings", [{}, {"memory": "recent"}, {"memory": "none"}, {"readout": "cls", "last_k": 0},
-                                      {"memory": "none", "prune": False}])
+                                      {"memory": "none", "prune": False}, {"narration_memory": 3, "last_k": 0},
+                                      {"grid": 0}])
 @pytest.mark.parametrize("at", [(0,), (0, 1), (0, 2, 3)])
 def test_several_sequences_at_once_are_each_alone(settings, at):
     """short_loss is the sum of Narrator.loss after the frames before each sequence: value and gradients."""
@@ -109,6 +110,23 @@ def test_inventories_run_with_every_memory(tmp_path):
         for stage in ("look", "recall"):
             stages.inventories(partial(train.fit, options=options), stage, model, videos, 1, 1e-3, 0, batch=1)
             assert (tmp_path / memory / f"{stage}-log.jsonl").stat().st_size > 20
+
+
+def test_stages_of_one_token(tmp_path):
+    """Frames that are their CLS token alone: look, remember and recall have losses, and what they train changes."""
+    model = tiny(grid=0, narration_memory=3, last_k=0)
+    model.initialise(torch.randn(60, 1, 32))
+    before = {name: p.detach().clone() for name, p in model.trainable().items()}
+    videos = [scene(seed, 32) for seed in range(2)]
+    for one in videos:
+        one.x = one.x[:, :1]
+    fit = partial(train.fit, options=train.Options(output=str(tmp_path)))
+    for stage in ("look", "recall"):
+        stages.inventories(fit, stage, model, videos, 2, 1e-3, 0, batch=2)
+    stages.remember(fit, model.memory, videos, 2, 0, batch=1)
+    assert all(p.isfinite().all() for p in model.trainable().values())
+    changed = {name.split(".")[2] for name, p in model.trainable().items() if not torch.equal(p, before[name])}
+    assert changed >= {"connector", "clustering", "narration_memory", "lm_head"}
 
 
 def test_inventory_of_the_second_kitchen():

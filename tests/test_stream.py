@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import narrator as nar
 import stream
+import train
 from support.common import one_line
 from support.decode import EMPTY
 from support.features import encode_pictures, load_features
@@ -25,7 +26,11 @@ from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
 VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10": {"last_k": 10},
             "VideoLLM-online": {"memory": "none", "prune": False}, "recent": {"memory": "recent", "memory_tokens": 20},
             "none": {"memory": "none"}, "no narrations": {"last_k": 0},
-            "published": {"readout": "cls", "keep_newline": True, "last_k": 1}}
+            "published": {"readout": "cls", "keep_newline": True, "last_k": 1},
+            "CLAM on narrations": {"narration_memory": 6, "last_k": 0},
+            "on narrations alone": {"memory": "none", "narration_memory": 6, "last_k": 0, "keep_newline": True},
+            "one token": {"grid": 0}, "one token, recent": {"grid": 0, "memory": "recent"},
+            "one token, published": {"grid": 0, "readout": "cls"}}
 
 
 def streamed_logits(model, x, narrations):
@@ -116,11 +121,11 @@ def test_the_layout_is_one_place():
 
 
 class Late(stream.Context):
-    """A stream that has run for long: its memory holds earlier frames, its counter is far beyond the prompt."""
+    """A stream that has run for long: its memories hold what was before, its counter is far beyond the prompt."""
 
-    def __init__(self, model, memory, before):
+    def __init__(self, model, memory, before, history):
         super().__init__(model)
-        self.state, self.readable, self.before = memory, memory, before
+        self.state, self.readable, self.before, self.history_state = memory, memory, before, history
 
     def feed(self, tokens, x=None):
         logits = super().feed(tokens, x)
@@ -128,19 +133,46 @@ class Late(stream.Context):
         return logits
 
 
-def test_the_middle_of_a_long_stream():
-    """`state` and `before` of the parallel forward (train.py: memory_after) are a stream that continues, to 1e-4."""
-    model = tiny(last_k=2)
+@pytest.mark.parametrize("variant", [{"last_k": 2}, {"last_k": 0, "narration_memory": 6}], ids=str)
+def test_the_middle_of_a_long_stream(variant):
+    """`state`, `before` and `history_state` of the parallel forward are a stream that continues, to 1e-4."""
+    model = tiny(**variant)
     x, narrations = video(model)
-    _, memory = model.memory(torch.randn(1, 300, model.config.width), torch.zeros(1, 0, dtype=torch.long))
-    context = Late(model, memory.detach(), 5000)
+    memory, history = train.memory_after(model, [train.Example(*video(model, 30, (0, 8, 20), seed=5))])
+    context = Late(model, memory, 5000, history)
     context.logits = []
     list(stream.narrate(model, x[:16], forced=dict(narrations), context=context))
     with torch.no_grad():
-        parallel = model.logits(model(x, narrations, memory, 5000)[0])
-        plain = model.logits(model(x, narrations)[0])
+        parallel = model.logits(model(x, narrations, memory, 5000, history)[0])
+        for other in ((), (memory, 5000, None))[:1 + model.layout.N]:
+            assert (model.logits(model(x, narrations, *other)[0]) - parallel).abs().max() > 1e-2
     assert_same(model, narrations, torch.stack(context.logits), parallel)
-    assert (plain - parallel).abs().max() > 1e-2
+
+
+def test_only_the_narration_memory_knows_what_was_said():
+    """Another first sentence changes every later segment; without the memory, only its own."""
+    for changes, reaches in (({"narration_memory": 6}, {0, 1, 2, 3}), ({}, {0})):
+        model = tiny(last_k=0, **changes)
+        x, narrations = video(model)
+        other = [(0, [i % 600 + 2 for i in narrations[0][1]]), *narrations[1:]]
+        with torch.no_grad():
+            (one, _, tokens), (two, _, _) = model(x, narrations), model(x, other)
+        segment = torch.tensor(tokens.segment)
+        assert {n for n in range(4) if (one - two)[segment == n].abs().max() > 1e-4} == reaches
+
+
+def test_a_narration_memory_is_constant():
+    """One state of one size, changed once a narration; of the text, only the prompt stays."""
+    model = tiny(last_k=0, narration_memory=6)
+    x, narrations = video(model, 60, tuple(range(0, 60, 6)))
+    context, states = stream.Context(model), []
+    for step in stream.narrate(model, x, forced=dict(narrations), context=context):
+        states.append(context.history_state)
+        assert not step.narration or step.text_tokens == sum(kind == nar.PROMPT for kind in model.layout.first().kind)
+    assert {(state.shape, state.dtype) for state in states} == {(model.narration_memory.initial_state().shape,
+                                                                 torch.float32)}
+    changed = [t for t in range(1, len(states)) if not torch.equal(states[t], states[t - 1])]
+    assert changed == [t for t, _ in narrations[1:]] and context.history.shape == (1, 6, 128)
 
 
 def test_the_mask_matters():

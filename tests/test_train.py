@@ -180,7 +180,7 @@ def test_late_in_a_long_stream():
     videos = examples(model, 3)
     earlier, before = train.earlier_videos(3, random.Random(3))
     assert (earlier, before) == train.earlier_videos(3, random.Random(3)) and 1 <= before <= 100_000
-    state = train.memory_after(model, [videos[i] for i in earlier])
+    state, _ = train.memory_after(model, [videos[i] for i in earlier])
     assert state.shape == model.memory.initial_state().shape and state.abs().sum() > 0 and not state.requires_grad
 
 
@@ -399,7 +399,7 @@ WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "
          "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
          "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
-         "world": "noon", "idle": "1.1", "mod_keep": "1.1"}
+         "world": "noon", "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1", "grid": "-1"}
 
 
 def parsed(monkeypatch, *line):
@@ -413,7 +413,8 @@ def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
     assert names - WRONG.keys() == {"root", "output", "llm", "vision", "init", "device"}    # checked when they are used
     lines = [["--" + name.replace("_", "-"), value] for name, value in WRONG.items()]
     lines += [["--start", "published", "--init", "x"], ["--data", "toy", "--max-frames", "9"],
-              ["--data", "toy", "--device", "cuda"], ["--data", "ek100", "--idle", "0.5"], ["--world", "hard"]]
+              ["--data", "toy", "--device", "cuda"], ["--data", "ek100", "--idle", "0.5"], ["--world", "hard"],
+              ["--data", "ek100", "--grid", "0"]]
     for line in lines:
         with pytest.raises(SystemExit) as exit:
             parsed(monkeypatch, *line)
@@ -455,7 +456,7 @@ SAVED = {"width": 16, "memory_tokens": 3, "readout": "cls", "last_k": 4, "memory
 FREE = {"last_k": 7, "readout": "frame", "memory_dropout": 0.0, "lora_dropout": 0.0, "llm": str(TOY / "llm"),
         "vision": "owner/name"}
 FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16, "no_prune": True,
-         "mod_keep": 0.2}
+         "mod_keep": 0.2, "narration_memory": 4, "grid": 2}
 
 
 def test_every_option_of_a_narrator_is_tested_with_init():
@@ -481,7 +482,7 @@ def test_init_refuses_what_its_weights_are_not_made_for(tmp_path, name, value):
     message = str(caught.value)
     assert "--" + name.replace("_", "-") in message and f"--init {tmp_path}" in message and "\n" not in message
     same = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8, "no_prune": False,
-            "mod_keep": None}
+            "mod_keep": None, "narration_memory": 0, "grid": 3}
     assert train.pretrained(train.Options(init=str(tmp_path), **{name: same[name]})).config.memory_tokens == 3
 
 
@@ -566,7 +567,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     """All of --data toy in miniature: its stages, its options, a checkpoint with its own models that can be moved."""
     monkeypatch.setattr(stages, "encoder", partial(stages.encoder, steps=2, batch=2, videos=2, each=2))
     monkeypatch.setattr(stages, "language", partial(stages.language, steps=2, batch=2))
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 2, "recall": 3})
+    monkeypatch.setattr(stages, "STEPS", {"align": 1, "look": 1, "remember": 2, "recall": 3})
     real, ran = train.fit, []
     monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
         ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
@@ -578,6 +579,24 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     model = nar.Narrator.load(str(tmp_path / "moved"))
     assert (model.config.memory_target, model.config.last_k, model.config.width) == (True, 10, 128)
     assert model.config.vision == str(tmp_path / "moved" / "vision")
+
+
+def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
+    """--grid 0 --narration-memory 5: last_k is 0 unless it is given, features have a file of their own."""
+    shutil.copytree(TOY / "vision", tmp_path / "vision")
+    monkeypatch.setattr(stages, "STEPS", {"align": 1, "look": 1, "remember": 1, "recall": 1})
+    given = {"data": "toy", "limit": 2, "batch": 2, "epochs": 1.0, "lora_rank": 4, "llm": str(TOY / "llm"),
+             "vision": str(tmp_path / "vision"), "long": 1.0, "grid": 0, "narration_memory": 5}
+    train.train(train.Options(**given, output=str(tmp_path / "out")))
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "vision", "features0.safetensors"}
+    model = nar.Narrator.load(str(tmp_path / "out"))
+    assert (model.config.J, model.config.last_k, model.layout.N, model.layout.M) == (1, 0, 5, 10)
+    train.train(train.Options(data="toy", init=str(tmp_path / "out"), output=str(tmp_path / "more"), limit=1, batch=1))
+    assert nar.Narrator.load(str(tmp_path / "more")).config.narration_memory == 5
+    assert model.vision_encoder()(torch.zeros(2, 96, 96, 3, dtype=torch.uint8)).shape == (2, 1, 128)
+    with pytest.raises(BadData, match="last_k = 3: narration_memory"):
+        train.train(train.Options(**given, last_k=3, output=str(tmp_path / "other")))
+    assert train.Options(data="toy").last_k == 10 and train.Options(narration_memory=5).last_k == 0
 
 
 def test_fine_tuning_on_the_toy(tmp_path, monkeypatch):

@@ -3,7 +3,8 @@ ones have to learn first. train.py runs the stages in this order and then trains
 
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
-    look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
+    align       (both stay frozen from here on) the connector learns to say where and what in the language model's words
+    look        LoRA and connector learn to name what a frame shows, place by place
     remember    the memory learns, without the language model, to keep what was last seen in the places that hide it now
     recall      the language model learns to name that, from the memory tokens
 
@@ -224,6 +225,34 @@ def last_seen(labels: Tensor) -> Tensor:
     return labels[last, torch.arange(9)]
 
 
+# ---------------------------------------------------------------------------------------------- align
+
+def align(fit: Callable, narrator: nar.Narrator, videos: list[Scene], steps: int, seed: int, lr: float = 2e-3,
+          batch: int = 64):
+    """The connector alone: the token of a cell becomes the mean of the words that list it, as the language model embeds
+    them. So what is seen can be found by the same words as what has been read."""
+    chance, table = random.Random(f"align {seed}"), narrator.llm.get_input_embeddings().weight.detach()
+    words = lambda text: table[narrator.layout.encode(" " + text)].float().mean(0)
+    variant = videos[0].variant
+    where = torch.stack([words(place) for place in variant.places])                            # [9, D_lm]
+    colours, kinds = (torch.stack([torch.zeros(table.shape[1]), *map(words, names)])
+                      for names in (variant.colours, world.TYPES))
+
+    def backward(step: int) -> tuple[float, int]:
+        x, labels = [], []
+        for video in chance.choices(videos, k=batch):
+            t = chance.randrange(len(video.x))
+            x.append(video.x[t, 1:])
+            labels.append(video.labels[t])
+        labels = torch.stack(labels)
+        target = where + kinds[labels[..., 0]] + colours[labels[..., 1]]
+        loss = (narrator.connector(torch.stack(x)) - target).square().mean() / target.square().mean()
+        loss.backward()
+        return loss.item(), batch * 9
+
+    fit("align", {f"connector.{n}": p for n, p in narrator.connector.named_parameters()}, backward, steps, lr)
+
+
 # ---------------------------------------------------------------------------------------------- look, recall
 
 def inventory(labels: Tensor, most: int, chance: random.Random, variant: world.World = world.WORLDS["plain"]) -> str:
@@ -240,17 +269,24 @@ def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
     """Narrator.loss of the ends of several videos in one pass -> sum over the learned tokens, their number.
 
     x [T, J, D] of each video, the frame at which its sequence starts, and its narrations (frame from there on, ids), as
-    many for each; the memory sees all frames. Sequences are padded at their ends, where no other token sees it.
+    many for each; the memory sees all frames. Sequences are padded at their ends, where no other token sees it. Routers
+    take one sequence at a time.
     """
+    if narrator.routing.layers and len(x) > 1:
+        parts = [short_loss(narrator, *([y] for y in one)) for one in zip(x, starts, narrations)]
+        return sum(loss for loss, _ in parts), sum(learned for _, learned in parts)
     rows, (layout, config) = [narrator.layout.sequence(one) for one in narrations], (narrator.layout, narrator.config)
     for row in rows:
         row.add([layout.eot] * (max(map(len, rows)) - len(row)), nar.PROMPT, segment=0)
-    tokens, memory = sum(rows, nar.Tokens()), None
+    tokens, memory, history = sum(rows, nar.Tokens()), None, None
     if layout.M and len(narrations[0]) > 1:
         read_at = torch.tensor([[narrator.read_at(start + frame) for frame, _ in one[:-1]]
                                 for start, one in zip(starts, narrations)])
         memory, _ = narrator.memory(pad_sequence([y.flatten(0, 1) for y in x], batch_first=True), read_at)
-    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]), memory)
+    if layout.N and len(narrations[0]) > 1:
+        history = torch.cat([narrator.narration_memory(*narrator.spoken(one[:-1]))[0] for one in narrations])
+    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]),
+                       narrator.embed_memory(memory, history))
     mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
     hidden = narrator.llm.model(inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
                                 attention_mask=mask[:, None], use_cache=False).last_hidden_state
@@ -284,7 +320,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
             narrations.append(lists)
         loss, learned = short_loss(narrator, x, starts, narrations)
         (loss / learned).backward()
-        return loss.item() / learned, learned + 10 * sum(map(len, narrations))
+        return loss.item() / learned, learned + narrator.config.J * sum(map(len, narrations))
 
     fit(stage, narrator.trainable(), backward, steps, lr)
 
@@ -294,8 +330,10 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
 def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
              batch: int = 4, reads: int = 12):
     """A memory alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
-    showed last, wherever it shows nothing now. Up to four videos in a row make a long one."""
-    head, chance = nn.Linear(memory.width, sum(world.SIZES[:2])), random.Random(f"remember {seed}")
+    showed last, wherever it shows nothing now; if there are fewer, each serves several places. Up to four videos in a
+    row make a long one."""
+    first, shares = min(1, memory.M - 1), -(-9 // max(1, memory.M - 1))
+    head, chance = nn.Linear(memory.width, shares * sum(world.SIZES[:2])), random.Random(f"remember {seed}")
     plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
 
     def backward(step: int) -> tuple[float, int]:
@@ -306,7 +344,8 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
             known, hidden = last_seen(labels)[frames], labels[frames][..., 0] == 0
             hidden &= known[..., 0] > 0
             tokens_read, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), (frames[None] + 1) * x.shape[1])
-            answers = head(tokens_read[0, :, 1:10]).split(world.SIZES[:2], dim=-1)
+            answers = rearrange(head(tokens_read[0, :, first:]), "n m (s a) -> n (s m) a", s=shares)[:, :9]
+            answers = answers.split(world.SIZES[:2], dim=-1)
             loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i]) for i, y in enumerate(answers)) / batch
             loss.backward()
             total, tokens = total + loss.item(), tokens + x[..., 0].numel()
@@ -317,12 +356,14 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
 
 # ---------------------------------------------------------------------------------------------- the order
 
-STEPS = {"look": 900, "remember": 900, "recall": 600}
+STEPS = {"align": 600, "look": 1400, "remember": 900, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
                      alone: bool = True):
     """What a new narrator learns before the paper's training; `remember` is for memories that can learn, if `alone`."""
+    if narrator.config.J == 10:                                             # a token for each cell, after CLS
+        align(fit, narrator, videos, STEPS["align"], seed)
     inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
     if alone and list(narrator.memory.parameters()):
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)
