@@ -13,7 +13,7 @@ from typing import NamedTuple
 # ------------------------------------------------------------------------------------------- what is trained
 
 
-IDLE = "--idle 0.5 --epochs 2"                          # half of the videos have idle time; a shorter recipe
+IDLE = "--idle 0.5"                                     # half of the videos have idle time
 
 
 class Training(NamedTuple):
@@ -61,20 +61,20 @@ TRAININGS = {
 # ------------------------------------------------------------------------------------------- what is evaluated
 
 EVALUATIONS = {                                         # {model}, {videos}: folders; {keep}: for what can be resumed
-    "stream": "evaluate.py stream --data toy --limit 100 --batch 8 --output {keep}",
-    "idle": "evaluate.py stream --data toy --limit 100 --batch 8 --output {keep} --world idle",
+    "stream": "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep}",
+    "idle": "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep} --world idle",
     "long": "evaluate.py stream --data toy --batch 4 --output {keep} --by-duration --root {videos}",
-    "hard": "evaluate.py stream --data toy --limit 100 --batch 8 --output {keep} --world hard",
-    "second": "evaluate.py stream --data toy --limit 100 --batch 8 --output {keep} --world second",
-    "teacher": "evaluate.py teacher --data toy --limit 100",
+    "hard": "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep} --world hard",
+    "second": "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep} --world second",
+    "teacher": "evaluate.py teacher --data toy --limit 60",
     "long-teacher": "evaluate.py teacher --data toy --max-frames 2000 --by-duration --root {videos}",
-    "second-teacher": "evaluate.py teacher --data toy --limit 100 --world second",
+    "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.efficiency --frames 480 --streams 1",
     "summary": "-m experiments.summary --llm none --pred {long} --gt {videos}",
     "objects": "-m experiments.objects --llm none --pred {long} --gt {videos}",
 }
 VIDEOS = [f"data.py toy --seed {5_100_000 + 1000 * i} --count {count} --minutes {minutes} --output {{videos}}"
-          for i, (minutes, count) in enumerate(((1, 4), (3, 4), (6, 4), (11, 4)))]
+          for i, (minutes, count) in enumerate(((1, 6), (3, 4), (6, 3), (11, 2)))]
 
 # ------------------------------------------------------------------------------------------- what is shown
 

@@ -573,8 +573,8 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
         ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
     out = tmp_path / "out"
     train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
-    assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
-                   ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
+    assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("align", 1, 2e-3), ("look", 1, 7e-4),
+                   ("remember", 2, 1e-3), ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
     out.rename(tmp_path / "moved")
     model = nar.Narrator.load(str(tmp_path / "moved"))
     assert (model.config.memory_target, model.config.last_k, model.config.width) == (True, 10, 128)

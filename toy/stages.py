@@ -346,7 +346,8 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
             tokens_read, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), (frames[None] + 1) * x.shape[1])
             answers = rearrange(head(tokens_read[0, :, first:]), "n m (s a) -> n (s m) a", s=shares)[:, :9]
             answers = answers.split(world.SIZES[:2], dim=-1)
-            loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i]) for i, y in enumerate(answers)) / batch
+            loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i], reduction="sum") for i, y in enumerate(answers))
+            loss = loss / batch / max(1, int(hidden.sum()))                     # nothing may be hidden in a short video
             loss.backward()
             total, tokens = total + loss.item(), tokens + x[..., 0].numel()
         return total, tokens
@@ -356,7 +357,7 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
 
 # ---------------------------------------------------------------------------------------------- the order
 
-STEPS = {"align": 600, "look": 1400, "remember": 900, "recall": 600}
+STEPS = {"align": 600, "look": 1400, "remember": 1400, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
