@@ -55,7 +55,7 @@ TRAININGS = {
     "second-tuned": Training(ALL, SECOND, llm=None, vision=None, init="flownar"),
     "narrations": Training("--narration-memory 20"),
     "large": Training(ALL, IDLE + " --llm-width 256", "--llm meta-llama/Meta-Llama-3-8B-Instruct", None),
-    "cls": Training(f"--grid 0 {ONLINE}"),
+    "cls": Training(ONLINE, IDLE + " --grid 0"),            # real data: features of --grid 0 (data.py encode)
 }
 
 # ------------------------------------------------------------------------------------------- what is evaluated

@@ -24,8 +24,10 @@ from support.common import BadData, command_line, in_range, positive_int, read_j
 
 def measured(row: Row, column: Column, seeds: list[int], worlds: str) -> list[float]:
     """A number of ours, for each seed that has a result."""
+    if not row.training:
+        return []
     kept = [result(Experiment(row.training, column.evaluation, row.options, seed), worlds) for seed in seeds]
-    found = [one["measures"].get(column.measure.format(row.part)) for one in kept if one] if row.training else []
+    found = [one["measures"].get(column.measure.format(row.part)) for one in kept if one]
     return [value for value in found if value is not None]
 
 

@@ -1,8 +1,8 @@
 """The list of the paper's tables, what carries it out, and the tables of the README."""
 import json
 import re
-import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -137,19 +137,22 @@ def test_tables_show_means_and_how_many_seeds(small):
     assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}, "copied": {}}
 
 
-def run_tables(*arguments):
-    return subprocess.run([sys.executable, "-m", "experiments.tables", *arguments], cwd=ROOT, capture_output=True,
-                          text=True)
+def printed(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["tables", *arguments])
+    monkeypatch.setattr(tables, "command_line", lambda run: run())
+    tables.main()
+    return capsys.readouterr().out
 
 
-def test_the_command():
-    run = run_tables("T99")
-    assert (run.returncode, run.stderr.count("\n")) == (1, 1) and "there is no table T99" in run.stderr
-    real = run_tables("T1", "--data", "ek100").stdout
+def test_the_command(capsys, monkeypatch):
+    run = partial(printed, capsys, monkeypatch)
+    with pytest.raises(BadData, match="there is no table T99; choose of T1, T2"):
+        run("T99")
+    real = run("T1", "--data", "ek100")
     assert "FlowNar-C: 24.09T 22.7M" in real and "python train.py --data ek100 --last-k 10 --init" in real
-    shown = run_tables("T5", "T9", "--show", "--json").stdout.splitlines()
+    shown = run("T5", "T9", "--show", "--json").splitlines()
     assert json.loads(shown[-1]).keys() == {"T5", "T9"} and shown[0].startswith("| T5. Memory design |")
-    assert run_tables("--list").stdout.count("\n") == len(paper.TABLES)
+    assert run("--list").count("\n") == len(paper.TABLES)
 
 
 def test_the_readmes_tables_are_the_results():
