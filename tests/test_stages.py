@@ -110,26 +110,6 @@ def test_several_sequences_at_once_are_each_alone(settings, at):
         assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-3, atol=1e-3))
 
 
-def test_align_learns_words_of_places_and_things(tmp_path):
-    """A token becomes the mean of the words of its place, type and colour; LoRA and memory stay as they are."""
-    torch.manual_seed(0)
-    model, videos = tiny(), [scene(seed, 32) for seed in range(8)]
-    before = {name: p.detach().clone() for name, p in model.trainable().items()}
-    stages.align(partial(train.fit, options=train.Options(output=str(tmp_path))), model, videos, 150, 0, 5e-3)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "align-log.jsonl").read_text().splitlines()]
-    assert sum(losses[-8:]) < 0.5 * sum(losses[:8])
-    changed = {name.split(".")[2] for name, p in model.trainable().items() if not torch.equal(p, before[name])}
-    assert changed == {"connector"}
-    words = lambda text: model.llm.get_input_embeddings().weight[model.layout.encode(" " + text)].mean(0)
-    target, labels = [], videos[0].labels[3]
-    for place, (kind, colour) in zip(world.PLACES, labels.tolist()):
-        target.append(words(place))
-        if kind:
-            target[-1] = target[-1] + words(world.TYPES[kind - 1]) + words(world.COLOURS[colour - 1])
-    error = (model.connector(videos[0].x[3, 1:]) - torch.stack(target)).square().mean()
-    assert error < 0.7 * torch.stack(target).square().mean()
-
-
 def test_routers_take_one_sequence_at_a_time():
     torch.manual_seed(0)
     model, videos = tiny(memory="none", prune=False, mod_keep=0.2), [scene(seed, 32) for seed in range(2)]

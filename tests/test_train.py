@@ -567,14 +567,14 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     """All of --data toy in miniature: its stages, its options, a checkpoint with its own models that can be moved."""
     monkeypatch.setattr(stages, "encoder", partial(stages.encoder, steps=2, batch=2, videos=2, each=2))
     monkeypatch.setattr(stages, "language", partial(stages.language, steps=2, batch=2))
-    monkeypatch.setattr(stages, "STEPS", {"align": 1, "look": 1, "remember": 2, "recall": 3})
+    monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 2, "recall": 3})
     real, ran = train.fit, []
     monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
         ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
     out = tmp_path / "out"
     train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
-    assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("align", 1, 2e-3), ("look", 1, 7e-4),
-                   ("remember", 2, 1e-3), ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
+    assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
+                   ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
     out.rename(tmp_path / "moved")
     model = nar.Narrator.load(str(tmp_path / "moved"))
     assert (model.config.memory_target, model.config.last_k, model.config.width) == (True, 10, 128)
@@ -584,7 +584,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
 def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given, features have a file of their own."""
     shutil.copytree(TOY / "vision", tmp_path / "vision")
-    monkeypatch.setattr(stages, "STEPS", {"align": 1, "look": 1, "remember": 1, "recall": 1})
+    monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 1, "recall": 1})
     given = {"data": "toy", "limit": 2, "batch": 2, "epochs": 1.0, "lora_rank": 4, "llm": str(TOY / "llm"),
              "vision": str(tmp_path / "vision"), "long": 1.0, "grid": 0, "narration_memory": 5}
     train.train(train.Options(**given, output=str(tmp_path / "out")))

@@ -3,8 +3,7 @@ ones have to learn first. train.py runs the stages in this order and then trains
 
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
-    align       (both stay frozen from here on) the connector learns to say where and what in the language model's words
-    look        LoRA and connector learn to name what a frame shows, place by place
+    look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
     remember    the memory learns, without the language model, to keep what was last seen in the places that hide it now
     recall      the language model learns to name that, from the memory tokens
 
@@ -225,34 +224,6 @@ def last_seen(labels: Tensor) -> Tensor:
     return labels[last, torch.arange(9)]
 
 
-# ---------------------------------------------------------------------------------------------- align
-
-def align(fit: Callable, narrator: nar.Narrator, videos: list[Scene], steps: int, seed: int, lr: float = 2e-3,
-          batch: int = 64):
-    """The connector alone: the token of a cell becomes the mean of the words that list it, as the language model embeds
-    them. So what is seen can be found by the same words as what has been read."""
-    chance, table = random.Random(f"align {seed}"), narrator.llm.get_input_embeddings().weight.detach()
-    words = lambda text: table[narrator.layout.encode(" " + text)].float().mean(0)
-    variant = videos[0].variant
-    where = torch.stack([words(place) for place in variant.places])                            # [9, D_lm]
-    colours, kinds = (torch.stack([torch.zeros(table.shape[1]), *map(words, names)])
-                      for names in (variant.colours, world.TYPES))
-
-    def backward(step: int) -> tuple[float, int]:
-        x, labels = [], []
-        for video in chance.choices(videos, k=batch):
-            t = chance.randrange(len(video.x))
-            x.append(video.x[t, 1:])
-            labels.append(video.labels[t])
-        labels = torch.stack(labels)
-        target = where + kinds[labels[..., 0]] + colours[labels[..., 1]]
-        loss = (narrator.connector(torch.stack(x)) - target).square().mean() / target.square().mean()
-        loss.backward()
-        return loss.item(), batch * 9
-
-    fit("align", {f"connector.{n}": p for n, p in narrator.connector.named_parameters()}, backward, steps, lr)
-
-
 # ---------------------------------------------------------------------------------------------- look, recall
 
 def inventory(labels: Tensor, most: int, chance: random.Random, variant: world.World = world.WORLDS["plain"]) -> str:
@@ -357,14 +328,12 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
 
 # ---------------------------------------------------------------------------------------------- the order
 
-STEPS = {"align": 600, "look": 1400, "remember": 1400, "recall": 600}
+STEPS = {"look": 1400, "remember": 1400, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
                      alone: bool = True):
     """What a new narrator learns before the paper's training; `remember` is for memories that can learn, if `alone`."""
-    if narrator.config.J == 10:                                             # a token for each cell, after CLS
-        align(fit, narrator, videos, STEPS["align"], seed)
     inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
     if alone and list(narrator.memory.parameters()):
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)
