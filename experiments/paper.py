@@ -17,8 +17,8 @@ IDLE = "--idle 0.5"                                     # half of the videos hav
 
 
 class Training(NamedTuple):
-    """Options of train.py: the method's, further ones for the toy and for real data, and the trainings whose language
-    model, vision encoder and weights it starts from (llm and vision: only in the toy)."""
+    """Options of train.py: the method's, further ones for the toy and for real data; in the toy, the trainings whose
+    language model and vision encoder it has (seed 0's for all seeds: they are frozen); whose weights it starts from."""
     method: str = ""
     toy: str = IDLE
     real: str = ""
@@ -30,7 +30,7 @@ class Training(NamedTuple):
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20"
 ALL, ONLINE, MOD = "--last-k all", "--memory none --no-prune", "--memory none --no-prune --mod-keep 0.2"
 TRAININGS = {
-    "flownar-c": Training("--last-k 10", llm=None, vision=None),                  # brings encoder and language model
+    "flownar-c": Training("--last-k 10"),                       # with seed 0, trains encoder and language model
     "flownar": Training(ALL),
     "online": Training(ONLINE),
     "mod": Training(MOD),
@@ -54,7 +54,7 @@ TRAININGS = {
     "second": Training(ALL, SECOND),
     "second-tuned": Training(ALL, SECOND, llm=None, vision=None, init="flownar"),
     "narrations": Training("--narration-memory 20"),
-    "large": Training(ALL, IDLE + " --llm-width 256", "--llm meta-llama/Meta-Llama-3-8B-Instruct", None),
+    "large": Training(ALL, IDLE + " --llm-width 256", "--llm meta-llama/Meta-Llama-3-8B-Instruct", "large"),
     "cls": Training(ONLINE, IDLE + " --grid 0"),            # real data: features of --grid 0 (data.py encode)
 }
 

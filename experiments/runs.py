@@ -48,11 +48,13 @@ def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
 
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The toy's training, without `python`."""
-    given, out = TRAININGS[training], lambda name: f"{folder}/{name}-{seed}"
-    models = [f"--{kind} {out(base)}/{kind}" for kind, base in (("llm", given.llm), ("vision", given.vision)) if base]
-    start = f"--init {out(given.init)}" if given.init else ""
+    given, models = TRAININGS[training], []
+    for kind, base in (("llm", given.llm), ("vision", given.vision)):
+        if base and (base, 0) != (training, seed):
+            models.append(f"--{kind} {folder}/{base}-0/{kind}")
+    start = f"--init {folder}/{given.init}-{seed}" if given.init else ""
     return " ".join(["train.py --data toy", f"--seed {seed}", given.method, given.toy, *models, start,
-                     f"--output {out(training)}"]).split()
+                     f"--output {folder}/{training}-{seed}"]).split()
 
 
 def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
@@ -167,8 +169,9 @@ class Runner:
     def train(self, training: str, seed: int):
         """Train a narrator, and before it those that it starts from, unless they are there."""
         given, out = TRAININGS[training], Path(self.folder) / f"{training}-{seed}"
-        for base in dict.fromkeys(filter(None, given[3:])):
-            self.train(base, seed)
+        for base in {(given.llm, 0), (given.vision, 0), (given.init, seed)} - {(training, seed)}:
+            if base[0]:
+                self.train(*base)
         with self.lock(f"{training}-{seed}"):
             if (ROOT / out / "narrator.json").exists():
                 return
