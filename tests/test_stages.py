@@ -57,7 +57,8 @@ def scene(seed, width):
 def test_remember_where_nothing_is_hidden(tmp_path):
     one = scene(0, 32)
     one.labels[:] = 1
-    stages.remember(partial(train.fit, options=train.Options(output=str(tmp_path))), tiny().memory, [one], 1, 0, batch=1)
+    fit = partial(train.fit, options=train.Options(output=str(tmp_path)))
+    stages.remember(fit, tiny().memory, [one], 1, 0, batch=1)
     assert json.loads((tmp_path / "remember-log.jsonl").read_text())["loss"] == 0
 
 

@@ -156,7 +156,7 @@ def make_tokenizer(folder: Path, seed: int, variant: world.World):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 1500, batch: int = 8,
              length: int = 256, width: int = 128):
     """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder.
 
