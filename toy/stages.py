@@ -328,7 +328,7 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
 
 # ---------------------------------------------------------------------------------------------- the order
 
-STEPS = {"look": 1400, "remember": 1400, "recall": 600}
+STEPS = {"look": 2400, "remember": 1400, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
