@@ -408,7 +408,7 @@ class Narrator(nn.Module):
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Embeddings [L, D_lm] of ids [L]; x [.., J, D] and what `embed_memory` gives fill their places in order."""
-        self.routing.begin(ids == FRAME)
+        self.routing.begin(ids == FRAME, 0 if x is None else x.numel() // (self.config.J * self.config.width))
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         for place, visual in ((ids == FRAME, x if x is None else self.embed_visual(x)), (ids <= MEMORY, memory)):
             if visual is not None:

@@ -18,13 +18,15 @@ Glossary (N tokens of a pass, F frames of J tokens each, k kept of each, n kept 
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support.common import BadData
-from support.decode import Slots
+from support.decode import Part, Slots
 
 # which of L layers have routers; never the first: in raw embeddings there is no context to judge a token by
 LAYERS = {"interleaved": lambda L: range(1, L, 2), "all": lambda L: range(1, L),
@@ -32,7 +34,8 @@ LAYERS = {"interleaved": lambda L: range(1, L, 2), "all": lambda L: range(1, L),
 
 
 class Routing:
-    """Gives routers to layers of a language model, and tells them which tokens of the present pass belong to frames.
+    """Gives routers to layers of a language model, tells them which tokens of the present pass belong to frames, and
+    finds slots for those that they keep.
 
     keep: k / J; None: no layer has a router. Raises BadData if the model has only one layer.
     """
@@ -47,27 +50,29 @@ class Routing:
             layers[i] = MoDLayer(layer, i, llm.config.hidden_size, self) if i in self.layers else layer
         self.skipped = [J - self.k if i in self.layers else 0 for i in range(len(layers))]  # of a frame, in each layer
 
-    def begin(self, frame: Tensor) -> None:
-        """A pass over N tokens begins; `frame` says which of them belong to frames. Every frame comes whole."""
-        if self.layers:
-            self.frame, self.placed = frame, False
-            self.frames, self.text = frame.nonzero().view(-1, self.J), (~frame).nonzero()[:, 0]      # [F, J], [N - F J]
-
-    def with_text(self, chosen: Tensor) -> Tensor:
-        """Numbers of the chosen tokens of each frame [F, k] -> `kept`."""
-        return torch.cat([self.text, chosen.flatten()]).sort().values
+    def begin(self, frame: Tensor, count: int) -> None:
+        """A pass over N tokens begins; `frame` says which of them belong to its `count` frames. Every one comes whole.
+        """
+        self.frame, self.count, own = frame, count, count * self.J
+        if self.layers and count:
+            self.text, frames = frame.int().argsort(stable=True).split([len(frame) - own, own])     # [N - F J], [F J]
+            self.frames = frames.view(count, self.J)
 
     def choose(self, scores: Tensor) -> Tensor:
         """Scores [N] -> `kept`: all text, and the k tokens of each frame with the highest scores."""
-        return self.with_text(self.frames.gather(1, scores[self.frames].topk(self.k).indices))
+        chosen = self.frames.gather(1, scores[self.frames].topk(self.k).indices)
+        return torch.cat([self.text, chosen.flatten()]).sort().values
 
-    def slots(self, whole: Slots) -> Fewer:
-        """The slots of layers with routers, for a stream whose other layers keep the present pass in `whole`."""
-        whole.fewer = whole.fewer or Fewer(whole.positions.device)
-        if not self.placed:
-            whole.fewer.follow(whole, self.with_text(self.frames[:, :self.k]))
-            self.placed = True
-        return whole.fewer
+    def enter(self, part: Part) -> None:
+        """A stream's part of a pass begins: `part.routed`, if there are routers, with slots that are free so far."""
+        if not self.layers or part.routed is not None:                  # there already: the pass is run once more
+            return
+        ids, positions, theirs = part.plan.cpu().numpy()
+        frame, whole = ids < 0, part.slots                              # placeholders: there is no memory
+        some = ~frame | ((frame.cumsum() - 1) % self.J < self.k)
+        whole.fewer = whole.fewer or Fewer(whole)
+        mine = whole.fewer.follow(theirs[some], len(whole.used))
+        part.routed = torch.from_numpy(np.stack([positions[some], mine])).to(part.plan.device)
 
 
 class Fewer(Slots):
@@ -77,16 +82,17 @@ class Fewer(Slots):
     of the frame's first k tokens, whichever k a layer has kept. Rotations are of the tokens' own positions.
     """
 
-    def __init__(self, device: torch.device | str):
-        super().__init__(device)
+    def __init__(self, whole: Slots):
+        super().__init__(whole.positions.device, capacity=192)          # of equal sizes, a compiler would make one
+        self.graphs = whole.graphs                                      # captured passes are over the buffers of both
         self.of = np.zeros(0, int)                                      # slot of the stream's own -> slot here, or -1
 
-    def follow(self, whole: Slots, kept: Tensor) -> None:
-        """Slots for the tokens `kept` of the pass that `whole` has begun, and their mask [1, 1, n, span]."""
-        theirs, mine = whole.into[kept], self.take(len(kept))
-        self.of = np.pad(self.of, (0, len(whole.used) - len(self.of)), constant_values=-1)
-        self.of[theirs.cpu().numpy()] = mine
-        self.mask = self.begin(torch.from_numpy(mine).to(theirs.device), whole.positions[theirs])[None, None]
+    def follow(self, theirs: np.ndarray, whole: int) -> np.ndarray:
+        """Slots for the tokens that the stream has in slots `theirs`, of `whole` in all."""
+        if len(self.of) < whole:
+            self.of = np.pad(self.of, (0, whole - len(self.of)), constant_values=-1)
+        self.of[theirs] = mine = self.take(len(theirs))
+        return mine
 
     def leave(self, theirs: np.ndarray) -> None:
         """Free the slots that belong to these of the stream's own."""
@@ -105,20 +111,27 @@ class MoDLayer(nn.Module):
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
                 position_embeddings: tuple[Tensor, Tensor], past_key_values=None, **more) -> Tensor:
-        scores = self.router(F.rms_norm(h[0].to(self.router.weight.dtype), h.shape[-1:]))[:, 0]
+        def layer(some: Tensor, at: Tensor, *rotations: Tensor) -> Tensor:
+            mask, cache = self.context(attention_mask, past_key_values, len(some))
+            return self.inner(some[None], attention_mask=mask, position_ids=at[None], past_key_values=cache,
+                              position_embeddings=tuple(y[None] for y in rotations), **more)[0]
+
+        return self.route(layer, h[0], position_ids[0], *(y[0] for y in position_embeddings))[None]
+
+    def route(self, layer: Callable[..., Tensor], h: Tensor, *about: Tensor) -> Tensor:
+        """h [N, D_lm] -> [N, D_lm]; `layer` computes [n, D_lm] from the kept rows of h and of `about`, each [N, ..]."""
+        if not self.routing.count:                                            # text alone
+            return layer(h, *about)
+        scores = self.router(F.rms_norm(h.to(self.router.weight.dtype), h.shape[-1:]))[:, 0]
         kept = self.routing.choose(scores)
-        g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0)[kept, None].to(h.dtype)
-        mask, cache = self.context(attention_mask, past_key_values, len(kept))
-        before = h[:, kept]
-        after = self.inner(before, attention_mask=mask, position_ids=position_ids[:, kept], past_key_values=cache,
-                           position_embeddings=tuple(y[:, kept] for y in position_embeddings), **more)
-        return h.index_copy(1, kept, torch.lerp(before, after, g))          # where g = 1, `after` to the last bit
+        g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)[:, None]
+        before, g, *about = (y.index_select(0, kept) for y in (h, g, *about))
+        return h.index_copy(0, kept, before.lerp(layer(before, *about), g))     # where g = 1, the layer's to the last bit
 
     def context(self, mask: Tensor | None, cache, n: int) -> tuple:
         """The mask of n kept tokens (None: causal), and the cache with the keys before them, if there is one."""
         if isinstance(cache, Slots):
-            fewer = self.routing.slots(cache)
-            return fewer.mask, fewer
+            return cache.fewer.mask[None, None], cache.fewer
         if mask is not None:                                                # nothing is pruned: all before them
             old = 0 if cache is None else cache.get_seq_length(self.number)
             mask = mask.new_ones(n, old + n).tril(old)[None, None]

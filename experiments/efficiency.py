@@ -6,8 +6,8 @@
 
 FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD run as stream.py runs them, around language models
 of one size, with the same frames and the same narrations, given at a data set's rate, so that they do the same work:
-only the context differs. VideoLLM-MoD takes the plain path (support/decode.py), so its speed is not comparable. Sizes
-matter here, values of weights do not. The frames are made beforehand.
+only the context differs, and in VideoLLM-MoD the tokens that a layer computes. Sizes matter here, values of weights do
+not. The frames are made beforehand.
 
     used        bytes of the keys and values in the cache, of CLAM's state and memory tokens, of frames that wait for it
     held        the same with the free slots of the cache's buffers

@@ -4,13 +4,14 @@
     guess       words that may come next
     Slots       keys and values of one stream in fixed buffers, with the position of each
     Plain       passes through transformers' own modules: for any model, and the oracle of Decoder
-    Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...): matrices that share their
-                input are one, grouped queries read their keys without copies, several streams share a pass. On CUDA
-                the pass of one stream is captured as a graph, one for each shape.
+    Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...), with routers or without:
+                matrices that share their input are one, grouped queries read their keys without copies, several
+                streams share a pass. On CUDA the pass of one stream is captured as a graph, one for each shape.
 
 A pass is one function of tensors with fixed shapes: no sizes that depend on data, nothing that waits for the device.
-Glossary (N new tokens, S slots, H query heads, G key and value heads of c channels each):
+Glossary (N new tokens, n of them in layers with routers, S slots, H query heads, G key and value heads of c channels):
     plan        ids, positions and slots of the new tokens                  [3, N]
+    routed      positions and slots of those in layers with routers         [2, n]
     span        slots that are looked at: all that are in use lie before it
 """
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Slots:
         self.used = np.zeros(capacity, bool)
         self.free = np.arange(capacity)
         self.span = 0
-        self.into: Tensor | None = None                                     # slots of the present pass [N]
+        self.into: Tensor | None = None                                     # slots of the present plain pass [N]
+        self.mask: Tensor | None = None                                     # its mask [N, span]
         self.places: dict[int, int] = {}                                    # layer -> its place in keys and values
         self.fewer: Slots | None = None                                     # of layers with routers (baselines/mod.py)
         self.graphs: dict = {}                                              # captured passes over these buffers
@@ -90,10 +92,10 @@ class Slots:
         for buffers in (self.keys, self.values):
             buffers += [like.new_zeros(len(self.used), *like.shape[-2:]) for _ in range(layers - len(buffers))]
 
-    def begin(self, into: Tensor, positions: Tensor) -> Tensor:
-        """A pass of transformers' modules begins: its tokens go into slots [N]. Returns its mask [N, span]."""
+    def begin(self, positions: Tensor, into: Tensor) -> None:
+        """A pass of transformers' modules begins: its tokens at positions [N] go into slots [N]."""
         self.into, self.positions[into] = into, positions
-        return self.positions[:self.span] <= positions[:, None]
+        self.mask = self.positions[:self.span] <= positions[:, None]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
         """Called by each attention layer, as transformers calls its caches: store keys and values, return all."""
@@ -154,6 +156,7 @@ class Part:
     memory: Tensor | None
     slots: Slots
     rows: slice
+    routed: Tensor | None = None        # [2, n], given by `enter` of baselines/mod.py
 
 
 class Plain:
@@ -169,8 +172,12 @@ class Plain:
 
     def run(self, part: Part) -> Tensor:
         ids, positions, into = part.plan
-        mask, e = part.slots.begin(into, positions), self.narrator.embed(ids, part.x, part.memory)
-        return self.narrator.logits(self.narrator.run(e, positions, mask, part.slots)[part.rows])
+        part.slots.begin(positions, into)
+        self.narrator.routing.enter(part)
+        if part.routed is not None:
+            part.slots.fewer.begin(*part.routed)
+        e = self.narrator.embed(ids, part.x, part.memory)
+        return self.narrator.logits(self.narrator.run(e, positions, part.slots.mask, part.slots)[part.rows])
 
     def compile(self) -> None:
         raise BadData("--compile: this language model takes the plain path, which is not compiled")
@@ -194,12 +201,15 @@ def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 class Layer:
-    """One layer of a Llama-like model; Different if it has weights that this file does not know."""
+    """One layer of a Llama-like model, its keys and values being at `place` among those of a stream's slots.
 
-    def __init__(self, layer: nn.Module):
+    Raises Different if it has weights that this file does not know.
+    """
+
+    def __init__(self, layer: nn.Module, place: int):
         if strange := [name for name, _ in layer.named_parameters() if name.rpartition(".")[0] not in LAYER]:
             raise Different(f"has {strange[0]} in its layers")
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, mlp, self.place = layer.self_attn, layer.mlp, place
         self.channels = attention.head_dim
         self.heads, self.groups = (y.out_features // self.channels for y in (attention.q_proj, attention.k_proj))
         self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -207,6 +217,17 @@ class Layer:
         self.o, self.down, self.scale = fuse(attention.o_proj), fuse(mlp.down_proj), attention.scaling
         self.norm_a, self.norm_m = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
         self.norm_q, self.norm_k = (norm_of(getattr(attention, name, None)) for name in ("q_norm", "k_norm"))
+
+    def __call__(self, h: Tensor, cos: Tensor, sin: Tensor, streams: list[tuple[Slots, Tensor, Tensor]]) -> Tensor:
+        """h [N, D_lm] of all streams -> [N, D_lm]; `streams` as from `Decoder.enter`."""
+        lengths, seen = [len(into) for _, into, _ in streams], []
+        new = zip(*(y.split(lengths) for y in self.project(h, cos, sin)))
+        for (stream, into, mask), (q, k, v) in zip(streams, new):
+            keys = stream.keys[self.place].index_copy_(0, into, k)[:stream.span]
+            values = stream.values[self.place].index_copy_(0, into, v)[:stream.span]
+            seen.append(self.attend(q, keys, values, mask))
+        h = h + linear(torch.cat(seen), *self.o)
+        return h + self.feed_forward(h)
 
     def project(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h [N, D_lm] -> rotated queries [N, H, c], rotated keys and values [N, G, c]."""
@@ -241,6 +262,11 @@ def norm(h: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(h, h.shape[-1:], weight, epsilon)
 
 
+def join(pieces: list[Tensor], dim: int = 0) -> Tensor | None:
+    """torch.cat, but None for no piece, and no copy of a single one."""
+    return torch.cat(pieces, dim) if len(pieces) > 1 else pieces[0] if pieces else None
+
+
 class Decoder:
     """Passes of a Llama-like model, whose LoRA has been merged, with its matrices fused."""
 
@@ -249,9 +275,13 @@ class Decoder:
         rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope not in ("default", "linear", "llama3", "yarn"):                # others depend on the length
             raise Different(f"rotates its keys by rules of its own ({rope})")
+        routers = [i in narrator.routing.layers for i in range(len(model.layers))]
+        self.routes = [layer.route if there else None for layer, there in zip(model.layers, routers)]
         try:
-            self.layers, self.norm = [Layer(layer) for layer in model.layers], norm_of(model.norm)
-            self.inverse, self.rope_scale = model.rotary_emb.inv_freq, model.rotary_emb.attention_scaling
+            self.layers = [Layer(layer.inner if there else layer, routers[:i].count(there))
+                           for i, (layer, there) in enumerate(zip(model.layers, routers))]
+            self.norm, rotary = norm_of(model.norm), model.rotary_emb
+            self.inverse, self.rope_scale = rotary.inv_freq, rotary.attention_scaling
         except AttributeError as error:
             raise Different(f"is not built like Llama ({error})") from None
         self.narrator, self.run = narrator, self.forward
@@ -259,56 +289,54 @@ class Decoder:
     @torch.no_grad()
     def __call__(self, parts: list[Part]) -> list[Tensor]:
         """As Plain; all parts share the pass."""
-        first, streams, rows = self.layers[0], [part.slots for part in parts], [part.rows for part in parts]
-        for stream in streams:
-            stream.allocate(len(self.layers), first.qkv[0].new_empty(first.groups, first.channels))
-        if len(parts) == 1:
-            one, = parts
-            return [self.captured(one) if one.plan.is_cuda else
-                    self.run(one.plan, one.x, one.memory, streams, [one.plan.shape[1]], rows)]
-        join = lambda pieces: torch.cat(pieces) if pieces else None
-        x, memory = (join([y.reshape(-1, y.shape[-1]) for y in ys if y is not None])
-                     for ys in zip(*((part.x, part.memory) for part in parts)))
-        lengths = [part.plan.shape[1] for part in parts]
-        logits = self.forward(torch.cat([part.plan for part in parts], 1), x, memory, streams, lengths, rows)
-        return list(logits.split([len(range(n)[wanted]) for n, wanted in zip(lengths, rows)]))
+        first = self.layers[0]
+        like, unrouted = first.qkv[0].new_empty(first.groups, first.channels), self.routes.count(None)
+        for part in parts:
+            part.slots.allocate(unrouted, like)
+            self.narrator.routing.enter(part)
+            if part.routed is not None:
+                part.slots.fewer.allocate(len(self.layers) - unrouted, like)
+        if len(parts) > 1:
+            return self.forward(parts)
+        return self.captured(*parts) if parts[0].plan.is_cuda else self.run(parts)
 
-    def forward(self, plan: Tensor, x: Tensor | None, memory: Tensor | None, streams: list[Slots], lengths: list[int],
-                rows: list[slice]) -> Tensor:
-        """Logits [all rows, V] of the tokens of all streams, which follow each other, `lengths` of each."""
-        ids, positions, slots = plan
-        h, first = self.narrator.embed(ids, x, memory), self.layers[0]
+    def forward(self, parts: list[Part]) -> list[Tensor]:
+        """The logits [rows, V] of each part's tokens. In the pass, they follow each other."""
+        ids, positions, _ = join([part.plan for part in parts], 1)
+        x, memory = (join([y for y in ys if y is not None]) for ys in zip(*((part.x, part.memory) for part in parts)))
+        h = self.narrator.embed(ids, x, memory)
         angles = positions[:, None].float() * self.inverse
         cos = (angles.cos() * self.rope_scale).to(h.dtype).repeat(1, 2)[:, None]
         sin = (angles.sin() * self.rope_scale).to(h.dtype)
         sin = torch.cat([-sin, sin], 1)[:, None]
-        streams, masks = list(zip(streams, slots.split(lengths), positions.split(lengths))), []
-        for stream, into, at in streams:
-            stream.positions.index_copy_(0, into, at)
-            mask = stream.positions[:stream.span] <= at[:, None]
-            masks.append(mask.repeat_interleave(first.heads // first.groups, 0)[None, None])
-        for i, layer in enumerate(self.layers):
-            new, seen = zip(*(y.split(lengths) for y in layer.project(h, cos, sin))), []
-            for (stream, into, _), mask, (q, k, v) in zip(streams, masks, new):
-                keys = stream.keys[i].index_copy_(0, into, k)[:stream.span]
-                values = stream.values[i].index_copy_(0, into, v)[:stream.span]
-                seen.append(layer.attend(q, keys, values, mask))
-            h = h + linear(torch.cat(seen), *layer.o)
-            h = h + layer.feed_forward(h)
-        h = torch.cat([own[wanted] for own, wanted in zip(h.split(lengths), rows)])
-        return self.narrator.logits(norm(h, *self.norm))
+        streams = [self.enter(part.slots, *part.plan[1:]) for part in parts]
+        fewer = [self.enter(part.slots.fewer, *part.routed) for part in parts if part.routed is not None]
+        for layer, route in zip(self.layers, self.routes):
+            if route is None:
+                h = layer(h, cos, sin, streams)
+            else:                                                           # of the tokens that the router keeps
+                h = route(lambda *some: layer(*some, fewer), h, cos, sin)
+        pieces = [y[part.rows] for y, part in zip(h.split([part.plan.shape[1] for part in parts]), parts)]
+        logits = self.narrator.logits(norm(join(pieces), *self.norm))
+        return list(logits.split([len(piece) for piece in pieces]))
+
+    def enter(self, stream: Slots, positions: Tensor, into: Tensor) -> tuple[Slots, Tensor, Tensor]:
+        """New tokens [N] of a stream take their slots -> the stream, these slots, the queries' mask [1, 1, N H/G, S]."""
+        stream.positions.index_copy_(0, into, positions)
+        mask = stream.positions[:stream.span] <= positions[:, None]
+        return stream, into, mask.repeat_interleave(self.layers[0].heads // self.layers[0].groups, 0)[None, None]
 
     def compile(self) -> None:
         """Compile the pass of one stream; shapes may change."""
         self.run = torch.compile(self.forward, fullgraph=True, dynamic=True)
 
-    def captured(self, part: Part) -> Tensor:
+    def captured(self, part: Part) -> list[Tensor]:
         """The pass of one stream as a CUDA graph, captured when its shape is first met with these buffers."""
-        given, graphs = [part.plan, part.x, part.memory], part.slots.graphs
+        given, graphs = [part.plan, part.x, part.memory, part.routed], part.slots.graphs
         key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
         if key not in graphs:
-            buffers = [y if y is None else y.clone() for y in given]
-            run = partial(self.run, *buffers, [part.slots], [part.plan.shape[1]], [part.rows])
+            buffers = plan, x, memory, routed = [y if y is None else y.clone() for y in given]
+            run = partial(self.run, [Part(plan, x, memory, part.slots, part.rows, routed)])
             aside = torch.cuda.Stream()                                      # a first run, as capture demands
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
@@ -316,14 +344,14 @@ class Decoder:
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                logits = run()
+                logits, = run()
             graphs[key] = graph, buffers, logits
         graph, buffers, logits = graphs[key]
         for buffer, new in zip(buffers, given):
             if new is not None:
                 buffer.copy_(new)
         graph.replay()
-        return logits.clone()
+        return [logits.clone()]
 
 
 @torch.no_grad()

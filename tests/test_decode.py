@@ -13,6 +13,10 @@ SMALL = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hid
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "attn_implementation": "sdpa"}
 
 
+ONLINE = {"memory": "none", "prune": False}
+MOD = ONLINE | {"mod_keep": 0.2}
+
+
 def small(name: str, **changes) -> nn.Module:
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SMALL | changes)
@@ -88,7 +92,7 @@ def test_merged_weights_are_held_once():
             assert module.weight.untyped_storage().data_ptr() in fused
 
 
-@pytest.mark.parametrize("changes", [{}, {"last_k": 2}, {"memory": "none", "prune": False}, {"readout": "cls"},
+@pytest.mark.parametrize("changes", [{}, {"last_k": 2}, ONLINE, {"readout": "cls"},
                                      {"last_k": 0, "narration_memory": 4}, {"grid": 0}])
 @pytest.mark.parametrize("fast", [True, False])
 def test_lookahead_changes_nothing(changes, fast):
@@ -132,23 +136,25 @@ def test_guess():
     assert decode.guess([9, 1, 2], most=3, end=9) == [] == decode.guess([9, 1, 9], most=0, end=9)
 
 
-def test_the_pass_is_one_graph():
+@pytest.mark.parametrize("layers, changes, sizes", [(1, {"last_k": 2}, (1, 11)), (2, MOD, (11,))],
+                         ids=["FlowNar-C", "VideoLLM-MoD"])
+def test_the_pass_is_one_graph(layers, changes, sizes):
     """Nothing in it depends on data or waits for the host: it compiles whole, and gives the same."""
-    model, x = lively(small("Llama", num_hidden_layers=1), last_k=2)
+    model, x = lively(small("Llama", num_hidden_layers=layers), **changes)
     model.merge()
     parts, again = {}, []
     keep = lambda part: parts.setdefault(part.plan.shape[1], part) and model.decoder([part])[0]
     trace(model, x[:12], context=stream.Context(model, keep))
     compiled = torch.compile(model.decoder.forward, fullgraph=True, backend="eager", dynamic=True)
-    for size in (1, len(model.layout.frame(1))):                                        # a word, a frame
+    for size in sizes:                                                                  # a word, a frame
         part = parts[size]
         for run in (model.decoder.forward, compiled):
-            again.append(run(part.plan, part.x, part.memory, [part.slots], [size], [part.rows]))
-    assert torch.allclose(*again[:2], atol=1e-5) and torch.allclose(*again[2:], atol=1e-5)
+            again.append(*run([part]))
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(again[::2], again[1::2]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("lookahead, changes", [(1, {"last_k": 2}), (4, {"last_k": 2}),
+@pytest.mark.parametrize("lookahead, changes", [(1, {"last_k": 2}), (4, {"last_k": 2}), (1, MOD), (4, MOD),
                                                 (4, {"last_k": 0, "narration_memory": 4}), (1, {"grid": 0})])
 def test_captured_passes(lookahead, changes):
     """On CUDA every shape is a captured graph; beside the plain path of the same model, on the same device."""
@@ -249,7 +255,7 @@ def test_whoever_stops_listening_stops_the_streams():
 
 # ------------------------------------------------------------------ memory
 
-@pytest.mark.parametrize("changes", [{}, {"memory": "none", "prune": False}], ids=["FlowNar", "VideoLLM-online"])
+@pytest.mark.parametrize("changes", [{}, ONLINE], ids=["FlowNar", "VideoLLM-online"])
 def test_buffers_never_hold_much_more_than_is_used(changes, monkeypatch):
     """From 3,000 to 12,000 text tokens: at most 1.5 times the bytes used, also in the midst of growing, when a buffer
     and its successor are both there. Counted in all live buffers of a stream whose language model does nothing."""

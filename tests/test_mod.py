@@ -9,19 +9,16 @@ from torch import nn
 import narrator as nar
 import stream
 import train
-from baselines.mod import MoDLayer
+from baselines.mod import Fewer, MoDLayer
 from experiments import efficiency, timing
 from helpers import TOY, grouped, tiny, video
 from support import decode
 from support.common import BadData
-from test_decode import assert_same, lively, small, trace
+from test_decode import MOD, ONLINE, assert_same, lively, small, together, trace
 from test_evaluate import assert_segments_go_on
 from test_stream import assert_same as assert_training_is_streaming
 from test_stream import both_ways, streamed_logits
 from test_train import epic
-
-ONLINE = {"memory": "none", "prune": False}
-MOD = ONLINE | {"mod_keep": 0.2}
 
 
 def routers(model: nar.Narrator) -> dict[str, torch.Tensor]:
@@ -112,20 +109,57 @@ def test_training_is_streaming_with_grouped_queries(llm):
     assert_training_is_streaming(model, *both_ways(model))
 
 
-def test_lookahead_and_merging_change_nothing():
-    """Frames read ahead and words guessed are taken back in both kinds of layers; the reason for the plain path."""
-    model, x = lively(**MOD)
+def willing(**changes):
+    """A narrator with routers like these that narrates every few frames, and its frames."""
+    model, x = lively(**MOD | changes)
     for p in routers(model).values():
         nn.init.normal_(p, std=0.1)
-    once = trace(model, x)
+    return model, x
+
+
+@pytest.mark.parametrize("changes", [{}, {"mod_layers": "all", "mod_keep": 0.3}, {"llm": lambda: small("Qwen3")}],
+                         ids=["interleaved", "all", "Qwen3"])
+def test_lookahead_and_merging_change_nothing(changes):
+    """Frames read ahead and words guessed are taken back in both kinds of layers, on the plain path and on the fast
+    one."""
+    model, x = willing(**changes | ({"llm": changes["llm"]()} if "llm" in changes else {}))
+    once, skipped = trace(model, x), model.config.J - model.routing.k
     assert sum(bool(row[-1]) for row in once[1]) > 5
-    assert "router" in model.merge().plain and isinstance(model.decoder, decode.Plain)
-    for lookahead in (1, 4):
-        context = stream.Context(model)
-        assert_same(once, trace(model, x, lookahead, context), 1e-4)
-        assert fewer_tokens(context) == context.position - len(x) * 8
-    with pytest.raises(BadData, match="--compile"):
-        model.decoder.compile()
+    for fast in (False, True):
+        for lookahead in (1, 4):
+            context = stream.Context(model)
+            assert_same(once, trace(model, x, lookahead, context))
+            assert fewer_tokens(context) == context.position - len(x) * skipped
+        assert model.merge().plain is None and isinstance(model.decoder, decode.Decoder)
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_streams_do_not_depend_on_each_other(lookahead):
+    """In joint passes of any lengths, also if one has failed after it wrote keys: then each part is run alone."""
+    model, _ = willing()
+    decoder = model.merge().decoder
+    sources = [video(model, frames=frames, seed=frames)[0] for frames in (13, 40, 25, 1)]
+    expected, forward, joint = [trace(model, x, lookahead) for x in sources], decoder.forward, []
+
+    def failing(parts):
+        logits = forward(parts)
+        joint.append(len(parts))
+        if len(joint) % 5 == 0:
+            raise ValueError
+        return logits
+
+    decoder.forward = failing
+    for alone, beside in zip(expected, together(model, sources, 3, lookahead)):
+        assert_same(alone, beside)
+    assert max(joint) == 3 and len(joint) > 15
+
+
+def test_captured_passes_end_where_a_buffer_grows():
+    whole = decode.Slots()
+    for slots in (whole, Fewer(whole)):
+        whole.graphs["a pass"] = "captured over both"
+        slots.grow(1)
+        assert not whole.graphs
 
 
 def fewer_tokens(context) -> int:
@@ -135,9 +169,10 @@ def fewer_tokens(context) -> int:
     return int(fewer.used.sum())
 
 
-def test_the_cache_holds_what_is_predicted():
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_cache_holds_what_is_predicted(fast):
     """Of a frame, two of ten tokens in half of the layers: 0.6 of VideoLLM-online's keys and values. Text is whole."""
-    model, plain = decided(), tiny(**ONLINE)
+    model, plain = (one.merge() if fast else one for one in (decided(), tiny(**ONLINE)))
     x, narrations = video(model, frames=40, at=(0, 20, 39))
     size = {}
     for one in (model, plain):
