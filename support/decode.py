@@ -321,7 +321,7 @@ class Decoder:
         return list(logits.split([len(piece) for piece in pieces]))
 
     def enter(self, stream: Slots, positions: Tensor, into: Tensor) -> tuple[Slots, Tensor, Tensor]:
-        """New tokens [N] of a stream take their slots -> the stream, these slots, the queries' mask [1, 1, N H/G, S]."""
+        """New tokens [N] of a stream take their slots -> stream, slots, mask of the queries [1, 1, N H/G, S]."""
         stream.positions.index_copy_(0, into, positions)
         mask = stream.positions[:stream.span] <= positions[:, None]
         return stream, into, mask.repeat_interleave(self.layers[0].heads // self.layers[0].groups, 0)[None, None]
