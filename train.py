@@ -54,7 +54,7 @@ def option(default, text: str, kind: Callable | tuple = str):
 
 
 # Defaults that differ for the miniature world: small models, smaller LoRA, and FlowNar-C, for videos of any length.
-TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 2.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
+TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
                 "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics",
                 "long": 0.5, "limit": 800}
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 # ------------------------------------------------------------------------------------------- what is trained
 
 
-IDLE = "--idle 0.5"                                     # half of the videos have idle time
+IDLE = "--idle 0.5 --epochs 2"                          # half of the videos have idle time; half of the steps
 
 
 class Training(NamedTuple):

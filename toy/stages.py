@@ -156,7 +156,7 @@ def make_tokenizer(folder: Path, seed: int, variant: world.World):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 1500, batch: int = 8,
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
              length: int = 256, width: int = 128):
     """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder.
 
@@ -328,7 +328,7 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
 
 # ---------------------------------------------------------------------------------------------- the order
 
-STEPS = {"look": 2400, "remember": 1400, "recall": 600}
+STEPS = {"look": 1400, "remember": 900, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
