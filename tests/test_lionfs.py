@@ -39,7 +39,7 @@ def decided(seed=0, llm=None, **changes) -> nar.Narrator:
     return model
 
 
-def both(model) -> tuple[nn.Sequential, nn.Sequential]:
+def connectors(model) -> tuple[nn.Sequential, nn.Sequential]:
     """The connectors of the first and of the second encoder."""
     return model.connector, model.aggregation.connector
 
@@ -51,7 +51,7 @@ def test_the_router_by_hand():
     """Each token is a mixture of its two embeddings; the shares are those of its place, from the general CLS token."""
     model = decided()
     x, _ = video(model, frames=3)
-    found, one, two, (first, second) = model.embed_frames(x), *both(model), x.split([20, 12], dim=-1)
+    found, one, two, (first, second) = model.embed_frames(x), *connectors(model), x.split([20, 12], dim=-1)
     for t in range(3):
         scores = model.aggregation.router(one(first[t, 0])).view(10, 2)
         for j in range(10):
@@ -89,7 +89,7 @@ def test_first_weights(start):
     else:
         x = 3 + 2 * torch.randn(200, 10, 32)
         model.initialise(x)
-        for connector, part in zip(both(model), x[:, 1:].split([20, 12], dim=-1)):
+        for connector, part in zip(connectors(model), x[:, 1:].split([20, 12], dim=-1)):
             assert connector[0](part).mean((0, 1)).abs().max() < 0.5 and connector[0].bias.abs().sum() > 0
 
 
