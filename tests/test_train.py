@@ -483,7 +483,7 @@ def test_init_refuses_what_its_weights_are_not_made_for(tmp_path, name, value):
     message = str(caught.value)
     assert "--" + name.replace("_", "-") in message and f"--init {tmp_path}" in message and "\n" not in message
     same = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8, "no_prune": False,
-            "mod_keep": None, "narration_memory": 0, "grid": 3}
+            "mod_keep": None, "narration_memory": 0, "grid": 3, "width_second": 0}
     assert train.pretrained(train.Options(init=str(tmp_path), **{name: same[name]})).config.memory_tokens == 3
 
 
