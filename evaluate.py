@@ -21,7 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
@@ -37,6 +37,7 @@ import narrator as nar
 import stream
 from support import captions
 from support.common import BadData, choose, command_line, positive_int, print_table, probability, rank, write_json
+from support.features import pairs
 from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
 from support.options import config_changes, data_options, lookahead_option, model_options, trigger_options
 from support.predictions import Predictions, digest
@@ -192,9 +193,10 @@ def split_of(args: argparse.Namespace) -> str:
 
 
 def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
-    shape = narrator.config.J, narrator.config.width
-    return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                             getattr(args, "max_frames", None), shape, args.world)
+    shape, two = (narrator.config.J, narrator.config.width), narrator.config.width_second
+    found = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
+                              getattr(args, "max_frames", None), shape, args.world)
+    return (replace(y, source=lambda source=y.source: pairs(source())) if two and y.source else y for y in found)
 
 
 def truth_of(sample: data.Sample) -> Truth:

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from baselines.lionfs import Aggregation, TwoEncoders
 from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP
 from baselines.mod import LAYERS, Routing
 from clam import CLAM, NoMemory
@@ -47,8 +48,8 @@ MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": To
             "kmeans": KMeans, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
 RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha",             # of Config
-          (0, 1): "theta theta_low memory_dropout lora_dropout", (0, 1e9): "refractory last_k narration_memory",
-          (0, 100): "grid", (1e-6, 1e6): "fps", (1e-6, 1): "mod_keep"}
+          (0, 1): "theta theta_low memory_dropout lora_dropout", (1e-6, 1e6): "fps", (1e-6, 1): "mod_keep",
+          (0, 1e9): "refractory last_k narration_memory width_second", (0, 100): "grid"}
 
 
 @dataclass
@@ -67,6 +68,8 @@ class Config:
     narration_memory: int = 0                             # N: tokens of a CLAM on narrations in their place (Table 15)
     mod_keep: float | int | None = None                   # VideoLLM-MoD: share of a frame's tokens that a router keeps
     mod_layers: str = "interleaved"                       # which layers have routers: one of baselines/mod.py's LAYERS
+    width_second: int = 0                                 # LION-FS: the last so many of D are a second encoder's,
+    vision_second: str | None = None                      # this one's (hub id or folder; None: features on disk only)
     keep_newline: bool = False                            # keep every newline, as the published FlowNar-C does
     grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
     width: int = 1024                                     # D
@@ -81,19 +84,7 @@ class Config:
 
     def __post_init__(self):
         """BadData if a value has the wrong type or is out of range."""
-        for f in fields(self):
-            value = getattr(self, f.name)
-            allowed = (int, float) if f.type is float else f.type
-            if not isinstance(value, allowed) or isinstance(value, bool) and f.type is not bool:
-                raise BadData(f"{f.name} of a narrator cannot be {value!r}")
-        for name, choices in (("memory", MEMORIES), ("readout", READOUTS), ("mod_layers", LAYERS)):
-            if getattr(self, name) not in choices:
-                raise BadData(f"{name} of a narrator is one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        for (low, high), names in RANGES.items():
-            for name in names.split():
-                value = getattr(self, name)
-                if value is not None and not low <= value <= high:
-                    raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
+        checkpoint.check_settings(self, {"memory": MEMORIES, "readout": READOUTS, "mod_layers": LAYERS}, RANGES)
         clam = issubclass(MEMORIES[self.memory], CLAM)
         if clam and self.width % (2 * self.memory_heads):
             raise BadData(f"memory_heads: width {self.width} is not a multiple of twice {self.memory_heads} heads")
@@ -105,19 +96,8 @@ class Config:
             raise BadData(f"last_k = {self.last_k}: narration_memory stands for past narrations, so it must be 0")
         if self.mod_keep is not None and (self.prune or self.memory != "none"):
             raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing (--memory none --no-prune)")
-
-    @classmethod
-    def infer(cls, weights: dict[str, Tensor], folder: Path) -> "Config":
-        """The settings of a published checkpoint, from the names and shapes of its tensors."""
-        name = "base_model.model.clustering.query_embed.weight"
-        connector = weights.get("base_model.model.connector.0.weight")
-        if connector is None:
-            raise BadData(f"{folder}: neither narrator.json nor connector weights: not a FlowNar checkpoint")
-        if name not in weights:
-            return cls(memory="none", prune=False, width=connector.shape[1])
-        own = weights.get("base_model.model.narration_memory.z", ())          # ours; in no published checkpoint
-        return cls(memory_tokens=len(weights[name]), memory_target=name.replace("query", "tgt") in weights,
-                   readout="cls", narration_memory=len(own), last_k=0 if len(own) else None, width=connector.shape[1])
+        if self.width_second >= self.width:
+            raise BadData(f"width_second: {self.width_second} of {self.width} features leave none to the first encoder")
 
     @property
     def J(self) -> int:
@@ -154,6 +134,12 @@ class VisionEncoder(nn.Module):
         mean, std = (torch.tensor(value, device=p.device)[:, None, None] for value in (self.mean, self.std))
         x = frame_tokens(self.model, ((pixels - mean) / std).to(p.dtype), self.grid)       # pixels [T, 3, S, S]
         return list(x.split([len(frames) for frames in videos]))
+
+
+def load_encoders(vision: str, second: str | None, grid: int, **where) -> VisionEncoder | TwoEncoders:
+    """The vision encoder; with a second one (LION-FS), both as one."""
+    encoders = [VisionEncoder(source, grid, **where) for source in (vision, second) if source]
+    return TwoEncoders(*encoders) if second else encoders[0]
 
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
@@ -332,7 +318,9 @@ class Narrator(nn.Module):
         self.config = config
         self.llm = llm.requires_grad_(False)
         hidden = llm.config.hidden_size
-        self.connector = nn.Sequential(nn.Linear(config.width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        second = config.width_second
+        self.connector = nn.Sequential(nn.Linear(config.width - second, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        self.aggregation = Aggregation(second, hidden, config.J) if second else None             # baselines/lionfs.py
         kind, tokens = MEMORIES[config.memory], 0 if config.memory == "none" else config.memory_tokens
         options = {"heads": config.memory_heads, "target": config.memory_target, "dropout": config.memory_dropout}
         self.memory = kind(config.width, tokens, **options if issubclass(kind, CLAM) else {"J": config.J})
@@ -356,7 +344,7 @@ class Narrator(nn.Module):
         """
         folder, adapter, own, weights = checkpoint.read_checkpoint(source)
         if own is None:
-            config = Config.infer(weights, folder)
+            config = Config(**checkpoint.inferred_settings(weights, folder))
         elif unknown := own.keys() - {f.name for f in fields(Config)}:
             raise BadData(f"{folder / checkpoint.OWN}: unknown entries {sorted(unknown)}")
         else:
@@ -365,9 +353,9 @@ class Narrator(nn.Module):
                  "lora_dropout": "lora_dropout"}
         found = {name: adapter[key] for name, key in named.items() if adapter.get(key) is not None}
         config = replace(config, **found | changes)
-        for name in ("llm", "vision"):
-            if (folder / getattr(config, name)).is_dir():
-                setattr(config, name, str(folder / getattr(config, name)))
+        for name in ("llm", "vision", "vision_second"):
+            if (there := getattr(config, name)) and (folder / there).is_dir():
+                setattr(config, name, str(folder / there))
         config.llm = llm or config.llm
         narrator = cls(*checkpoint.load_llm(config.llm, dtype), config)
         checkpoint.fill(narrator.trainable(), weights, folder / checkpoint.WEIGHTS)
@@ -379,27 +367,28 @@ class Narrator(nn.Module):
         self.merged, (self.decoder, self.plain) = True, decode.fastest(self)
         return self
 
-    def save(self, folder: str | Path, llm: str | None = None, vision: str | None = None,
-             dtype: torch.dtype | None = None) -> None:
-        """Write a checkpoint that `load` and PEFT read, in dtype if one is given."""
-        config = self.config
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None, **models: str | None) -> None:
+        """Write a checkpoint that `load` and PEFT read, in dtype if one is given; `models` replace those of Config."""
+        config = replace(self.config, **models)
         if self.merged:
             raise ValueError("a merged narrator has no LoRA to save")
         modules = ["connector"] + ["clustering"] * any(True for _ in self.memory.parameters())
-        modules += ["narration_memory"] * bool(self.layout.N)
-        adapter = {"base_model_name_or_path": llm or config.llm, "r": config.lora_rank, "lora_alpha": config.lora_alpha,
+        modules += ["narration_memory"] * bool(self.layout.N) + ["aggregation"] * bool(config.width_second)
+        adapter = {"base_model_name_or_path": config.llm, "r": config.lora_rank, "lora_alpha": config.lora_alpha,
                    "lora_dropout": config.lora_dropout, "target_modules": lora.TARGETS, "modules_to_save": modules}
         own = {name: value for name, value in asdict(config).items() if not name.startswith("lora") and name != "llm"}
-        own["vision"] = vision or config.vision
         weights = {name: p.to(dtype or p.dtype) for name, p in self.trainable().items()}
         checkpoint.write_checkpoint(Path(folder), adapter, own, weights)
 
-    def vision_encoder(self, source: str | None = None, dtype: torch.dtype = torch.float32) -> VisionEncoder:
+    def vision_encoder(self, source: str | None = None,
+                       dtype: torch.dtype = torch.float32) -> VisionEncoder | TwoEncoders:
         """The one that the checkpoint names, or another one; BadData if its features have another width."""
-        encoder = VisionEncoder(source or self.config.vision, self.config.grid, self.device, dtype)
-        if encoder.width != self.config.width:
-            raise BadData(f"the vision model gives features of width {encoder.width}, "
-                          f"the narrator needs {self.config.width}")
+        config = self.config
+        encoder = load_encoders(source or config.vision, config.vision_second, config.grid, device=self.device,
+                                dtype=dtype)
+        if encoder.width != config.width:
+            raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs {config.width}"
+                          + "; give it features of both its encoders" * (config.width_second > 0))
         return encoder
 
     @property
@@ -410,15 +399,20 @@ class Narrator(nn.Module):
         """Embeddings [L, D_lm] of ids [L]; x [.., J, D] and what `embed_memory` gives fill their places in order."""
         self.routing.begin(ids == FRAME, 0 if x is None else x.numel() // (self.config.J * self.config.width))
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
-        for place, visual in ((ids == FRAME, x if x is None else self.embed_visual(x)), (ids <= MEMORY, memory)):
+        for place, visual in ((ids == FRAME, x if x is None else self.embed_frames(x)), (ids <= MEMORY, memory)):
             if visual is not None:
                 e = e.masked_scatter(place[:, None], visual.to(e.dtype))
         return e
 
     def embed_visual(self, x: Tensor) -> Tensor:
-        """E = MLP(X): frame or memory tokens [.., D] -> [.., D_lm]."""
-        rows = rearrange(x, "... d -> (...) d").to(self.connector[0].weight.dtype)
+        """E = MLP(X): frame or memory tokens [.., D] -> [.., D_lm]; of two encoders' features, the first one's."""
+        rows = rearrange(x[..., :self.connector[0].in_features], "... d -> (...) d").to(self.connector[0].weight.dtype)
         return self.connector(rows).unflatten(0, x.shape[:-1])
+
+    def embed_frames(self, x: Tensor) -> Tensor:
+        """Likewise whole frames [.., D]; of two encoders' features, a mixture of both (baselines/lionfs.py)."""
+        e = self.embed_visual(x)
+        return e if self.aggregation is None else self.aggregation(e, x)
 
     def embed_memory(self, memory: Tensor | None, history: Tensor | None) -> Tensor | None:
         """What opens segments: history [.., N, D_lm], then memory [.., M, D] -> [.., N + M, D_lm]. Each can be None."""
@@ -447,9 +441,10 @@ class Narrator(nn.Module):
 
         LoRA always starts the same way: A Kaiming-uniform, B zero; the narration memory from statistics of words.
         """
-        for layer in (self.connector[0], self.connector[2]):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+        for name, layer in self.named_modules():
+            if name.startswith(("connector.", "aggregation.")) and isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
         self.memory.reset_parameters()
         self.narration_memory.initialise(self.llm.get_input_embeddings().weight[:4096, None])
 
@@ -457,7 +452,10 @@ class Narrator(nn.Module):
         """Start connector and memory from the statistics of training features x [T, J, D] (support/start.py)."""
         self.memory.initialise(x)
         self.narration_memory.initialise(self.llm.get_input_embeddings().weight[:4096, None])
-        start_connector(self.connector, x)
+        own = self.connector[0].in_features
+        start_connector(self.connector, x[..., :own])
+        if self.aggregation:
+            start_connector(self.aggregation.connector, x[..., own:])
 
     def read_at(self, frame: int) -> int:
         """How many frame tokens the memory has seen when it is read at the end of `frame`."""
@@ -501,9 +499,10 @@ class Narrator(nn.Module):
         return cross_entropy(self.logits, hidden, labels), len(rows)
 
     def trainable(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: LoRA, connector, memories, routers, under their names in the published adapters."""
+        """What a checkpoint holds: LoRA, connectors, memories, routers, under their names in the published adapters."""
+        own = "connector.", "memory.", "narration_memory.", "aggregation."
         return {self.published_name(name): p for name, p in self.named_parameters() if "lora_" in name
-                or ".router." in name or name.startswith(("connector.", "memory.", "narration_memory."))}
+                or ".router." in name or name.startswith(own)}
 
     def published_name(self, name: str) -> str:
         """Our parameter name -> the one in adapter_model.safetensors (PEFT's layout)."""

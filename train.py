@@ -53,12 +53,6 @@ def option(default, text: str, kind: Callable | tuple = str):
     return field(default=default, metadata={"help": text, "kind": kind})
 
 
-# Defaults that differ for the miniature world: small models, smaller LoRA, and FlowNar-C, for videos of any length.
-TOY_DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-                "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics",
-                "long": 0.5, "limit": 800}
-
-
 @dataclass(init=False)
 class Options:
     """The options, and which of them were `given`: with --init, only those replace the checkpoint's settings."""
@@ -80,6 +74,8 @@ class Options:
     narration_memory: int = option(0, "tokens of a second CLAM, on narrations, which are then not kept; 0: none", whole)
     no_prune: bool = option(False, "the baseline VideoLLM-online: nothing is removed from the context")
     mod_keep: float | None = option(None, "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept", probability)
+    width_second: int = option(0, "LION-FS: width of a second encoder's features, which follow the first one's in each "
+                               "frame token (toy: a stand-in's, which is trained); 0: none", whole)
     lr: float = option(2e-4, "peak learning rate", positive_float)
     warmup: float = option(0.05, "fraction of the steps in which the learning rate rises", probability)
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
@@ -110,7 +106,7 @@ class Options:
         if unknown := given.keys() - defaults:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
-        values = defaults | (TOY_DEFAULTS if given.get("data") == "toy" else {})
+        values = defaults | (stages.DEFAULTS if given.get("data") == "toy" else {})
         values |= ({"last_k": 0} if given.get("narration_memory") else {}) | given
         values["last_k"] = None if values["last_k"] == "all" else values["last_k"]
         for name, value in values.items():
@@ -295,8 +291,8 @@ def check_features(config: nar.Config, J: int, width: int):
 
 def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = None):
     """Write a checkpoint that can be moved: models inside its folder have relative paths, others absolute ones."""
-    llm, vision = (located(source, options.output) for source in (narrator.config.llm, narrator.config.vision))
-    narrator.save(options.output, llm, vision, dtype)
+    models = {name: getattr(narrator.config, name) for name in ("llm", "vision", "vision_second")}
+    narrator.save(options.output, dtype, **{name: y and located(y, options.output) for name, y in models.items()})
 
 
 # ---------------------------------------------------------------------- Ego4D, EgoExo4D, EPIC-Kitchens-100
@@ -355,24 +351,27 @@ def train_toy(options: Options):
     variant = stages.world.find_world(options.world, options.idle)
     if options.init:
         narrator = pretrained(options)
-        encoder = nar.VisionEncoder(narrator.config.vision, narrator.config.grid)
-        check_features(narrator.config, narrator.config.J, encoder.width)
-        videos = stages.scenes(encoder, narrator.layout, options.limit, variant)
+        videos = stages.scenes(narrator.vision_encoder(), narrator.layout, options.limit, variant)
     else:
         run, folder = partial(fit, options=options), Path(options.output)
         llm, vision = Path(options.llm or folder / "llm"), Path(options.vision or folder / "vision")
+        two, second = options.width_second > 0, folder / "vision_second"
         if not options.vision:                              # what cannot work is refused before anything is trained
-            new_config(options, str(llm), str(vision), 1 + options.grid ** 2, stages.WIDTH)
+            new_config(options, str(llm), str(vision), 1 + options.grid ** 2, stages.WIDTH + options.width_second)
+        egocentric = partial(stages.egocentric, width=options.width_second)
         language = partial(stages.language, width=options.llm_width)
-        for given, model, stage in ((options.vision, vision, stages.encoder), (options.llm, llm, language)):
-            if not given and not (model / "model.safetensors").exists():
+        for kept, model, stage in ((options.vision, vision, stages.encoder), (not two, second, egocentric),
+                                   (options.llm, llm, language)):
+            if not kept and not (model / "model.safetensors").exists():
                 torch.manual_seed(options.seed)
                 stage(run, model, options.seed, variant)
-        encoder = nar.VisionEncoder(str(vision), options.grid)
+        encoder = nar.load_encoders(str(vision), str(second) if two else None, options.grid)
         torch.manual_seed(options.seed)
         config = new_config(options, str(llm), str(vision), 1 + options.grid ** 2, encoder.width)
+        config.vision_second = str(second) if two else None
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm), config)
-        cache = vision.parent / f"features{'' if options.grid == 3 else options.grid}.safetensors"
+        name = f"features{'' if options.grid == 3 else options.grid}{'_second' * two}.safetensors"
+        cache = (folder if two else vision.parent) / name
         videos = stages.scenes(encoder, narrator.layout, options.limit, variant, cache)
         begin(narrator, options, videos)
         stages.before_narrating(run, narrator, videos, options.lr, options.seed, not options.no_remember)
@@ -386,7 +385,7 @@ def parse() -> Options:
     """Command line from the fields of Options; --data toy brings its own defaults."""
     parser = argparse.ArgumentParser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
     for f in fields(Options):
-        kind, toy = f.metadata["kind"], f" (toy: {TOY_DEFAULTS[f.name]})" if f.name in TOY_DEFAULTS else ""
+        kind, toy = f.metadata["kind"], f" (toy: {stages.DEFAULTS[f.name]})" if f.name in stages.DEFAULTS else ""
         how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": f.name.upper()}
         parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']}; default {f.default}{toy}",
                             **{"action": "store_true"} if f.default is False else how)

@@ -9,6 +9,8 @@ What the settings mean is narrator.py's business (`Narrator.load`, `Narrator.sav
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -79,6 +81,38 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         return load_file(required(file))
     except (OSError, SafetensorError) as error:
         raise BadData(f"{file} is damaged: {first_line(error)}") from error
+
+
+def check_settings(config, choices: dict[str, Collection[str]], ranges: dict[tuple[float, float], str]) -> None:
+    """BadData if a field of a dataclass has the wrong type, is none of its choices, or is out of its range (a space
+    parts the names of a range; None is in all)."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        allowed = (int, float) if f.type is float else f.type
+        if not isinstance(value, allowed) or isinstance(value, bool) and f.type is not bool:
+            raise BadData(f"{f.name} of a narrator cannot be {value!r}")
+    for name, names in choices.items():
+        if getattr(config, name) not in names:
+            raise BadData(f"{name} of a narrator is one of {', '.join(names)}, not {getattr(config, name)!r}")
+    for (low, high), names in ranges.items():
+        for name in names.split():
+            value = getattr(config, name)
+            if value is not None and not low <= value <= high:
+                raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
+
+
+def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
+    """What the names and shapes of a published checkpoint's tensors say of its narrator (narrator.py: Config)."""
+    name = "base_model.model.clustering.query_embed.weight"
+    connector = weights.get("base_model.model.connector.0.weight")
+    if connector is None:
+        raise BadData(f"{folder}: neither narrator.json nor connector weights: not a FlowNar checkpoint")
+    if name not in weights:
+        return {"memory": "none", "prune": False, "width": connector.shape[1]}
+    own = weights.get("base_model.model.narration_memory.z", ())              # ours; in no published checkpoint
+    return {"memory_tokens": len(weights[name]), "memory_target": name.replace("query", "tgt") in weights,
+            "readout": "cls", "narration_memory": len(own), "last_k": 0 if len(own) else None,
+            "width": connector.shape[1]}
 
 
 def required(file: Path) -> Path:

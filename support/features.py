@@ -96,21 +96,37 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
                 largest: int | None = None) -> tuple[Iterator[Tensor], int | None, Video | None]:
     """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one.
 
-    config is a narrator's: J, width, fps. Pictures, no side longer than `largest`, are decoded while the models work,
+    config is a narrator's. Pictures, no side longer than `largest`, are decoded while the models work,
     and encoded `batch` at a time.
     """
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
     video = Video(source, config.fps, largest)
-    return encode_pictures(ahead(video, 2 * batch), encode, batch), video.frames, video
+    pictures = ahead(video, 2 * batch)
+    return encode_pictures(pairs(pictures) if config.width_second else pictures, encode, batch), video.frames, video
+
+
+def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """What a second encoder (LION-FS) sees: each picture with the one before it, [H, W, 6]; the first with itself.
+
+    Where neither changes (the same arrays), it is the same array again.
+    """
+    seen = pair = None
+    for picture in pictures:
+        new = picture, seen[0] if seen else picture
+        if seen is None or any(a is not b for a, b in zip(new, seen)):
+            pair = np.concatenate(new, axis=2)
+        seen = new
+        yield pair
 
 
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
                     batch: int = 1) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size), `batch` pictures at a time.
 
-    vision: uint8 [B, H, W, 3] -> [B, J, D]. A picture that is the same array as the last is not encoded again.
+    vision: uint8 [B, H, W, 3] (of `pairs`: 6) -> [B, J, D]. A picture that is the same array as the last is not encoded
+    again.
     """
     last, x = None, None                                           # the picture before, and its tokens
     for chunk in chunks(pictures, batch):

@@ -399,7 +399,8 @@ WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "
          "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
          "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
-         "world": "noon", "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1", "grid": "-1"}
+         "world": "noon", "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1", "width_second": "-1",
+         "grid": "-1"}
 
 
 def parsed(monkeypatch, *line):
@@ -424,7 +425,7 @@ def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
 def test_options_know_what_was_given(monkeypatch, capsys):
     options = parsed(monkeypatch, "--data", "toy", "--last-k", "0", "--no-prune")
     assert options.given == {"data", "last_k", "no_prune"}
-    assert options.last_k == 0 and options.batch == train.TOY_DEFAULTS["batch"]
+    assert options.last_k == 0 and options.batch == stages.DEFAULTS["batch"]
     with pytest.raises(TypeError, match="bach"):
         train.Options(bach=3)
     with pytest.raises(SystemExit):
@@ -456,7 +457,7 @@ SAVED = {"width": 16, "memory_tokens": 3, "readout": "cls", "last_k": 4, "memory
 FREE = {"last_k": 7, "readout": "frame", "memory_dropout": 0.0, "lora_dropout": 0.0, "llm": str(TOY / "llm"),
         "vision": "owner/name"}
 FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16, "no_prune": True,
-         "mod_keep": 0.2, "narration_memory": 4, "grid": 2}
+         "mod_keep": 0.2, "narration_memory": 4, "grid": 2, "width_second": 4}
 
 
 def test_every_option_of_a_narrator_is_tested_with_init():
@@ -482,7 +483,7 @@ def test_init_refuses_what_its_weights_are_not_made_for(tmp_path, name, value):
     message = str(caught.value)
     assert "--" + name.replace("_", "-") in message and f"--init {tmp_path}" in message and "\n" not in message
     same = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8, "no_prune": False,
-            "mod_keep": None, "narration_memory": 0, "grid": 3}
+            "mod_keep": None, "narration_memory": 0, "grid": 3, "width_second": 0}
     assert train.pretrained(train.Options(init=str(tmp_path), **{name: same[name]})).config.memory_tokens == 3
 
 

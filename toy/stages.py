@@ -2,6 +2,7 @@
 ones have to learn first. train.py runs the stages in this order and then trains the narrator.
 
     encoder     a small SigLIP learns to see, supervised with the labels of training frames
+    egocentric  with --width-second: another one, for LION-FS, learns from pairs of frames what hands do
     language    a small Llama learns to read: the world's sentences, and to look facts up in its context
     look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
     remember    the memory learns, without the language model, to keep what was last seen in the places that hide it now
@@ -29,8 +30,15 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 import narrator as nar
+from baselines.lionfs import TwoEncoders, motion
 from support.common import BadData, chunks, replacing, write_json
+from support.features import pairs
 from toy import world
+
+# Options of train.py whose defaults differ: small models, smaller LoRA, and FlowNar-C, for videos of any length.
+DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
+            "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics", "long": 0.5,
+            "limit": 800}
 
 
 # ---------------------------------------------------------------------------------------------- encoder
@@ -38,8 +46,32 @@ from toy import world
 WIDTH = 128                                                                     # of the encoder, D
 
 
-class CellHeads(nn.Module):
-    """What stage encoder predicts from a frame's tokens: the labels of each cell, and where and what the hand does.
+class HandHeads(nn.Module):
+    """What stage egocentric predicts from a frame's tokens: what hands do in each cell, and where and what yours does.
+    """
+
+    CELL = world.EFFECT, world.HAND, world.HELD                           # labels of each cell
+    FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2  # your hand's place and pose, effect, carries
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.cell = nn.Linear(width, sum(world.SIZES[i] for i in self.CELL))
+        self.frame = nn.Linear(width, sum(self.FRAME))
+
+    def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
+        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up."""
+        cells = self.cell(x[:, 1:]).split([world.SIZES[i] for i in self.CELL], dim=-1)
+        total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
+                    for i, y in zip(self.CELL, cells))
+        hand, carries = labels[..., world.HAND], labels[..., world.HELD] == world.YOURS
+        targets = (torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., world.EFFECT].amax(1),
+                   carries.any(1).long())
+        frame = self.frame(x[:, 0]).split(self.FRAME, dim=-1)
+        return total + 0.3 * sum(F.cross_entropy(y, target) for y, target in zip(frame, targets))
+
+
+class CellHeads(HandHeads):
+    """What stage encoder predicts: all labels of each cell, and where and what the hand does.
 
     `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot and of its cell's
     type and colour. Keys, values and gates of CLAM are linear in the token, and the part of a key that belongs to other
@@ -47,27 +79,17 @@ class CellHeads(nn.Module):
     has to be coded linearly.
     """
 
-    FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2  # your hand's place and pose, effect, carries
+    CELL = range(len(world.SIZES))
 
     def __init__(self, width: int):
-        super().__init__()
-        self.cell = nn.Linear(width, sum(world.SIZES))
-        self.frame = nn.Linear(width, sum(self.FRAME))
+        super().__init__(width)
         self.code = nn.Linear(width, 10 + 6 + 6)
 
     def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
-        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up, plus the code's squared error."""
-        cells = self.cell(x[:, 1:]).split(world.SIZES, dim=-1)
-        total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
-                    for i, y in enumerate(cells))
-        hand, carries = labels[..., world.HAND], labels[..., world.HELD] == world.YOURS
-        targets = (torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., world.EFFECT].amax(1),
-                   carries.any(1).long())
-        frame = self.frame(x[:, 0]).split(self.FRAME, dim=-1)
-        total = total + 0.3 * sum(F.cross_entropy(y, target) for y, target in zip(frame, targets))
+        """As above, plus the code's squared error."""
         slot, thing = self.code(x).split([10, 12], dim=-1)
         shown = torch.cat([F.one_hot(labels[..., i], 7)[..., 1:] for i in (0, 1)], dim=-1)
-        return (total + 30 * (slot - torch.eye(10)).square().sum(-1).mean()
+        return (super().loss(x, labels, weights) + 30 * (slot - torch.eye(10)).square().sum(-1).mean()
                 + 3 * (thing[:, 1:] - shown).square().sum(-1).mean())
 
 
@@ -86,25 +108,55 @@ def augment(frames: Tensor) -> Tensor:
 
 def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 2400, batch: int = 32,
             videos: int = 1600, each: int = 12):
-    """Train a small SigLIP on `each` frames of each of a world's first training videos; write it to folder.
+    """Train a small SigLIP on `each` frames of each of a world's first training videos; write it to folder."""
+    learn_to_see(fit, "encoder", small_vision(WIDTH), CellHeads(WIDTH), sights(seed, variant, videos, each), folder,
+                 steps, batch)
+
+
+def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 1200, batch: int = 32,
+               videos: int = 1600, each: int = 12, width: int = WIDTH):
+    """Likewise a stand-in for an egocentric video encoder, which sees each frame with the one before it: what LION-FS
+    (baselines/lionfs.py) would take from EgoVLPv2. Raises BadData unless width is a multiple of 4."""
+    if width % 4:
+        raise BadData(f"--width-second must be a multiple of 4, not {width}: the toy's encoders have four heads")
+    learn_to_see(fit, "egocentric", small_vision(width), HandHeads(width), sights(seed, variant, videos, each, moving),
+                 folder, steps, batch)
+
+
+def moving(kitchen: world.Kitchen, frame: int) -> np.ndarray:
+    """What the stand-in sees of a frame and of the one before it, uint8 [H, W, 3]."""
+    pair = np.concatenate([kitchen.render(t) for t in (frame, max(0, frame - 1))], axis=2)
+    return motion(torch.from_numpy(pair)).numpy()
+
+
+def small_vision(width: int) -> nn.Module:
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+    return SiglipVisionModel(SiglipVisionConfig(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=3,
+                                                num_attention_heads=4, image_size=world.SIZE, patch_size=16))
+
+
+def sights(seed: int, variant: world.World, videos: int, each: int,
+           see: Callable = world.Kitchen.render) -> tuple[Tensor, Tensor]:
+    """What a vision model sees of `each` frames of each video, uint8 [N, H, W, 3], and their labels [N, 9, A].
 
     Up to half of them are frames in which you carry something: at random, hardly any would be chosen.
     """
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-    model = SiglipVisionModel(SiglipVisionConfig(hidden_size=WIDTH, intermediate_size=256, num_hidden_layers=3,
-                                                 num_attention_heads=4, image_size=world.SIZE, patch_size=16))
-    heads, chance = CellHeads(WIDTH), random.Random(seed)
-    frames, labels = [], []
+    chance, frames, labels = random.Random(seed), [], []
     for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
         kitchen = world.Kitchen(number, world=variant)
         every = kitchen.labels()
         carried = np.flatnonzero((every[..., world.HELD] == world.YOURS).any(1)).tolist()
         others = sorted(set(range(len(kitchen))) - set(carried))
         chosen = carried[:each // 2] + chance.sample(others, each - len(carried[:each // 2]))
-        frames.extend(kitchen.render(frame) for frame in chosen)
+        frames.extend(see(kitchen, frame) for frame in chosen)
         labels.extend(every[chosen])
-    frames, labels = torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
-    weights = []
+    return torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
+
+
+def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads, examples: tuple[Tensor, Tensor],
+                 folder: Path, steps: int, batch: int):
+    """Train a vision model with its heads on frames [N, H, W, 3] and labels [N, 9, A]; write the model to folder."""
+    (frames, labels), weights = examples, []
     for i, size in enumerate(world.SIZES):
         counts = torch.bincount(labels[..., i].flatten(), minlength=size).clamp_min(1).float()
         weights.append(counts.rsqrt() * counts.sum() / counts.sqrt().sum())
@@ -116,7 +168,7 @@ def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps:
         loss.backward()
         return loss.item(), batch * 10
 
-    fit("encoder", parameters, backward, steps, 1.5e-3)
+    fit(stage, parameters, backward, steps, 1.5e-3)
     model.to(torch.bfloat16).save_pretrained(folder)
     processor = {"image_processor_type": "SiglipImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
                  "size": {"height": world.SIZE, "width": world.SIZE}, "do_resize": True, "do_normalize": True}
@@ -198,7 +250,7 @@ class Scene:
     variant: world.World = world.WORLDS["plain"]
 
 
-def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, variant: world.World,
+def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: int, variant: world.World,
            cache: Path | None = None) -> list[Scene]:
     """The first `limit` training videos of a world; a file `cache` keeps their frame tokens for the next time."""
     stored, found = load_file(cache) if cache and cache.exists() else {}, []
@@ -206,8 +258,9 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout, limit: int, variant: w
     for seed, kitchen in tqdm(videos, total=limit, desc="encoding", unit="video"):
         name = f"{seed} {mark:08x}"                             # a seed is another video in another world
         if name not in stored:
-            frames = (torch.from_numpy(kitchen.render(frame)) for frame in range(len(kitchen)))
-            stored[name] = torch.cat([vision(torch.stack(chunk)) for chunk in chunks(frames, 64)]).half()
+            pictures = map(kitchen.render, range(len(kitchen)))
+            pictures = pairs(pictures) if isinstance(vision, TwoEncoders) else pictures
+            stored[name] = torch.cat([vision(torch.from_numpy(np.stack(some))) for some in chunks(pictures, 64)]).half()
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
         found.append(Scene(stored[name].float(), narrations, labels, variant))

@@ -1,0 +1,80 @@
+"""LION-FS (Table 2): the tokens of two vision encoders, mixed by a router; no more tokens than those of one.
+
+LION-FS narrates with two pathways; this is the fast one. A general encoder (SigLIP) and an egocentric video encoder
+(EgoVLPv2) give J tokens a frame each. In features they stand side by side, [T, J, D_s + D_t], so all that reads,
+remembers and caches frames stays as it is. Each half has a connector; the router looks at the general CLS token and
+mixes the two, place by place:
+
+    w = softmax(router(e[CLS]))                 [J, 2], over the encoders; as in its public code: two layers with GELU
+    E = w_0 * e + w_1 * connector(y)            equal shares at first, if not `--start published`
+
+Its other half, token dropping, is VideoLLM-MoD's (baselines/mod.py) with half of the tokens kept (`mod_keep` 0.5). Its
+code chooses among all tokens of a video, which no stream can; here each frame keeps its own half, as in its text.
+Memory tokens, which LION-FS does not have, go through the first connector alone (their first D_s features).
+
+    python train.py --data ego4d --memory none --no-prune --mod-keep 0.5 --width-second 768
+    python train.py --data toy --memory none --no-prune --mod-keep 0.5 --width-second 128
+
+Does not include:
+- EgoVLPv2, whose weights and features are not at hand, and videos at 8 frames per second. Where both encoders' features
+  are joined in files, the first command trains. In the toy a *stand-in* for the egocentric encoder is trained: a small
+  ViT that sees a frame, the one before it and their difference (`motion`), and learns what hands do (toy/stages.py:
+  `egocentric`). It shows the router at work, not LION-FS's numbers.
+- The slow pathway: 36 pooled patches and the boxes of hands and touched objects, read before a sentence, without
+  training. Boxes need a detector. The patches are no part of features of J tokens a frame, and streams would have to
+  carry a second kind of frame past memory, cache and look-ahead, for tokens that training has never seen.
+
+Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egocentric features)
+    x           features of both encoders                                       [F, J, D_s + D_t]
+    e           general tokens behind their connector                           [F, J, D_lm]
+"""
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+
+class Aggregation(nn.Module):
+    """The token aggregation router, and the second encoder's connector."""
+
+    def __init__(self, width: int, hidden: int, J: int):
+        super().__init__()
+        self.J, self.width = J, width
+        self.connector = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        self.router = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 2 * J))
+        for p in self.router[2].parameters():
+            nn.init.zeros_(p)
+
+    def shares(self, e: Tensor) -> Tensor:
+        """e [F, J, D_lm] -> the share of each encoder in each token [F, J, 2]."""
+        return rearrange(self.router(e[:, 0]), "f (j s) -> f j s", s=2).softmax(-1)
+
+    def forward(self, e: Tensor, x: Tensor) -> Tensor:
+        """Tokens of whole frames: e [.., D_lm] and x [.., D_s + D_t] -> [.., D_lm]."""
+        frames = rearrange(e.flatten(0, -2), "(f j) d -> f j d", j=self.J)
+        second = self.connector(x[..., -self.width:].flatten(0, -2).to(e.dtype)).view_as(frames)
+        w = self.shares(frames)
+        return (w[..., :1] * frames + w[..., 1:] * second).view_as(e)
+
+
+class TwoEncoders(nn.Module):
+    """Both encoders of the toy as one (narrator.py: `VisionEncoder`); the second one is the stand-in."""
+
+    def __init__(self, first: nn.Module, second: nn.Module):
+        super().__init__()
+        self.first, self.second = first, second
+        self.width, self.image_size = first.width + second.width, first.image_size
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.several([frames])[0]
+
+    def several(self, videos: list[Tensor]) -> list[Tensor]:
+        """Pictures, each with the one before it (support/features.py: `pairs`), uint8 [T, H, W, 6] -> [T, J, D]."""
+        x, y = self.first.several([v[..., :3] for v in videos]), self.second.several([motion(v) for v in videos])
+        return [torch.cat(both, dim=-1) for both in zip(x, y)]
+
+
+def motion(frames: Tensor) -> Tensor:
+    """Each picture with the one before it, uint8 [.., 6] -> what the stand-in sees, uint8 [.., 3]: both in grey, and by
+    how much the picture is now lighter (half of it, from 127 on)."""
+    now, before = frames.float().unflatten(-1, (2, 3)).mean(-1).unbind(-1)
+    return torch.stack([now, before, 127 + (now - before) / 2], dim=-1).to(torch.uint8)
