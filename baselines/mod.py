@@ -126,7 +126,7 @@ class MoDLayer(nn.Module):
         kept = self.routing.choose(scores)
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)[:, None]
         before, g, *about = (y.index_select(0, kept) for y in (h, g, *about))
-        return h.index_copy(0, kept, before.lerp(layer(before, *about), g))       # g = 1: the layer's, to the last bit
+        return h.index_copy(0, kept, before.lerp(layer(before, *about), g))     # where g = 1, the layer's own bits
 
     def context(self, mask: Tensor | None, cache, n: int) -> tuple:
         """The mask of n kept tokens (None: causal), and the cache with the keys before them, if there is one."""

@@ -296,12 +296,12 @@ class Decoder:
             self.narrator.routing.enter(part)
             if part.routed is not None:
                 part.slots.fewer.allocate(len(self.layers) - unrouted, like)
-        if len(parts) > 1:
-            return self.forward(parts)
-        return self.captured(*parts) if parts[0].plan.is_cuda else self.run(parts)
+        if len(parts) == 1:
+            return [self.captured(*parts) if parts[0].plan.is_cuda else self.run(parts)]
+        return list(self.forward(parts).split([len(range(part.plan.shape[1])[part.rows]) for part in parts]))
 
-    def forward(self, parts: list[Part]) -> list[Tensor]:
-        """The logits [rows, V] of each part's tokens. In the pass, they follow each other."""
+    def forward(self, parts: list[Part]) -> Tensor:
+        """Logits [all rows, V] of the tokens of all parts, which follow each other."""
         ids, positions, _ = join([part.plan for part in parts], 1)
         x, memory = (join([y for y in ys if y is not None]) for ys in zip(*((part.x, part.memory) for part in parts)))
         h = self.narrator.embed(ids, x, memory)
@@ -309,28 +309,29 @@ class Decoder:
         cos = (angles.cos() * self.rope_scale).to(h.dtype).repeat(1, 2)[:, None]
         sin = (angles.sin() * self.rope_scale).to(h.dtype)
         sin = torch.cat([-sin, sin], 1)[:, None]
-        streams = [self.enter(part.slots, *part.plan[1:]) for part in parts]
-        fewer = [self.enter(part.slots.fewer, *part.routed) for part in parts if part.routed is not None]
+        streams = [self.enter(part.slots, part.plan) for part in parts]
+        fewer = [self.enter(part.slots.fewer, part.routed) for part in parts if part.routed is not None]
         for layer, route in zip(self.layers, self.routes):
             if route is None:
                 h = layer(h, cos, sin, streams)
             else:                                                           # of the tokens that the router keeps
                 h = route(lambda *some: layer(*some, fewer), h, cos, sin)
-        pieces = [y[part.rows] for y, part in zip(h.split([part.plan.shape[1] for part in parts]), parts)]
-        logits = self.narrator.logits(norm(join(pieces), *self.norm))
-        return list(logits.split([len(piece) for piece in pieces]))
+        h = join([own[part.rows] for own, part in zip(h.split([part.plan.shape[1] for part in parts]), parts)])
+        return self.narrator.logits(norm(h, *self.norm))
 
-    def enter(self, stream: Slots, positions: Tensor, into: Tensor) -> tuple[Slots, Tensor, Tensor]:
-        """New tokens [N] of a stream take their slots -> stream, slots, mask of the queries [1, 1, N H/G, S]."""
+    def enter(self, stream: Slots, plan: Tensor) -> tuple[Slots, Tensor, Tensor]:
+        """The new tokens take their slots in a stream -> the stream, these slots, the queries' mask [1, 1, N H/G, S].
+        """
+        (*_, positions, into), first = plan, self.layers[0]
         stream.positions.index_copy_(0, into, positions)
         mask = stream.positions[:stream.span] <= positions[:, None]
-        return stream, into, mask.repeat_interleave(self.layers[0].heads // self.layers[0].groups, 0)[None, None]
+        return stream, into, mask.repeat_interleave(first.heads // first.groups, 0)[None, None]
 
     def compile(self) -> None:
         """Compile the pass of one stream; shapes may change."""
         self.run = torch.compile(self.forward, fullgraph=True, dynamic=True)
 
-    def captured(self, part: Part) -> list[Tensor]:
+    def captured(self, part: Part) -> Tensor:
         """The pass of one stream as a CUDA graph, captured when its shape is first met with these buffers."""
         given, graphs = [part.plan, part.x, part.memory, part.routed], part.slots.graphs
         key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
@@ -344,14 +345,14 @@ class Decoder:
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                logits, = run()
+                logits = run()
             graphs[key] = graph, buffers, logits
         graph, buffers, logits = graphs[key]
         for buffer, new in zip(buffers, given):
             if new is not None:
                 buffer.copy_(new)
         graph.replay()
-        return [logits.clone()]
+        return logits.clone()
 
 
 @torch.no_grad()

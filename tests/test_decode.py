@@ -149,7 +149,7 @@ def test_the_pass_is_one_graph(layers, changes, sizes):
     for size in sizes:                                                                  # a word, a frame
         part = parts[size]
         for run in (model.decoder.forward, compiled):
-            again.append(*run([part]))
+            again.append(run([part]))
     assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(again[::2], again[1::2]))
 
 
