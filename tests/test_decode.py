@@ -40,7 +40,8 @@ def lively(llm=None, seed=0, **changes):
     model = tiny(seed, llm=llm, **{"max_new_tokens": 6} | changes)
     x, _ = video(model, frames=40, seed=seed)
     p = sorted(trace(model, x)[0])
-    model.config.theta, model.config.theta_low = p[len(p) // 3], p[len(p) // 5]
+    between = lambda i: (p[i - 1] + p[i]) / 2                                  # no p([SKIP]) is as high as a threshold
+    model.config.theta, model.config.theta_low = between(len(p) // 3), between(len(p) // 5)
     return model, x
 
 
