@@ -25,7 +25,7 @@ Does not include:
   carry a second kind of frame past memory, cache and look-ahead, for tokens that training has never seen.
 
 Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egocentric features)
-    x           features of both encoders                                       [F, J, D_s + D_t]
+    x           features of both encoders; y: the second one's                  [F, J, D_s + D_t], [F, J, D_t]
     e           general tokens behind their connector                           [F, J, D_lm]
 """
 import torch
