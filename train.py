@@ -61,6 +61,7 @@ class Options:
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     llm: str | None = option(None, "frozen language model: hub id, folder or .gguf (toy: trained, if not given)")
     vision: str | None = option(None, "frozen vision encoder: hub id or folder (toy: trained, if not given)")
+    look: str | None = option(None, "the toy starts with LoRA and connector of this training's stage `look`")
     init: str | None = option(None, "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)")
     start: str = option("published", "first weights: as in the published code, or from statistics of training features "
                         "with learned targets in CLAM (not the paper's)", ("published", "statistics"))
@@ -110,7 +111,8 @@ class Options:
         values |= ({"last_k": 0} if given.get("narration_memory") else {}) | given
         values["last_k"] = None if values["last_k"] == "all" else values["last_k"]
         for name, value in values.items():
-            setattr(self, name, located(value) if name in ("root", "llm", "vision", "init") and value else value)
+            path = name in ("root", "llm", "vision", "look", "init") and value
+            setattr(self, name, located(value) if path else value)
 
     def config(self, names: set[str]) -> dict:
         """The fields of narrator.py's Config that the options in `names` set."""
@@ -374,7 +376,7 @@ def train_toy(options: Options):
         cache = (folder if two else vision.parent) / name
         videos = stages.scenes(encoder, narrator.layout, options.limit, variant, cache)
         begin(narrator, options, videos)
-        stages.before_narrating(run, narrator, videos, options.lr, options.seed, not options.no_remember)
+        stages.before_narrating(run, narrator, videos, options.lr, options.seed, not options.no_remember, options.look)
     train_narrator(narrator, videos, options)
     save(narrator, options, torch.bfloat16)
 
@@ -394,7 +396,7 @@ def parse() -> Options:
         parser.error("--start is for new weights; --init brings its own")
     toy = options.data == "toy"
     for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else
-                                        {"world", "idle", "grid", "llm_width", "no_remember"})):
+                                        {"world", "idle", "grid", "llm_width", "no_remember", "look"})):
         parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32" if toy else
                      f"--{name.replace('_', '-')}: only for the toy")
     if toy and options.device not in ("auto", "cpu"):

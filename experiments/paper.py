@@ -5,8 +5,8 @@ EVALUATIONS     name -> the command that measures a narrator
 TABLES          name -> rows: a label, a training, options of the evaluations, the paper's numbers
 
 `tables.py` shows them, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the miniature: copied rows of
-other works (all but FlowNar in Table 17), EgoExo4D and EPIC-Kitchens, which have rows of the same
-kind. `--data` prints the commands for the real data sets.
+other works (all but FlowNar in Table 17), EgoExo4D and EPIC-Kitchens, which have rows of the same kind. `--data` prints
+the commands for the real data sets.
 """
 from typing import NamedTuple
 
@@ -17,14 +17,19 @@ IDLE = "--idle 0.5 --epochs 2"                          # half of the videos hav
 
 
 class Training(NamedTuple):
-    """Options of train.py: the method's, further ones for the toy and for real data; in the toy, the trainings whose
-    language model and vision encoder it has (seed 0's for all seeds: they are frozen); whose weights it starts from."""
+    """Options of train.py: the method's, further ones for the toy and for real data; whose weights it starts from.
+
+    In the toy, also the trainings whose frozen language model and vision encoder it has, and those whose stage `look`
+    it starts from: seed 0's for all seeds. So all rows of a table see equally well.
+    """
     method: str = ""
     toy: str = IDLE
     real: str = ""
     llm: str | None = "flownar-c"
     vision: str | None = "flownar-c"
+    look: str | None = "flownar-c"
     init: str | None = None
+    scratch: bool = False                               # also on real data, where others start from Ego4D's narrator
 
 
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20"
@@ -35,7 +40,7 @@ TRAININGS = {
     "flownar": Training(ALL),
     "online": Training(ONLINE),
     "mod": Training(MOD),
-    "lion": Training(LION, IDLE + " --width-second 128", "--width-second 768"),           # baselines/lionfs.py
+    "lion": Training(LION, IDLE + " --width-second 128", "--width-second 768", look="lion"),
     "none": Training(f"--memory none {ALL}"),
     "recent": Training(f"--memory recent {ALL}"),
     "kmeans": Training(f"--memory kmeans {ALL}"),
@@ -53,16 +58,17 @@ TRAININGS = {
     "tokens-25": Training(ALL, IDLE + " --memory-tokens 25", "--memory-tokens 50"),
     "hard": Training(ALL, IDLE + " --world hard"),
     "hard-online": Training(ONLINE, IDLE + " --world hard"),
-    "second": Training(ALL, SECOND),
-    "second-tuned": Training(ALL, SECOND, llm=None, vision=None, init="flownar"),
+    "second": Training(ALL, SECOND, look="second", scratch=True),
+    "second-tuned": Training(ALL, SECOND, llm=None, vision=None, look=None, init="flownar"),
     "narrations": Training("--narration-memory 20"),
-    "large": Training(ALL, IDLE + " --llm-width 256", "--llm meta-llama/Meta-Llama-3-8B-Instruct", "large"),
-    "cls": Training(ONLINE, IDLE + " --grid 0"),            # real data: features of --grid 0 (data.py encode)
+    "large": Training(ALL, IDLE + " --llm-width 256", "--llm meta-llama/Meta-Llama-3-8B-Instruct",
+                      llm="large", look="large"),
+    "cls": Training(ONLINE, IDLE + " --grid 0", look="cls"),    # real data: features of --grid 0 (data.py encode)
 }
 
 # ------------------------------------------------------------------------------------------- what is evaluated
 
-EVALUATIONS = {                                         # {model}, {videos}: folders; {keep}: for what can be resumed
+EVALUATIONS = {                                         # {videos}, {long}: folders; {keep}: for what can be resumed
     "stream": "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep}",
     "idle": "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep} --world idle",
     "long": "evaluate.py stream --data toy --batch 4 --output {keep} --by-duration --root {videos}",

@@ -1,7 +1,7 @@
 """Carries out the experiments of `paper.py`: trains and evaluates what has no result yet.
 
 An interrupted run goes on where it stopped; nothing is trained twice. A result is a small file in experiments/results/:
-the commands, the commit, the seed, the fingerprint of the toy's worlds, the measures.
+the commands, the commits, the seed, the fingerprint of the toy's worlds, the measures.
 """
 import hashlib
 import json
@@ -16,12 +16,13 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from experiments.paper import EVALUATIONS, TRAININGS, VIDEOS, Table
+from experiments.paper import EVALUATIONS, TRAININGS, VIDEOS, Row, Table
 from support.common import BadData, is_number, read_json, write_json
 from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
+MADE = "training.json"                                              # beside a narrator: its command, and the commit
 
 
 class Experiment(NamedTuple):
@@ -37,11 +38,19 @@ class Experiment(NamedTuple):
         return "-".join([self.training, self.evaluation, *self.options.replace("--", "").split(), str(self.seed)])
 
 
+def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Experiment]:
+    """What a row shows of an evaluation; what a narrator costs does not depend on its seed."""
+    if not row.training:
+        return []
+    seeds = [0] if evaluation == "cost" else seeds
+    return [Experiment(row.training, evaluation, row.options, seed) for seed in seeds]
+
+
 def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
-    """All that a table shows, each once; what a narrator costs does not depend on its seed."""
+    """All that a table shows, each once."""
     kinds = dict.fromkeys(column.evaluation for column in table.columns)
-    return list(dict.fromkeys(Experiment(row.training, kind, row.options, 0 if kind == "cost" else seed)
-                              for seed in seeds for row in table.rows if row.training for kind in kinds))
+    return list(dict.fromkeys(experiment for seed in seeds for row in table.rows for kind in kinds
+                              for experiment in experiments_of(row, kind, [seed])))
 
 
 # ------------------------------------------------------------------------------------------- commands
@@ -49,9 +58,9 @@ def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The toy's training, without `python`."""
     given, models = TRAININGS[training], []
-    for kind, base in (("llm", given.llm), ("vision", given.vision)):
+    for kind, base, part in (("llm", given.llm, "/llm"), ("vision", given.vision, "/vision"), ("look", given.look, "")):
         if base and (base, 0) != (training, seed):
-            models.append(f"--{kind} {folder}/{base}-0/{kind}")
+            models.append(f"--{kind} {folder}/{base}-0{part}")
     start = f"--init {folder}/{given.init}-{seed}" if given.init else ""
     return " ".join(["train.py --data toy", f"--seed {seed}", given.method, given.toy, *models, start,
                      f"--output {folder}/{training}-{seed}"]).split()
@@ -61,7 +70,7 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     """Likewise its evaluation, of which the last line is a JSON object."""
     model, command = f"{folder}/{experiment.training}-{experiment.seed}", EVALUATIONS[experiment.evaluation]
     kept = Experiment("kept", experiment.evaluation, experiment.options, 0).name
-    filled = command.format(keep=f"{model}/{kept}", videos=f"{folder}/videos", long=f"{model}/kept-long-0")
+    filled = command.format(keep=f"{model}/{kept}", videos=f"{folder}/videos", long=f"{model}/kept-long-0/predictions")
     which = [] if "--pred" in command else ["--model", model]
     return [*filled.split(), *which, *experiment.options.split(), "--json"]
 
@@ -69,7 +78,8 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
 def real_commands(training: str, evaluation: str, options: str, data: str) -> list[str]:
     """The commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
     given, out = TRAININGS[training], f"out/{data}-{training}"
-    init = f"--init out/ego4d-{training} {'--epochs 4' if data == 'ek100' else ''}" if data != "ego4d" else ""
+    scratch, epochs = data == "ego4d" or given.scratch, "--epochs 4" if data == "ek100" else ""
+    init = "" if scratch else f"--init out/ego4d-{given.init or training} {epochs}"
     train = f"python train.py --data {data} {given.method} {given.real} {init} --output {out}"
     protocol = "teacher" if "teacher" in EVALUATIONS[evaluation] else "stream"
     length = "--by-duration" if "--by-duration" in EVALUATIONS[evaluation] else ""
@@ -97,10 +107,15 @@ def result(experiment: Experiment, worlds: str) -> dict | None:
     kept = read_json(path)
     if not isinstance(kept, dict) or not isinstance(kept.get("measures"), dict):
         raise BadData(f"{path}: is not a result of experiments.tables; delete it")
-    today = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
-             "evaluate": evaluate_command(experiment, "out/tables")}
-    same = all(kept.get(name) == " ".join(["python", *command]) for name, command in today.items())
-    return kept if same and kept.get("worlds") == worlds else None
+    return kept if {**kept, **about(experiment, worlds)} == kept else None
+
+
+def about(experiment: Experiment, worlds: str) -> dict:
+    """What makes a result one of this experiment, as its file says it."""
+    commands = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
+                "evaluate": evaluate_command(experiment, "out/tables")}
+    return {name: " ".join(["python", *command]) for name, command in commands.items()} | {
+        "seed": experiment.seed, "worlds": worlds}
 
 
 def measures(printed: dict) -> dict[str, float | None]:
@@ -157,27 +172,37 @@ class Runner:
             began = time.monotonic()
             printed = self.run(evaluate_command(experiment, self.folder), experiment.name)
             spent = {"evaluate": time.monotonic() - began, "train": self.minutes.get(experiment[::3])}
-            commands = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
-                        "evaluate": evaluate_command(experiment, "out/tables")}
             RESULTS.mkdir(exist_ok=True)
-            write_json(RESULTS / f"{experiment.name}.json", {
-                **{name: " ".join(["python", *command]) for name, command in commands.items()},
-                "seed": experiment.seed, "commit": self.commit, "worlds": self.worlds,
+            write_json(RESULTS / f"{experiment.name}.json", about(experiment, self.worlds) | {
+                "commits": {"train": self.made(*experiment[::3])["commit"], "evaluate": self.commit},
                 "minutes": {name: round(s / 60, 1) if s else None for name, s in spent.items()},
                 "measures": measures(json.loads(printed.splitlines()[-1]))})
 
     def train(self, training: str, seed: int):
         """Train a narrator, and before it those that it starts from, unless they are there."""
         given, out = TRAININGS[training], Path(self.folder) / f"{training}-{seed}"
-        for base in {(given.llm, 0), (given.vision, 0), (given.init, seed)} - {(training, seed)}:
+        for base in {(given.llm, 0), (given.vision, 0), (given.look, 0), (given.init, seed)} - {(training, seed)}:
             if base[0]:
                 self.train(*base)
         with self.lock(f"{training}-{seed}"):
-            if (ROOT / out / "narrator.json").exists():
-                return
-            began, again = time.monotonic(), ["--resume"] if (ROOT / out).exists() else []
-            self.run(train_command(training, seed, self.folder) + again, f"{training}-{seed}")
-            self.minutes[training, seed] = None if again else time.monotonic() - began
+            again, began = ["--resume"] if (ROOT / out).exists() else [], time.monotonic()
+            command = train_command(training, seed, self.folder)
+            if not again:
+                (ROOT / out).mkdir(parents=True)
+                write_json(ROOT / out / MADE, {"command": command, "commit": self.commit})
+            elif self.made(training, seed)["command"] != command:
+                raise BadData(f"{ROOT / out} was trained by another command; delete it, or choose another --output")
+            if not (ROOT / out / "narrator.json").exists():
+                self.run(command + again, f"{training}-{seed}")
+                self.minutes[training, seed] = None if again else time.monotonic() - began
+
+    def made(self, training: str, seed: int) -> dict:
+        """How a narrator was trained: {"command", "commit"}; BadData if nothing says so."""
+        folder = ROOT / self.folder / f"{training}-{seed}"
+        kept = read_json(folder / MADE) if (folder / MADE).exists() else None
+        if not isinstance(kept, dict) or not {"command", "commit"} <= kept.keys():
+            raise BadData(f"{folder} does not say how it was trained; delete it, or choose another --output")
+        return kept
 
     def make_videos(self):
         """The videos of 1, 3, 6 and 11 minutes."""

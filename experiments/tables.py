@@ -18,15 +18,13 @@ import sys
 import numpy as np
 
 from experiments.paper import TABLES, Column, Row
-from experiments.runs import RESULTS, Experiment, Runner, fingerprint_of_worlds, needed, real_commands, result
-from support.common import BadData, command_line, in_range, positive_int, read_json
+from experiments.runs import Runner, experiments_of, fingerprint_of_worlds, needed, real_commands, result
+from support.common import BadData, command_line, in_range, positive_int
 
 
 def measured(row: Row, column: Column, seeds: list[int], worlds: str) -> list[float]:
     """A number of ours, for each seed that has a result."""
-    if not row.training:
-        return []
-    kept = [result(Experiment(row.training, column.evaluation, row.options, seed), worlds) for seed in seeds]
+    kept = [result(experiment, worlds) for experiment in experiments_of(row, column.evaluation, seeds)]
     found = [one["measures"].get(column.measure.format(row.part)) for one in kept if one]
     return [value for value in found if value is not None]
 
@@ -66,8 +64,9 @@ def as_json(name: str, seeds: list[int] | None, worlds: str) -> dict[str, dict[s
 def list_costs(names: list[str], seeds: list[int] | None, worlds: str):
     """What each table lacks; minutes are means of the results that there are."""
     spent = {"train": [], "evaluate": []}
-    for file in RESULTS.glob("*.json"):
-        for kind, minutes in read_json(file)["minutes"].items():
+    every = {experiment for table in TABLES.values() for experiment in needed(table, seeds or range(table.seeds))}
+    for kept in filter(None, (result(experiment, worlds) for experiment in every)):
+        for kind, minutes in kept["minutes"].items():
             spent[kind] += [minutes] if minutes else []
     mean = {kind: float(np.mean(minutes)) if minutes else None for kind, minutes in spent.items()}
     for name in names:

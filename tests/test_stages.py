@@ -6,10 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import clam
 import train
 from helpers import tiny, video
+from support.common import BadData
 from toy import stages, world
 
 
@@ -161,6 +164,50 @@ def test_what_is_dark_is_not_listed(tmp_path, monkeypatch):
     for stage in ("look", "recall"):
         stages.inventories(fit, stage, tiny(), [video], 2, 1e-3, 0, batch=4)
     assert len(listed) == 24 and all(labels.any() for labels in listed)
+
+
+def test_look_is_taken_over(tmp_path):
+    """LoRA and connector of another training, whatever its memory; the own memory stays."""
+    options, first = train.Options(output=str(tmp_path)), tiny()
+    stages.inventories(partial(train.fit, options=options), "look", first, [scene(0, 32)], 2, 1e-3, 0)
+    for memory in ("clam", "recent"):
+        second, done = tiny(memory=memory), []
+        before = {name: p.clone() for name, p in second.memory.named_parameters()}
+        stages.before_narrating(lambda stage, *more: done.append(stage), second, [scene(0, 32)], 1e-3, 0, False,
+                                str(tmp_path))
+        looked = stages.sighted(second)
+        assert len(looked) == 4 + 2 * (7 * second.llm.config.num_hidden_layers + 1) and done == ["recall"]
+        assert all(torch.equal(p, stages.sighted(first)[name]) for name, p in looked.items())
+        assert all(torch.equal(p, before[name]) for name, p in second.memory.named_parameters())
+
+
+def test_look_of_an_unlike_narrator_is_refused(tmp_path):
+    options = train.Options(output=str(tmp_path))
+    backward = lambda step: (first.connector[0].weight.square().sum().backward(), (1.0, 1))[1]
+    first, file = tiny(lora_rank=2), tmp_path / "look-state.safetensors"
+    take = lambda model: stages.before_narrating(None, model, [], 1e-3, 0, look=str(tmp_path))
+    with pytest.raises(BadData, match="look-state.safetensors is not the finished stage of a like narrator"):
+        take(first)
+    train.fit("look", first.trainable(), backward, 2, 1e-3, options)
+    with pytest.raises(BadData, match="has the wrong shape for 58 tensors"):
+        take(tiny(lora_rank=4))
+    with safe_open(file, "pt") as state:
+        tensors, about = {key: state.get_tensor(key) for key in state.keys()}, state.metadata()
+    save_file(tensors, file, about | {"step": "1"})
+    with pytest.raises(BadData, match="is of an unfinished stage"):
+        take(first)
+
+
+def test_kept_features_are_not_written_again(tmp_path):
+    make = lambda limit: stages.scenes(lambda frames: torch.zeros(len(frames), 10, 1),
+                                       SimpleNamespace(encode=lambda text: [1]), limit, world.WORLDS["plain"], cache)
+    cache = tmp_path / "x.safetensors"
+    make(1)
+    written = cache.stat().st_ino
+    make(1)
+    assert cache.stat().st_ino == written                                    # the same file
+    make(2)
+    assert cache.stat().st_ino != written
 
 
 def test_scenes_of_two_worlds_share_a_file(tmp_path):

@@ -35,12 +35,16 @@ def test_training_commands_are_understood(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", train_command(name, 1, "out/tables"))
     options = train.parse()
     assert (options.data, options.seed, options.output) == ("toy", 1, f"out/tables/{name}-1")
-    assert (options.llm is None) == (given.llm is None) and (options.init is None) == (given.init is None)
+    for kind in ("llm", "vision", "look", "init"):
+        assert (getattr(options, kind) is None) == (getattr(given, kind) is None), kind
     assert "llm" not in train_command("flownar-c", 0, "out") and "--llm" in train_command("flownar-c", 1, "out")
     for line in runs.real_commands(name, "stream", "", "ek100"):
         if line.startswith("python train.py"):
             monkeypatch.setattr(sys, "argv", line.split()[1:])
-            assert train.parse().data == "ek100"
+            options = train.parse()
+            assert options.data == "ek100"
+            started = {"second": None, "second-tuned": "out/ego4d-flownar"}.get(name, f"out/ego4d-{name}")
+            assert options.init == started
 
 
 def test_evaluation_commands_are_understood(monkeypatch):
@@ -66,7 +70,6 @@ def small(monkeypatch, tmp_path):
     """Two trainings, the second on models of the first, one evaluation, and commands that only say what they are."""
     monkeypatch.setattr(runs, "ROOT", tmp_path)
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
     row = lambda training: paper.Row(training, training, "1.0")
     table = paper.Table("Small", "ego4d", "PPL", [paper.Column("F1", "stream", "f1")],
                         [row("flownar-c"), row("flownar"), paper.Row("copied", None, "2.0")], 2)
@@ -79,7 +82,6 @@ def small(monkeypatch, tmp_path):
             raise BadData("it broke")
         if command[0] == "train.py":
             folder = tmp_path / command[command.index("--output") + 1]
-            folder.mkdir(parents=True)
             (folder / "narrator.json").write_text("{}")
         return 'words\n{"f1": 0.5, "text": "none", "by_duration": {"<= 2 min": {"f1": 1, "cider": null}}}\n'
 
@@ -98,6 +100,7 @@ def test_nothing_is_done_twice(small):
     kept = result(wanted[0], "w")
     assert kept["measures"] == {"f1": 0.5, "by_duration/<= 2 min/f1": 1, "by_duration/<= 2 min/cider": None}
     assert kept["train"].startswith("python train.py --data toy") and kept["seed"] == 0
+    assert kept["commits"].keys() == {"train", "evaluate"}
     ran.clear()
     assert Runner("out", 1, "w")(wanted) == [] and ran == []
 
@@ -105,9 +108,36 @@ def test_nothing_is_done_twice(small):
 def test_a_training_that_was_interrupted_is_resumed(small, monkeypatch, tmp_path):
     commands = []
     monkeypatch.setattr(Runner, "run", lambda self, command, name: commands.append(command))
-    (tmp_path / "out" / "flownar-c-0").mkdir(parents=True)
+    for _ in range(2):
+        Runner("out", 1, "w").train("flownar-c", 0)
+    assert commands[0] + ["--resume"] == commands[1]
+
+
+def test_a_narrator_of_another_command_is_refused(small, monkeypatch, tmp_path):
+    experiment = needed(small[0], [0])[0]
     Runner("out", 1, "w").train("flownar-c", 0)
-    assert commands[0][-1] == "--resume"
+    monkeypatch.setitem(paper.TRAININGS, "flownar-c", paper.Training("--last-k 3"))
+    assert "out/flownar-c-0 was trained by another command; delete it" in Runner("out", 1, "w")([experiment])[0]
+    (tmp_path / "out" / "flownar-c-0" / runs.MADE).unlink()
+    assert "does not say how it was trained; delete it" in Runner("out", 1, "w")([experiment])[0]
+    assert not runs.RESULTS.exists()
+
+
+def test_costs_do_not_depend_on_the_seed(small, monkeypatch):
+    table = small[0]._replace(columns=[paper.Column("GMACs", "cost", "gmacs")])
+    monkeypatch.setitem(paper.EVALUATIONS, "cost", "cost")
+    monkeypatch.setitem(tables.TABLES, "T0", table)
+    monkeypatch.setattr(runs, "measures", lambda printed: {"gmacs": 2.5})
+    Runner("out", 1, "w")(needed(table, [1]))
+    assert tables.as_json("T0", [1], "w")["flownar"] == {"gmacs": 2.5} == tables.as_json("T0", None, "w")["flownar"]
+
+
+def test_a_damaged_result_is_named(small):
+    Runner("out", 1, "w")(needed(small[0], [0]))
+    file = next(runs.RESULTS.glob("*.json"))
+    file.write_text('{"train": 1}')
+    with pytest.raises(BadData, match=f"{file.name}: is not a result"):
+        tables.list_costs(["T0"], None, "w")
 
 
 def test_a_failure_is_named_and_others_go_on(small):

@@ -14,6 +14,7 @@ returns its loss and number of tokens.
 """
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -31,7 +33,8 @@ from tqdm import tqdm
 
 import narrator as nar
 from baselines.lionfs import TwoEncoders, motion
-from support.common import BadData, chunks, replacing, write_json
+from support.checkpoint import fill
+from support.common import BadData, chunks, first_line, replacing, write_json
 from support.features import pairs
 from toy import world
 
@@ -255,6 +258,7 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: i
     """The first `limit` training videos of a world; a file `cache` keeps their frame tokens for the next time."""
     stored, found = load_file(cache) if cache and cache.exists() else {}, []
     videos, mark = world.kitchens("train", limit, world=variant), crc32(repr(variant).encode())
+    before = len(stored)
     for seed, kitchen in tqdm(videos, total=limit, desc="encoding", unit="video"):
         name = f"{seed} {mark:08x}"                             # a seed is another video in another world
         if name not in stored:
@@ -264,7 +268,7 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: i
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
         found.append(Scene(stored[name].float(), narrations, labels, variant))
-    if cache:
+    if cache and len(stored) > before:
         with replacing(cache) as part:
             save_file(stored, part)
     return found
@@ -349,6 +353,25 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
     fit(stage, narrator.trainable(), backward, steps, lr)
 
 
+def take_over(narrator: nar.Narrator, path: Path):
+    """Set LoRA and connector as in a state of train.py; BadData if it is unfinished, or of other sizes."""
+    try:
+        with safe_open(path, "pt") as file:
+            about, weights = file.metadata(), {name: file.get_tensor(f"{name}|value") for name in sighted(narrator)}
+        finished = int(about["step"]) == json.loads(about["settings"])["steps"]
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise BadData(f"--look: {path} is not the finished stage of a like narrator ({first_line(error)})") from error
+    if not finished:
+        raise BadData(f"--look: {path} is of an unfinished stage; continue that training with --resume")
+    with torch.no_grad():
+        fill(sighted(narrator), weights, path)
+
+
+def sighted(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
+    """What stage look trains."""
+    return {name: p for name, p in narrator.trainable().items() if ".lora_" in name or ".connector." in name}
+
+
 # ---------------------------------------------------------------------------------------------- remember
 
 def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
@@ -385,9 +408,14 @@ STEPS = {"look": 1400, "remember": 900, "recall": 600}
 
 
 def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
-                     alone: bool = True):
-    """What a new narrator learns before the paper's training; `remember` is for memories that can learn, if `alone`."""
-    inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
+                     alone: bool = True, look: str | None = None):
+    """What a new narrator learns before the paper's training; `remember` is for memories that can learn, if `alone`.
+    With the folder of another training, its stage `look` is taken over: narrators that are compared see equally well.
+    """
+    if look:
+        take_over(narrator, Path(look) / "look-state.safetensors")
+    else:
+        inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
     if alone and list(narrator.memory.parameters()):
         remember(fit, narrator.memory, videos, STEPS["remember"], seed)
     inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)
