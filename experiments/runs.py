@@ -132,6 +132,11 @@ def measures(printed: dict) -> dict[str, float | None]:
     return found
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def commit() -> str | None:
     """The present commit, with a + if files have been changed since; None where there is no repository."""
     git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
@@ -219,7 +224,7 @@ class Runner:
 
     def run(self, command: list[str], name: str) -> str:
         """What a command prints; BadData with the last line of its messages if it fails."""
-        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        threads = str(max(1, cores() // self.jobs))
         log = ROOT / self.folder / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         print("python", *command, file=sys.stderr)

@@ -12,13 +12,12 @@ are not shown. The paper's numbers are in italics, as printed there; ours are me
 """
 import argparse
 import json
-import os
 import sys
 
 import numpy as np
 
 from experiments.paper import TABLES, Column, Row
-from experiments.runs import Runner, experiments_of, fingerprint_of_worlds, needed, real_commands, result
+from experiments.runs import Runner, cores, experiments_of, fingerprint_of_worlds, needed, real_commands, result
 from support.common import BadData, command_line, in_range, positive_int
 
 
@@ -130,7 +129,7 @@ def main():
                         help="of real data, print the commands and the paper's numbers")
     parser.add_argument("--seeds", nargs="+", type=in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"), metavar="N",
                         help="default: 0 and 1 for tables 1, 3 and 5, else 0")
-    parser.add_argument("--jobs", type=positive_int, default=os.cpu_count() or 1,
+    parser.add_argument("--jobs", type=positive_int, default=cores(),
                         help="commands at a time (default: one for each core)")
     parser.add_argument("--output", default="out/tables", help="folder of trained narrators (default out/tables)")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
