@@ -44,7 +44,8 @@ from support.features import encode_pictures
 from support.options import device_options
 from support.video import Video
 
-LLAMA = {                                  # hidden, feed-forward, layers, heads; 8 key and value heads, 128,256 words
+WORDS = 128256                             # in Llama 3's vocabulary
+LLAMA = {                                  # hidden, feed-forward, layers, heads; 8 key and value heads
     "llama-3.2-1b": (2048, 8192, 16, 32),
     "llama-3-8b": (4096, 14336, 32, 32),
 }
@@ -120,7 +121,7 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
     if args.config:
         from transformers import AutoModelForCausalLM, LlamaConfig
         hidden, inner, layers, heads = LLAMA[args.config]
-        sizes = LlamaConfig(vocab_size=128256, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+        sizes = LlamaConfig(vocab_size=WORDS, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
                             num_attention_heads=heads, num_key_value_heads=8, max_position_embeddings=131072,
                             tie_word_embeddings=args.config.endswith("1b"),
                             rope_parameters={"rope_type": "default", "rope_theta": 500000.0})

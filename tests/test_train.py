@@ -324,7 +324,7 @@ def arguments(root, output, *more, processes=1):
                                                         "--nproc-per-node", str(processes)]
     line = [*launcher, ROOT / "train.py", "--data", "ek100", "--root", root, "--output", output, "--llm", TOY / "llm",
             "--vision", TOY / "vision", "--memory-heads", 2, "--memory-tokens", 4, "--memory-dropout", 0,
-            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-3, "--val-limit", 2,
+            "--lora-rank", 4, "--lora-dropout", 0, "--batch", 4, "--epochs", 2, "--lr", 1e-4, "--val-limit", 2,
             "--device", "cpu", *more]
     return list(map(str, line))
 
@@ -349,10 +349,9 @@ def test_two_processes_are_one(whole):
     """The same losses and weights from two gloo processes as from one with twice the accumulation."""
     logs = [[json.loads(line) for line in (whole / n / "narrator-log.jsonl").read_text().splitlines()] for n in "12"]
     assert [len(log) for log in logs] == [6, 6]
-    assert logs[0][0]["loss"] == pytest.approx(logs[1][0]["loss"], rel=1e-5)
     for key, entries in (("loss", [0, 1, 2, 3, 4, 5]), ("val_loss", [2, 5])):
         one, two = ([log[n][key] for n in entries] for log in logs)
-        assert one == pytest.approx(two, rel=2e-3)                       # rounding grows with the steps
+        assert one == pytest.approx(two, abs=1e-4), [a - b for a, b in zip(one, two)]
     one, two = (nar.Narrator.load(str(whole / n)).trainable() for n in "12")
     assert all(torch.allclose(w, two[name], atol=1e-4) for name, w in one.items())
 
