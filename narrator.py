@@ -33,6 +33,7 @@ from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGa
 from baselines.mod import LAYERS, Routing
 from clam import CLAM, NoMemory
 from support import attention, checkpoint, decode, lora
+from support.bounds import PART, check_bounds, count_positions
 from support.common import BadData, command_line, whole
 from support.drawing import Letters, plot_matrix, print_matrix
 from support.features import letterbox
@@ -47,8 +48,8 @@ INSTRUCTION = "Please concisely narrate the video in real time."
 MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP, "moviechat": MovieChat,
             "kmeans": KMeans, "recent": RecentFrames, "none": NoMemory}
 READOUTS = ("frame", "cls")
-RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha",             # of Config
-          (0, 1): "theta theta_low memory_dropout lora_dropout", (1e-6, 1e6): "fps", (1e-6, 1): "mod_keep",
+RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank lora_alpha max_position",  # of Config
+          (0, 1): "theta theta_low memory_dropout lora_dropout", (1e-6, 1e6): "fps max_segment", (1e-6, 1): "mod_keep",
           (0, 1e9): "refractory last_k narration_memory width_second", (0, 100): "grid"}
 
 
@@ -78,6 +79,8 @@ class Config:
     theta_low: float = 0.5                                # <= theta_low soon after a narration, that is within
     refractory: float = 4.0                               # seconds
     max_new_tokens: int = 100                             # of a narration without its end (published, not in the paper)
+    max_segment: float | None = None                      # seconds after which it is restarted (ours; None: never)
+    max_position: int | None = None                       # beyond it, narrations are turned back (ours; None: never)
     lora_rank: int = 128
     lora_alpha: int = 256
     lora_dropout: float = 0.05                            # (published, not in the paper)
@@ -96,6 +99,7 @@ class Config:
             raise BadData(f"last_k = {self.last_k}: narration_memory stands for past narrations, so it must be 0")
         if self.mod_keep is not None and (self.prune or self.memory != "none"):
             raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing (--memory none --no-prune)")
+        check_bounds(self)
         if self.width_second >= self.width:
             raise BadData(f"width_second: {self.width_second} of {self.width} features leave none to the first encoder")
 
@@ -201,6 +205,8 @@ class Layout:
 
     A *segment* n is thus all that is fed after the words of narration n - 1 up to the words of narration n: EOT and
     newline of a narration belong to it (`number`), but are fed with the first frame of the next segment (`segment`).
+    A segment can be *restarted* (support/bounds.py): its frames are removed, and it opens once more, without EOT and
+    newline, which stay. What follows is fed in segment n + PART; after a second restart, n + 2 PART; ...
     With a narration memory (Table 15) its tokens, [ n*N ]\n, stand before [ m*M ]\n, and are visual like these.
     "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",", ...) are each
     tokenised on their own, so that no two ever merge, and no id is written as a number.
@@ -243,13 +249,17 @@ class Layout:
 
     def opening(self, n: int) -> Tokens:
         """The first frame of segment n >= 1, with the memory of all before it (Alg. 2, line 7)."""
-        memory = self.open + [MEMORY] * self.M + self.close if self.M else []
         tokens = self.end(n - 1)
         if self.keep_newline:
             tokens.add(self.newline, PROMPT, segment=n)
         else:
             tokens.add(self.newline, NARRATION, segment=n, number=n - 1)
-        tokens.add(self.open + [HISTORY] * self.N + self.close if self.N else [], VISUAL, segment=n)
+        return tokens + self.reopening(n)
+
+    def reopening(self, n: int) -> Tokens:
+        """The first frame after a restart, in segment n: the memory once more."""
+        memory = self.open + [MEMORY] * self.M + self.close if self.M else []
+        tokens = Tokens().add(self.open + [HISTORY] * self.N + self.close if self.N else [], VISUAL, segment=n)
         return tokens.add(memory + self.open + [FRAME] * self.J, VISUAL, segment=n)
 
     def frame(self, n: int) -> Tokens:
@@ -260,22 +270,26 @@ class Layout:
     def closing(self, n: int) -> Tokens:
         """Between the last frame of segment n and its narration."""
         tokens = Tokens().add(self.close if n else [], VISUAL, segment=n, learn=True)
-        return tokens.add(self.assistant, NARRATION, segment=n, number=n, learn=True)
+        return tokens.add(self.assistant, NARRATION, segment=n, number=n % PART, learn=True)
 
     def narration(self, n: int, ids: list[int]) -> Tokens:
-        return Tokens().add(ids, NARRATION, segment=n, number=n, learn=True)
+        return Tokens().add(ids, NARRATION, segment=n, number=n % PART, learn=True)
 
-    def sequence(self, narrations: list[tuple[int, list[int]]]) -> Tokens:
-        """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0."""
+    def sequence(self, narrations: list[tuple[int, list[int]]], restarts: range | tuple = ()) -> Tokens:
+        """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0. Segments are restarted
+        before the frames in `restarts`; one that opens a segment anyway changes nothing."""
         if not narrations or narrations[0][0] != 0:
             raise ValueError("the first narration belongs to frame 0")
         tokens, last = self.first(), 0
         for n, (frame, ids) in enumerate(narrations):
             if n and frame <= last:
                 raise ValueError(f"narration {n} at frame {frame} does not come after frame {last}")
-            opening = [self.opening(n)] if n else []
-            for piece in [*opening, *[self.frame(n)] * (frame - last - 1), self.closing(n), self.narration(n, ids)]:
-                tokens += piece
+            part = n
+            for t in range(last + 1, frame + 1):
+                first, again = t == last + 1, t in restarts
+                part += PART * (again and not first)
+                tokens += self.opening(n) if first else self.reopening(part) if again else self.frame(part)
+            tokens += self.closing(part) + self.narration(part, ids)
             last = frame
         return tokens + self.end(len(narrations) - 1)
 
@@ -285,13 +299,13 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
     """The one visibility rule (§3.4, §3.5): does a token fed in segment `now` see one of this kind, segment and number?
 
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
-    tokens with their segment); the last k narrations before the segment, the segment's own, and all that is fed in the
-    segment. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. This rule is what training
-    attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (stream.py: `Context.discard`).
+    tokens with their segment), after a restart only those since then; the last k narrations before the segment, its own,
+    and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. The rule is
+    what training attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (`Context.discard`).
     """
     visual = (kind == VISUAL) & (segment == now)
-    oldest = 0 if last_k is None else now - last_k
-    narrated = (kind == NARRATION) & ((number >= oldest) | (segment == now))
+    oldest = 0 if last_k is None else now % PART - last_k
+    narrated = (kind == NARRATION) & ((number >= oldest) | (segment % PART == now % PART))
     return (kind == PROMPT) | visual | narrated | (not prune)
 
 
@@ -304,8 +318,9 @@ def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True
 def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor, Tensor]]:
     """The same without an [L, L]: each segment's queries [q] and the keys [k] that some of them see (up to itself)."""
     about, every = tokens.about(), torch.arange(len(tokens))
-    keys = lambda n, end: visible(*about[:, :end], n, last_k).nonzero()[:, 0]
-    return [(queries, keys(n, queries[-1] + 1)) for n, queries in enumerate(every.split(about[1].bincount().tolist()))]
+    keys = lambda last: visible(*about[:, :last + 1], about[1, last], last_k).nonzero()[:, 0]
+    lengths = about[1].unique_consecutive(return_counts=True)[1].tolist()
+    return [(queries, keys(queries[-1])) for queries in every.split(lengths)]
 
 
 # ---------------------------------------------------------------------- §3.2 the model
@@ -462,9 +477,9 @@ class Narrator(nn.Module):
         return (frame + 1) * self.config.J if self.config.readout == "frame" else frame * self.config.J + 1
 
     def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None, before: int = 0,
-                history_state: Tensor | None = None) -> tuple[Tensor, Tensor, Tokens]:
-        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT). In the middle of a long
-        stream: the memories' `state` and `history_state`, and how many tokens after the prompt were pruned `before`.
+                history_state: Tensor | None = None, restarts: range | tuple = ()) -> tuple[Tensor, Tensor, Tokens]:
+        """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT); `restarts`: see Layout.
+        In the middle of a long stream: the memories' `state` and `history_state`, and the tokens pruned `before`.
 
         Returns the hidden states [L, D_lm] of every token, the labels [L] on the CPU (the id that each token should
         predict, -100 where nothing is learned) and the tokens. Frames after the last narration are not used.
@@ -474,16 +489,18 @@ class Narrator(nn.Module):
             raise ValueError(f"expected frame tokens [> {last}, {self.config.J}, {self.config.width}], "
                              f"got {list(x.shape)}")
         x = x[:last + 1].to(self.device, self.connector[0].weight.dtype)
-        tokens = self.layout.sequence(narrations)
+        tokens, said = self.layout.sequence(narrations, restarts), [frame for frame, _ in narrations]
+        ends = sorted({*said[:-1], *(t for t in range(last) if t + 1 in restarts)})     # when the memory is read
         memory = history = None
         if self.layout.M:
-            read_at = torch.tensor([[self.read_at(frame) for frame, _ in narrations[:-1]]]).long()
+            read_at = torch.tensor([[self.read_at(frame) for frame in ends]]).long()
             memory, _ = self.memory(rearrange(x, "t j d -> 1 (t j) d"), read_at, state)
         if self.layout.N:
             history, _ = self.narration_memory(*self.spoken(narrations[:-1]), history_state)
+            history = history[:, [sum(frame <= end for frame in said) - 1 for end in ends]]
         e = self.embed(torch.tensor(tokens.ids, device=self.device), x, self.embed_memory(memory, history))
         after_prompt = torch.tensor([n > 0 or kind == NARRATION for kind, n in zip(tokens.kind, tokens.segment)])
-        positions = torch.arange(len(tokens)) + before * after_prompt
+        positions = count_positions([kind == VISUAL for kind in tokens.kind], tokens.segment) + before * after_prompt
         rows = self.config.prune and segment_rows(tokens, self.config.last_k)             # not pruned: causal
         labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
         y = self.llm.model(inputs_embeds=e[None], position_ids=positions[None].to(self.device), use_cache=False,
@@ -491,9 +508,9 @@ class Narrator(nn.Module):
         return y.last_hidden_state[0], labels, tokens
 
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]], state: Tensor | None = None, before: int = 0,
-             history_state: Tensor | None = None) -> tuple[Tensor, int]:
+             history_state: Tensor | None = None, restarts: range | tuple = ()) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens, their number."""
-        hidden, labels, _ = self(x, narrations, state, before, history_state)
+        hidden, labels, _ = self(x, narrations, state, before, history_state, restarts)
         rows = (labels != -100).nonzero()[:, 0]
         hidden, labels = (y.to(hidden.device).index_select(0, rows.to(hidden.device)) for y in (hidden, labels))
         return cross_entropy(self.logits, hidden, labels), len(rows)

@@ -5,7 +5,8 @@
 
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV cache; the memory
 tokens that CLAM reads out at that moment open the next segment in their place. Positions are never renumbered: a
-counter gives every token the position that it had in training. FlowNar-C also keeps only the last k narrations.
+counter gives every token the position that it had in training. FlowNar-C also keeps only the last k narrations. What
+else bounds a stream without end is not in the paper (support/bounds.py).
 
 Glossary (paper, here):
     Psi          the Decisions that have a narration
@@ -37,6 +38,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, VisionEncoder, visible
+from support.bounds import PART, Bounds
 from support.common import BadData, choose, command_line, one_line, positive_float, positive_int
 from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
@@ -115,11 +117,12 @@ class Decision:
     forced: bool = False        # narrates whatever p_skip is: the first frame, the last of a file, given narrations
     fed: Tokens | None = None   # the tokens fed with this frame, without the narration
     pruned: int = 0             # tokens removed after the narration
+    restart: bool = False       # the segment was restarted before the frame
 
     def trace(self) -> dict:
         return {"frame": self.frame, "p_skip": self.p_skip, "theta": self.theta, "narrate": self.narration is not None,
                 "position": self.position, "text_tokens": self.text_tokens, "visual_tokens": self.visual_tokens,
-                "forced": self.forced}
+                "forced": self.forced} | ({"restart": True} if self.restart else {})
 
 
 class Context:
@@ -143,7 +146,8 @@ class Context:
         self.history: Tensor | None = None                                 # what is read from it (Table 15)
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
-        self.last_narrated = 0                                             # t_{n-1}
+        self.last_narrated, self.told = 0, 0.0                             # t_{n-1}, and in seconds
+        self.bounds = Bounds(narrator, self.run)                           # of a segment, and of l
         self.upcoming: Upcoming | None = None                              # frames to come
         self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()  # read before their turn: ids, slots, logits
         self.said: deque[int] = deque(maxlen=500)                          # ids of the latest narrations
@@ -168,13 +172,13 @@ class Context:
                     self.state = memory.step(x[:, -later:], self.readable)
                 self.waiting = []
 
-    def read_memory(self, said: list[int]):
+    def read_memory(self, said: list[int] | None = None):
         """Lines 5 and 17: the memory tokens M_t, kept for the next segment, and those of what has been said so far."""
         self.absorb()
         with self.watch("memory"):
             if self.narrator.layout.M:
                 self.memory = self.read(self.readable)
-            if self.narrator.layout.N:
+            if self.narrator.layout.N and said is not None:
                 said, _ = self.narrator.spoken([(self.segment, said)])
                 self.history_state = self.narrator.narration_memory.step(said, self.history_state)
                 self.history = self.read_history(self.history_state)
@@ -231,10 +235,15 @@ class Context:
             self.forget()
         return cache.keep(visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune))
 
+    def restart(self):
+        """Ask for a restart of the segment before the next frame, as after an outage of a camera (support/bounds.py).
+        """
+        self.bounds.asked = True
 
-def threshold(frame: int, last_narrated: int, config, static: bool) -> float:
+
+def threshold(frame: float, last_narrated: float, config, static: bool) -> float:
     """The active threshold (§3.2): theta_low soon after a narration, else theta."""
-    soon = frame - last_narrated <= config.refractory * config.fps
+    soon = frame - last_narrated <= config.refractory * config.fps + 1e-6
     return config.theta_low if soon and not static else config.theta
 
 
@@ -254,48 +263,58 @@ def generate(context: Context, given: list[int] | None = None) -> list[int]:
 @torch.no_grad()
 def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             forced: dict[int, list[int]] | None = None, context: Context | None = None,
-            lookahead: int = 1) -> Iterator[Decision]:
+            lookahead: int = 1, clock: Callable[[], float] | None = None) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there is one.
 
     As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
     `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
     Context, for callers that want to inspect it. With lookahead K, one pass of the language model reads K frames, with
-    the same results; with 1, it holds one frame at a time and never looks ahead.
+    the same results; with 1, it holds one frame at a time and never looks ahead. `clock` gives the time in seconds of
+    the frame that has just been taken; without one, frame t is of (t + 1) / fps, whenever it comes.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
     if c.position or forced is not None and 0 not in forced:
         raise ValueError("a stream begins with a new Context and a narration of frame 0")
     p_skip = theta = fed = None
-    c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead)
+    c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead, clock)
     c.guessed = 0 if forced else GUESSED
     for t, x in enumerate(chain(c.upcoming, [None])):                                 # line 4; None: no more frames
-        ended = x is None
+        ended, restart = x is None, False
         if ended:
             t, fed = t - 1, Tokens()                                                  # the last frame, once more
             if t < 0 or c.last_narrated == t or forced is not None:
                 return
         else:
+            now = (t + 1) / config.fps if clock is None else c.upcoming.time
+            restart = c.bounds.overdue(t, now, c.new or not t)
+            if restart:                                                               # from now on, the memory alone
+                c.read_memory()                                                       # has seen this segment's frames
+                c.discard(now=c.segment + PART)
+                c.position = c.bounds.mark
             c.update_memory(x)                                                        # line 5
             if c.new:
                 fed, c.new = layout.opening(c.segment), False                         # lines 6-8: [M_{t_{n-1}}; X_t]
+                c.bounds.mark = c.position + fed.kind.index(VISUAL)
             else:
-                fed = layout.frame(c.segment) if t else layout.first()
+                fed = (layout.reopening if restart else layout.frame)(c.segment) if t else layout.first()
             logits = c.feed(fed, x)                                                   # lines 9-12
             if t:
                 p_skip = c.p_skip(logits)                                             # Eq. 1
-                theta = threshold(t, c.last_narrated, config, static)
+                theta = threshold(now * config.fps, c.told * config.fps, config, static)
         narration, pruned = None, 0
         must = (t in forced) if forced is not None else (t == 0 or ended)
         if must or (forced is None and p_skip <= theta):                              # line 13
-            start, c.last_narrated = (c.last_narrated + 1) / config.fps if t else 0.0, t   # line 14
+            start, c.told, c.last_narrated = c.told, now, t                           # line 14
             ids = generate(c, None if forced is None else forced[t])                  # line 15
             text = one_line(layout.decode(ids))                                       # line 16
-            narration = Narration(c.segment, t, start, (t + 1) / config.fps, text, p_skip, ids)
+            narration = Narration(c.segment, t, start, now, text, p_skip, ids)
             c.read_memory(ids)                                                        # line 17
             pruned = c.discard(now=c.segment + 1)                                     # line 18
+            c.position = c.bounds.turn_back(c.cache, c.position)
             c.segment, c.new = c.segment + 1, True                                    # line 19
-        yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned)
+        size = c.cache.text, c.cache.visual
+        yield Decision(t, p_skip, theta, c.position, *size, narration, must, fed, pruned, restart)
 
 
 # ---------------------------------------------------------------------- python stream.py
@@ -331,9 +350,9 @@ class Input:
 
     def report(self, seconds: float):
         cache, name = self.context.cache, f"{self.name}: " if self.name else ""
-        print(f"{name}{self.count} frames, {self.context.segment} narrations, {self.count / seconds:.1f} frames/s; "
-              f"cache at most {self.peak} tokens, now {cache.text} text + {cache.visual} visual = "
-              f"{cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+        print(f"{name}{self.count} frames, {self.context.segment} narrations{self.context.bounds.report()}, "
+              f"{self.count / seconds:.1f} frames/s; cache at most {self.peak} tokens, now {cache.text} text + "
+              f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
         if self.video is not None:
             self.video.report()
 

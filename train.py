@@ -44,7 +44,7 @@ from support import checkpoint
 from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
                             rank, whole, write_text)
 from support.options import kept_narrations
-from support.training import curve, located, order, restore, snapshot, sum_gradients, summed
+from support.training import curve, located, order, random_restarts, restore, snapshot, sum_gradients, summed
 from toy import stages
 
 
@@ -87,6 +87,7 @@ class Options:
     lora_dropout: float = option(0.05, "dropout on LoRA's input (published, not in the paper)", probability)
     memory_dropout: float = option(0.1, "dropout in CLAM's self-attention (published, not in the paper)", probability)
     long: float = option(0.0, "fraction of the videos trained on as if late in a long stream", probability)
+    restart: float = option(0.0, "fraction of the videos whose segments are restarted now and then", probability)
     max_frames: int = option(1200, "longer videos are cut (published, not in the paper)", positive_int)
     checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     val_limit: int = option(256, "videos for the validation loss after each epoch; 0: none", whole)
@@ -199,28 +200,31 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
                    held_out: Sequence[Example] = ()):
     """Train LoRA, connector and memory on the examples; log the loss on held-out ones after each epoch."""
     me, world = rank()
+    if options.restart and not narrator.config.prune:
+        raise BadData("--restart: where nothing is pruned (VideoLLM-online), no segment can be restarted")
     narrator.train()
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
     epoch, coming = max(1, round(len(examples) / options.batch)), None
 
-    def lessons(step: int) -> Iterator[tuple[Example, list[Example], int]]:
-        """This process's part of all batches from a step on: a video, the videos and the tokens that it comes after."""
+    def lessons(step: int) -> Iterator[tuple[Example, list[Example], int, range]]:
+        """This process's part of all batches from a step on: a video, those before it, their tokens, its restarts."""
         for step in range(step, steps):
             chance = random.Random(f"{options.seed} {step}")
             for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
                 earlier, before = earlier_videos(len(examples), chance) if chance.random() < options.long else ([], 0)
+                restarts = random_restarts(options.restart, chance)
                 if i % world == me:
-                    yield examples[index], [examples[j] for j in earlier], before
+                    yield examples[index], [examples[j] for j in earlier], before, restarts
 
     def backward(step: int) -> tuple[float, int]:
         nonlocal coming
         coming, total, tokens = coming or ahead(lessons(step), 1), 0.0, 0
         torch.manual_seed((options.seed * 1_000_003 + step) * world + me)           # each process has its own dropout
-        for example, earlier, before in islice(coming, len(range(me, options.batch, world))):
+        for example, earlier, before, restarts in islice(coming, len(range(me, options.batch, world))):
             state, history_state = memory_after(narrator, earlier) if earlier else (None, None)
-            loss, learned = narrator.loss(example.x, example.narrations, state, before, history_state)
+            loss, learned = narrator.loss(example.x, example.narrations, state, before, history_state, restarts)
             (loss / learned / options.batch).backward()
             total, tokens = total + loss.item() / learned / options.batch, tokens + example.x[..., 0].numel() + learned
         return total, tokens

@@ -32,6 +32,7 @@ from support.common import BadData
 from support.linear import Linear, linear
 
 EMPTY = torch.iinfo(torch.long).max     # position of a slot that holds nothing: later than every query
+STATIC = "default", "linear", "llama3", "yarn"                        # rotations that do not depend on the length
 LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
          "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
          "post_attention_layernorm")                                    # all that may have weights in a layer
@@ -121,13 +122,19 @@ class Slots:
 
 
 class Upcoming:
-    """The frames x [J, D] of a stream in turn, like `weight` in device and dtype; the next ones can be seen before."""
+    """The frames x [J, D] of a stream in turn, like `weight` in device and dtype; the next ones can be seen before.
 
-    def __init__(self, frames: Iterable[Tensor], shape: tuple[int, int], weight: Tensor, K: int):
+    clock is asked when a frame is taken from the source; `time` is then what it said of the present frame.
+    """
+
+    def __init__(self, frames: Iterable[Tensor], shape: tuple[int, int], weight: Tensor, K: int,
+                 clock: Callable[[], float] | None = None):
         self.frames, self.shape, self.weight, self.K, self.seen = iter(frames), shape, weight, K, deque()
+        self.clock, self.times, self.time = clock, deque(), None
 
     def __iter__(self) -> Iterator[Tensor]:
         while self.see(1):
+            self.time = self.times.popleft()
             yield self.seen.popleft()
 
     def see(self, count: int) -> list[Tensor]:
@@ -136,6 +143,7 @@ class Upcoming:
             if x.shape != self.shape:
                 raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
             self.seen.append(x.to(self.weight.device, self.weight.dtype))
+            self.times.append(self.clock and self.clock())
         return list(islice(self.seen, count))
 
 
@@ -185,6 +193,11 @@ class Plain:
 
 class Different(Exception):
     """Why a model takes the plain path."""
+
+
+def rope_type(model: nn.Module) -> str:
+    """How a model of transformers makes the rotations of its keys."""
+    return (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
 
 
 def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -272,8 +285,7 @@ class Decoder:
 
     def __init__(self, narrator):
         model = narrator.llm.model
-        rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if rope not in ("default", "linear", "llama3", "yarn"):                # others depend on the length
+        if (rope := rope_type(model)) not in STATIC:
             raise Different(f"rotates its keys by rules of its own ({rope})")
         routers = [i in narrator.routing.layers for i in range(len(model.layers))]
         self.routes = [layer.route if there else None for layer, there in zip(model.layers, routers)]

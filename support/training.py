@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from support.common import BadData, pyplot, rank, replacing, save_figure
+from support.common import LARGEST, BadData, pyplot, rank, replacing, save_figure
 
 
 def located(source: str, folder: str | Path | None = None) -> str:
@@ -36,6 +37,13 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
         permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
         chosen.append(int(permutation[index]))
     return chosen
+
+
+def random_restarts(share: float, chance: Random) -> range:
+    """The frames before which a video's segments are restarted (narrator.py: Layout): in this share of the videos, one
+    in 4 to 60, all through the video; in the others, none."""
+    gap = chance.randint(4, 60) if share and chance.random() < share else LARGEST
+    return range(gap, LARGEST, gap)
 
 
 def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, rows: int = 256) -> Tensor:

@@ -1,0 +1,139 @@
+"""A day of streaming in minutes: is a stream without end bounded (support/bounds.py), in memory, in positions, in time?
+
+    python -m experiments.soak                          # 24 hours
+    python -m experiments.soak --hours 2 --model DIR
+
+FlowNar-C with the bounds of a live source narrates the frames of a video again and again, with narrations given at a
+data set's rate. In the 2nd, 13th and 22nd of its 24 parts it is dark, and the trigger never fires; ten times the camera
+is away for a minute, and the segment is restarted. The frames are encoded beforehand: this is the cost of the loop.
+
+    part        an hour of 24
+    tokens      the most that the cache held, with what was read ahead
+    bytes       of the cache's buffers and of the memories' states, free slots included
+    position    the highest value of the position counter
+    frames/s    for each second of processor time, which other programs do not change
+
+Ends with exit code 1 if anything passed its bound or went on growing.
+"""
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import narrator as nar
+import stream
+from experiments.efficiency import peak_memory
+from support.bounds import LIVE, live_bounds, most_tokens
+from support.common import BadData, choose, command_line, positive_float, positive_int
+from support.options import device_options
+from support.video import Video
+
+AWAY = 60.0                                # seconds of an outage
+OUTAGES, PARTS, DARK = 10, 24, (1, 12, 21)
+
+
+class Day:
+    """The frames of so many hours, what is said about them, and when."""
+
+    def __init__(self, narrator: nar.Narrator, pictures: list[Tensor], black: Tensor, hours: float, every: int,
+                 words: int):
+        self.fps, self.frames = narrator.config.fps, round(hours * 3600 * narrator.config.fps)
+        self.pictures, self.black = pictures, black
+        self.part = max(1, self.frames // PARTS)
+        self.outages = {self.frames * (2 * i + 1) // (2 * OUTAGES) for i in range(OUTAGES)}
+        ids = (narrator.layout.newline * words)[:words]
+        self.given = {t: ids for t in range(0, self.frames, every) if not self.dark(t)}
+        self.seconds = 0.0
+
+    def dark(self, t: int) -> bool:
+        return t // self.part in DARK
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for t, x in enumerate(islice(cycle(self.pictures), self.frames)):
+            self.seconds += 1 / self.fps + AWAY * (t in self.outages)
+            yield self.black if self.dark(t) else x
+
+    def clock(self) -> float:
+        return self.seconds
+
+
+def soak(narrator: nar.Narrator, day: Day, lookahead: int) -> list[dict]:
+    """Stream the day -> for each part: frames and frames/s; narrations, restarts and the most that was held until then.
+    """
+    cache_size = lambda: len(context.cache.used) - len(context.cache.free)
+    context, rows, tokens, position, narrations = stream.Context(narrator), [], 0, 0, 0
+    steps = stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock)
+    done, began = 0, time.process_time()
+    for step in tqdm(steps, total=day.frames, unit="frame", leave=False, mininterval=1):
+        tokens, position = max(tokens, cache_size()), max(position, step.position)
+        narrations += step.narration is not None
+        if step.frame + 1 in day.outages:
+            context.restart()
+        # a kill and a resume (--state) belong here, between two frames
+        if (step.frame + 1) % day.part == 0 or step.frame + 1 == day.frames:
+            seconds, frames, done = time.process_time() - began, step.frame + 1 - done, step.frame + 1
+            states = context.state, context.memory, context.history_state, context.history
+            rows.append({"frames": frames, "narrations": narrations, "restarts": context.bounds.count,
+                         "turned": context.bounds.turned, "fps": frames / seconds, "tokens": tokens,
+                         "bytes": context.cache.held() + sum(y.nbytes for y in states if y is not None),
+                         "position": position, "process_bytes": peak_memory(narrator.device)})
+            began = time.process_time()
+    return rows
+
+
+def run_soak(args: argparse.Namespace):
+    narrator = nar.Narrator.load(args.model or str(stream.TOY), args.llm, *choose(args.device, args.dtype)).merge()
+    live_bounds(narrator)
+    narrator.config.max_segment, narrator.config.max_position = args.max_segment, args.max_position
+    encoder = narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1])
+    video = torch.stack([torch.from_numpy(y) for y in islice(Video(args.video, narrator.config.fps), args.pictures)])
+    pictures = [x for part in video.split(16) for x in encoder(part)]
+    day = Day(narrator, pictures, encoder(torch.zeros_like(video[:1]))[0], args.hours, args.every, args.words)
+    print(f"{args.hours:g} hours, {day.frames} frames")
+    rows = soak(narrator, day, args.lookahead)
+    print("part    frames/s  narrations  restarts  turned  tokens       bytes  position    process")
+    for n, row in enumerate(rows, 1):
+        print("{n:4}  {fps:10.1f}  {narrations:10}  {restarts:8}  {turned:6}  {tokens:6}  {bytes:10}  {position:8}  "
+              "{mb:6.0f} MB".format(n=n, mb=(row["process_bytes"] or 0) / 1e6, **row))
+    config, layout, last = narrator.config, narrator.layout, rows[-1]
+    frames = round(config.max_segment * config.fps)
+    segment = len(layout.opening(1)) + frames * len(layout.frame(1)) + len(layout.closing(1)) + args.words
+    limits = {"tokens": most_tokens(narrator, args.words, args.lookahead - 1),
+              "position": config.max_position + segment, "bytes": rows[min(DARK[0], len(rows) - 1)]["bytes"]}
+    print(f"tokens: at most {last['tokens']}, bound {limits['tokens']}; position: at most {last['position']}, bound "
+          f"{limits['position']}; bytes: {last['bytes']}, after the first dark part {limits['bytes']}")
+    print(f"frames/s, last part / first: {last['fps'] / rows[0]['fps']:.3f}")
+    if args.json:
+        print(json.dumps({"hours": args.hours, "frames": day.frames, "outages": OUTAGES, "bounds": limits,
+                          "rows": rows}))
+    if passed := [name for name, limit in limits.items() if last[name] > limit]:
+        raise BadData(f"not bounded: {', '.join(passed)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m experiments.soak", description="A day of streaming in minutes: "
+                                     "memory, positions and speed of a stream without end.")
+    parser.add_argument("--hours", type=positive_float, default=24.0, help="length of the stream (default 24)")
+    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)")
+    device_options(parser)
+    parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
+                        help="its frames are shown again and again (default: the toy's)")
+    parser.add_argument("--max-segment", type=positive_float, default=LIVE["max_segment"], metavar="SECONDS",
+                        help="after which a segment is restarted (default %(default)s)")
+    for name, default, text in (("max-position", LIVE["max_position"], "of the counter, before it is turned back"),
+                                ("every", 9, "frames between two narrations"), ("words", 12, "tokens of a narration"),
+                                ("pictures", 300, "frames of the video"),
+                                ("lookahead", 4, "frames in one pass of the language model")):
+        parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    args = parser.parse_args()
+    command_line(lambda: run_soak(args))
+
+
+if __name__ == "__main__":
+    main()
