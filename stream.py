@@ -2,6 +2,7 @@
 
     python stream.py toy/kitchen.mp4
     python stream.py VIDEO_OR_FEATURES --model DIR_OR_HUB_ID --last-k 10 --srt video.srt
+    python stream.py camera --model DIR_OR_HUB_ID                    # or rtsp://..., http://..., - (support/sources.py)
 
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV cache; the memory
 tokens that CLAM reads out at that moment open the next segment in their place. Positions are never renumbered: a
@@ -19,14 +20,15 @@ Glossary (paper, here):
 
 `narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the position counter. Frames,
 segments and positions are counted from 0 here, from 1 in the paper. The baseline VideoLLM-online (nothing pruned, no
-memory) is the same loop with `prune` off. Does not include: cameras.
+memory) is the same loop with `prune` off.
 """
 import argparse
+import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -39,16 +41,19 @@ from tqdm import tqdm
 
 from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, VisionEncoder, visible
 from support.bounds import PART, Bounds
+from support.camera import open_pictures
 from support.common import BadData, choose, command_line, one_line, positive_float, positive_int
 from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
-from support.options import config_changes, lookahead_option, model_options, trigger_options
+from support.options import config_changes, endless, lookahead_option, model_options, source_options, trigger_options
+from support.sources import all_live, masked
 from support.subtitles import Writers, outputs, timestamp
-from support.together import Failed, side_by_side
+from support.together import Ask, Failed, side_by_side
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
 GUESSED = 3                             # words, at most, that go along with a word because they followed it before
+OUTAGE, REPEAT = 10.0, 30.0             # live, seconds: no frames for longer cut a segment; the same again is a repeat
 
 
 class Cache(Slots):
@@ -322,31 +327,55 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
 class Input:
     """One input of the command line: where its narrations go, and what came of it."""
 
-    def __init__(self, source: str, name: str, files: dict[str, str | None]):
-        self.source, self.name, self.files = source, name, files
+    def __init__(self, source: str, name: str, files: dict[str, str | None], live: bool):
+        self.source, self.name, self.files, self.live = source, name, files, live
         self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
+        self.reported = "", -REPEAT                             # the last sentence that was no repeat, and its end
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
-                  ask: Callable) -> Iterator[Decision]:
-        """Narrate it, and write the files."""
+                  ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
+        """Narrate it, and write the files: each Decision, with the row of its narration in the JSONL if it has one."""
         self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
+        lookahead = 1 if self.live else args.lookahead
         frames, self.total, self.video = open_frames(
-            self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), args.lookahead,
-            encoder and 2 * encoder.image_size)
+            self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), lookahead,
+            encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait))
         if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
                        "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
-            writers = Writers(self.files, stack, self.source)
-            for decision in narrate(narrator, frames, args.static, None, self.context, args.lookahead):
-                writers.trace(decision.trace())
-                if decision.narration:
-                    writers.sentence(vars(decision.narration))
+            writers = Writers(self.files, stack, "" if self.live else self.source)
+            if hasattr(self.video, "close"):
+                stack.callback(self.video.close)
+            clock, frames = (lambda: self.video.time, self.unbroken(frames)) if self.live else (None, frames)
+            for decision in narrate(narrator, frames, args.static, None, self.context, lookahead, clock):
+                row = self.row(decision.narration) if decision.narration else None
+                writers.trace(decision.trace() | ({"time": self.video.time} if self.live else {}))
+                if row:
+                    writers.sentence(row)
                 self.count = decision.frame + 1
                 self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
-                yield decision
+                yield decision, row
         if not self.count:
-            raise BadData(f"{self.source} has no frames")
+            raise BadData(f"{masked(self.source)} has no frames")
+
+    def unbroken(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Live frames; after an outage the segment begins anew, for the view is no longer the same."""
+        for x in frames:
+            if self.video.gap > OUTAGE:
+                self.context.restart()
+            yield x
+
+    def row(self, narration: Narration) -> dict:
+        """A narration as in the JSONL: if live, with the time of day, and marked if it only repeats the last one."""
+        row = vars(narration)
+        if self.live:
+            self.video.narrated()
+            row = row | {"wall": self.video.wall}
+            if row["text"] == self.reported[0] and row["end"] - self.reported[1] <= REPEAT:
+                return row | {"repeat": True}
+            self.reported = row["text"], row["end"]
+        return row
 
     def report(self, seconds: float):
         cache, name = self.context.cache, f"{self.name}: " if self.name else ""
@@ -358,48 +387,65 @@ class Input:
 
 
 def run_files(args: argparse.Namespace):
-    (device, dtype), runs, failed = choose(args.device, args.dtype), [Input(*one) for one in outputs(args)], []
+    live = all_live(args.input, args.live)
+    (device, dtype), runs = choose(args.device, args.dtype), [Input(*one, live) for one in outputs(args)]
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
     videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
+    if live:
+        print(endless(narrator.config, args.last_k), file=sys.stderr)
     if narrator.plain:
         print(f"{narrator.config.llm} {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
     if args.compile:
         narrator.memory.compile()
         narrator.decoder.compile()
-    jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
+    jobs, began, done = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter(), []
+    width = len(runs) if live else min(args.batch, len(runs))                  # no camera waits for another one's end
+    try:
+        with closing(side_by_side(jobs, width)) as items:
+            failed = show(items, runs, narrator, args)
+        done = [run for run in runs if run not in failed]
+    finally:
+        for run in runs:
+            if run in done or live and run.count:                              # live, a stream ends with Ctrl-C
+                run.report(time.perf_counter() - began)
+    if failed:
+        raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
+
+
+def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.Namespace) -> list[Input]:
+    """Print what comes of all inputs: (number of the input, its Decision and row, or Failed); returns what failed."""
+    failed = []
     with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
-        for number, decision in side_by_side(jobs, min(args.batch, len(runs))):
+        for number, item in items:
             run, lines = runs[number], []
             name = run.name and run.name + " "
-            if isinstance(decision, Failed):
-                if len(runs) == 1 or not isinstance(decision.error, BadData):
-                    raise decision.error
+            if isinstance(item, Failed):
+                if len(runs) == 1 or not isinstance(item.error, BadData):
+                    raise item.error
                 failed.append(run)
-                lines.append(f"{run.name}: {decision.error}")
+                lines.append(f"{run.name}: {item.error}")
             else:
+                decision, row = item
                 progress.total = sum(run.total or run.count for run in runs)
                 progress.update(sum(run.count for run in runs) - progress.n)
                 progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
                 if args.explain:
                     lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
-                if decision.narration:
-                    lines.append(f"[{name}{timestamp(decision.narration.end)}] {decision.narration.text}")
+                if row and (args.repeats or "repeat" not in row):
+                    lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
-    for run in runs:
-        if run not in failed:
-            run.report(time.perf_counter() - began)
-    if failed:
-        raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
+    return failed
 
 
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
     parser.add_argument("input", nargs="+",
-                        help="video file, or frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; of several, "
-                             "the output options name folders")
+                        help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; camera[:N], "
+                             "/dev/video0, rtsp://..., http://..., - (stdin); of several, the output options name "
+                             "folders")
     parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
                         help="inputs that are narrated at once and share the passes of the models (default 16)")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
@@ -408,12 +454,14 @@ def main():
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
     lookahead_option(parser)
+    source_options(parser)
     parser.add_argument("--compile", action="store_true", help="compile CLAM and, for one input, the model's passes")
     parser.add_argument("--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)                  # ends as Ctrl-C does, files whole
     command_line(lambda: run_files(args))
 
 

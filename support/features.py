@@ -93,17 +93,18 @@ def _read_pt(path: Path) -> Tensor:
 
 
 def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
-                largest: int | None = None) -> tuple[Iterator[Tensor], int | None, Video | None]:
+                largest: int | None = None,
+                open_video: Callable = Video) -> tuple[Iterator[Tensor], int | None, Video | None]:
     """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one.
 
     config is a narrator's. Pictures, no side longer than `largest`, are decoded while the models work,
-    and encoded `batch` at a time.
+    and encoded `batch` at a time. open_video(source, fps, largest): for sources of another kind (camera.py).
     """
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x), len(x), None
-    video = Video(source, config.fps, largest)
-    pictures = ahead(video, 2 * batch)
+    video = open_video(source, config.fps, largest)
+    pictures = ahead(video, 2 * batch) if isinstance(video, Video) else video          # others have a thread already
     return encode_pictures(pairs(pictures) if config.width_second else pictures, encode, batch), video.frames, video
 
 
@@ -114,7 +115,7 @@ def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """
     seen = pair = None
     for picture in pictures:
-        new = picture, seen[0] if seen else picture
+        new = picture, seen[0] if seen and seen[0].shape == picture.shape else picture     # a camera may change its size
         if seen is None or any(a is not b for a, b in zip(new, seen)):
             pair = np.concatenate(new, axis=2)
         seen = new

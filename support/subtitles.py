@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import json
-import re
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 
 from support.common import BadData, apart
+from support.sources import source_name
 
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
@@ -47,8 +47,10 @@ class Writers:
             self.files[name].flush()
 
     def sentence(self, row: dict) -> None:
-        """row: n, start, end (seconds), text, and any further fields of the JSONL line."""
+        """row: n, start, end (seconds), text, and any further fields of the JSONL line; a "repeat" is no subtitle."""
         self.put("jsonl", json.dumps(row) + "\n")
+        if row.get("repeat"):
+            return
         self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
         self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
 
@@ -73,9 +75,10 @@ def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
     folders = {form: getattr(args, form) for form in forms}
     if len(sources) == 1:
         return [(sources[0], "", folders)]
-    names = [Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem for source in sources]
+    names = [source_name(source) for source in sources]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadData(f"several inputs are called {twice[0]}; rename one of them, so that their outputs differ")
+        raise BadData(f"several inputs are called {twice[0]}; rename one of them, or narrate it in another command, "
+                      f"so that their outputs differ")
     for folder in filter(None, folders.values()):
         Path(folder).mkdir(parents=True, exist_ok=True)
     suffix = {"trace": "trace.jsonl"}

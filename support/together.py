@@ -2,11 +2,13 @@
 
     def job(ask):                               # ask(function, request) is function([request])[0]
         yield ask(double, 21)
+        frame = ask.wait(camera)                # what camera(seconds) gives, when it is there
 
     for number, item in side_by_side([job, job], width=2): ...      # one call double([21, 21])
 
-A job that asks waits until every other one has asked, too, or has ended. Then each function is called once, with the
-requests of all who asked for it, in the thread that iterates. So a stream waits at most for one round of passes.
+A job that asks waits until every other one has asked, too, has ended, or waits for something else, such as the next
+frame of a camera. Then each function is called once, with the requests of all who asked for it, in the thread that
+iterates. So a stream waits at most for one round of passes, and never for another one's camera.
 """
 from __future__ import annotations
 
@@ -16,8 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
+
+
+POLL = 0.1                              # seconds: how often a job that waits looks whether it shall end
 
 
 @dataclass
@@ -30,18 +35,52 @@ class Stopped(Exception):
     """Ends the jobs that are left when nobody iterates any more."""
 
 
-def side_by_side(jobs: Iterable[Callable[[Callable], Iterable]], width: int) -> Iterator[tuple[int, Any]]:
+class Ask:
+    """What a job is given to reach the others: requests for passes, and word that it waits for something else."""
+
+    def __init__(self, events: SimpleQueue):
+        self.events, self.stopped = events, Event()
+
+    def __call__(self, function: Callable[[list], list], request) -> Any:
+        answer = Future()
+        self.events.put(("ask", function, request, answer))
+        return answer.result()
+
+    def wait(self, ready: Callable[[float], Any]) -> Any:
+        """What ready(seconds) gives, called until that is not None; meanwhile the others go on without this job."""
+        if (found := ready(0)) is not None:
+            return found
+        self.events.put(("away", 1))
+        try:
+            while found is None:
+                if self.stopped.is_set():
+                    raise Stopped()
+                found = ready(POLL)
+            return found
+        finally:
+            self.events.put(("away", -1))
+
+
+class Alone:
+    """The same for a job without others."""
+
+    def __call__(self, function: Callable[[list], list], request) -> Any:
+        return function([request])[0]
+
+    def wait(self, ready: Callable[[float], Any]) -> Any:
+        while (found := ready(POLL)) is None:
+            pass
+        return found
+
+
+def side_by_side(jobs: Iterable[Callable[[Ask], Iterable]], width: int) -> Iterator[tuple[int, Any]]:
     """Run jobs, at most `width` at a time; gives (number of the job, item) as items come. A job that fails gives
     Failed; the others go on. With width 1 there are no threads."""
     if width == 1:
         yield from one_by_one(jobs)
         return
-    events, waiting, running, asked = SimpleQueue(), zip(count(), jobs), 0, []
-
-    def ask(function: Callable[[list], list], request) -> Any:
-        answer = Future()
-        events.put(("ask", function, request, answer))
-        return answer.result()
+    events, waiting, running, away, asked = SimpleQueue(), zip(count(), jobs), 0, 0, []
+    ask = Ask(events)
 
     def run(number: int, job: Callable):
         try:
@@ -63,15 +102,18 @@ def side_by_side(jobs: Iterable[Callable[[Callable], Iterable]], width: int) -> 
                 asked.append(event)
             elif what == "item":
                 yield tuple(event)
+            elif what == "away":
+                away += event[0]
             else:
                 number, error = event
                 running -= 1
                 if error is not None:
                     yield number, Failed(error)
-            if asked and len(asked) == running:
+            if asked and len(asked) == running - away:
                 answer(asked)
                 asked = []
     finally:
+        ask.stopped.set()
         while running:
             for *_, future in asked:
                 if not future.done():
@@ -80,10 +122,10 @@ def side_by_side(jobs: Iterable[Callable[[Callable], Iterable]], width: int) -> 
             asked, running = [event] if what == "ask" else [], running - (what == "end")
 
 
-def one_by_one(jobs: Iterable[Callable[[Callable], Iterable]]) -> Iterator[tuple[int, Any]]:
+def one_by_one(jobs: Iterable[Callable[[Alone], Iterable]]) -> Iterator[tuple[int, Any]]:
     for number, job in enumerate(jobs):
         try:
-            for item in job(lambda function, request: function([request])[0]):
+            for item in job(Alone()):
                 yield number, item
         except Exception as error:
             yield number, Failed(error)

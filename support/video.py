@@ -28,6 +28,7 @@ TOLERANCE = 0.0012                             # seconds; Matroska rounds this t
 MAX_FAILURES = 100                             # packets in a row that cannot even be read: then the rest is lost
 BACKWARDS = 3.0                                # seconds; a larger step back in time starts a new clock
 LONGEST = 60.0, 3600.0                         # seconds of the longest gap believed: in any file, in long ones
+READABLE = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}    # not in PyAV 19
 
 
 class Video:
@@ -50,7 +51,7 @@ class Video:
     def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None):
         if not (isfinite(fps) and fps > 0):
             raise BadData(f"frames a second must be more than 0, not {fps}")
-        self.path, self.fps, self.damaged, self.gaps = Path(path), float(fps), 0, []
+        self.path, self.fps, self.damaged, self.gaps = path, float(fps), 0, []
         with self._open() as (container, stream):
             self.duration = promised(container, stream)
             first = next(self._decode(container, stream), None)
@@ -88,25 +89,15 @@ class Video:
     @contextmanager
     def _open(self) -> Iterator[tuple]:
         """The open container and its video stream; closed at the end, or when the iteration is abandoned."""
-        path = self.path
+        path = Path(self.path)
         if not path.exists():
             raise BadData(f"{path}: no such file")
         if not path.is_file():
             raise BadData(f"{path}: is {'a directory' if path.is_dir() else 'not a regular file'}; give a video file")
         if path.stat().st_size == 0:
             raise BadData(f"{path}: is empty (0 bytes); get the file again")
-        try:                                                       # file: keeps a ':' in a name from being a protocol
-            container = av.open(f"file:{path}", metadata_errors="replace")
-        except av.FFmpegError as error:
-            raise BadData(f"{path}: cannot be opened as a video ({error.strerror}); truncated? not a video?") from error
-        with container:
-            if container.format.name == "tty":                     # FFmpeg would render a .txt file
-                raise BadData(f"{path}: is a text file; give a video file")
-            stream = container.streams.best("video")
-            if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
-                raise BadData(f"{path}: has no video stream (audio or subtitles only); give a video file")
-            stream.thread_type = "AUTO"
-            yield container, stream
+        with open_container(f"file:{path}", str(path)) as container:       # file: so that a ':' is no protocol's
+            yield container, video_stream(container, str(path), "AUTO")
 
     def _decode(self, container, stream) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues after it."""
@@ -115,6 +106,8 @@ class Video:
             try:
                 packet = next(packets, None)
             except (av.FFmpegError, IndexError) as error:          # IndexError: PyAV meets a stream that began late
+                if isinstance(error, av.error.ExitError):          # only where a time is set (camera.py)
+                    raise BadData(f"{self.path}: nothing came any more; is the sender still there?") from error
                 self.damaged += not isinstance(error, IndexError)
                 failures += 1
                 packets = container.demux(stream)                  # a generator that has raised is finished
@@ -162,6 +155,25 @@ class Video:
             stated = float((frame.duration or 0) * frame.time_base)
             step = stated if 0 < stated <= longest else step
             yield frame, now, step
+
+
+def open_container(file: str, name: str, **how):
+    """av.open, for what is called `name` in messages; BadData if it is no video, or damaged."""
+    try:
+        return av.open(file, **how, **READABLE)
+    except av.FFmpegError as error:
+        raise BadData(f"{name}: cannot be opened as a video ({error.strerror}); truncated? not a video?") from error
+
+
+def video_stream(container, name: str, threads: str):
+    """The stream of a container that is a video, decoded in such `threads`; BadData if there is none."""
+    if container.format.name == "tty":                             # FFmpeg would render a .txt file
+        raise BadData(f"{name}: is a text file; give a video file")
+    stream = container.streams.best("video")
+    if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
+        raise BadData(f"{name}: has no video stream (audio or subtitles only); give a video file")
+    stream.thread_type = threads
+    return stream
 
 
 def promised(container, stream) -> float | None:

@@ -1,0 +1,581 @@
+"""support/camera.py, support/sources.py: sources that are no files, without hardware; only 127.0.0.1 is contacted."""
+import argparse
+import gc
+import importlib.util
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+import narrator as nar
+import stream
+from data import write_toy
+from helpers import ROOT, tiny, video
+from support import camera, sources
+from support.camera import Camera, Recording
+from support.common import BadData
+from support.features import pairs
+from support.options import endless, source_options
+from support.subtitles import outputs
+from support.together import Alone, Failed, side_by_side
+from support.video import Video
+from test_commands import call
+from test_video import number
+
+
+# ------------------------------------------------------------------ a camera in this process
+
+def striped(number: int) -> np.ndarray:
+    """A picture that says its own number, 0..255, in eight columns (test_video.py reads it)."""
+    columns = np.repeat([255 * (number >> bit & 1) for bit in range(8)], 12)
+    return np.ascontiguousarray(np.broadcast_to(columns[None, :, None], (64, 96, 3)).astype(np.uint8))
+
+
+class Sender(ThreadingHTTPServer):
+    """Sends MPEG-TS for ever, 20 pictures a second; each says the time, in tenths of a second since the beginning.
+
+    mode    ok; still: the same picture; frozen: nothing more; trickle: a few bytes now and then; garbage; dead: hangs up, 503
+    """
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Stream)
+        self.mode, self.began, self.url = "ok", time.monotonic(), f"http://127.0.0.1:{self.server_port}/door"
+
+    def handle_error(self, *_):                                    # who hangs up is no error
+        pass
+
+
+class Stream(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def write(self, data):
+        for at in range(0, len(data), 188):
+            while self.server.mode == "frozen":
+                time.sleep(0.02)
+            if self.server.mode == "dead":
+                raise ConnectionError
+            if self.server.mode == "trickle":
+                time.sleep(0.2)
+            junk = self.server.mode == "garbage"
+            self.wfile.write(os.urandom(188) if junk else data[at:at + 188])
+        return len(data)
+
+    def do_GET(self):
+        if self.server.mode == "dead":
+            return self.send_error(503)
+        self.send_response(200)
+        self.end_headers()
+        with av.open(self, "w", format="mpegts", options={"flush_packets": "1"}) as out:
+            video = out.add_stream("libx264", rate=20)
+            video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+            video.options = {"preset": "ultrafast", "tune": "zerolatency", "g": "5"}
+            while True:
+                told = 0 if self.server.mode == "still" else int(10 * (time.monotonic() - self.server.began)) & 255
+                out.mux(video.encode(av.VideoFrame.from_ndarray(striped(told), format="rgb24")))
+                time.sleep(0.05)
+
+
+@contextmanager
+def serve(server):
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.mode = "dead"
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def sender():
+    with serve(Sender()) as server:
+        yield server
+
+
+def lavfi(rate: int = 25, more: str = "") -> str:
+    return f"lavfi:testsrc=size=64x48:rate={rate}{more},realtime"
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What cameras say on stderr, with the time."""
+    lines = []
+    monkeypatch.setattr(camera.Camera, "say", lambda self, what: lines.append((time.monotonic(), what)))
+    return lines
+
+
+def until(true, seconds: float = 10):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert true()
+
+
+# ------------------------------------------------------------------ names
+
+def test_what_is_live():
+    for source in ("camera", "camera:1", "camera:USB 2.0", "/dev/video0", "rtsp://a/b", "RTSPS://a", "rtmp://a", "srt://a",
+                   "udp://@:5000", "rtp://a", "tcp://a:1", "lavfi:testsrc"):
+        assert sources.is_live(source) and not sources.is_elsewhere(source), source
+    for source in ("a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a", "file:///a.mp4"):
+        assert not sources.is_live(source) and not sources.is_elsewhere(source), source
+    for source in ("-", "http://a/b.mp4", "HTTPS://a"):
+        assert not sources.is_live(source) and sources.is_live(source, True) and sources.is_elsewhere(source), source
+    with pytest.raises(BadData, match="--live"):
+        sources.is_live("a.mp4", True)
+    with pytest.raises(BadData, match="two commands"):
+        sources.all_live(["a.mp4", "camera"])
+
+
+@pytest.mark.parametrize("source", [
+    "rtsp://u:SECRET@a/b", "rtsp://u:SEC:RET@a:554/b", "rtsp://u:SECRET/SECRET@a/b", "rtsp://:SECRET@a", "rtsp://u:12SECRET@a",
+    "http://a/b?user=u&password=SECRET&x=1", "https://u:SECRET@a/b?token=SECRET#c", "http://a/?apikey=SECRET"])
+def test_secrets_are_masked(source):
+    assert "***" in sources.masked(source) and "SEC" not in sources.masked(source) + sources.source_name(source)
+
+
+def test_what_has_no_secret_stays():
+    for source in ("rtsp://a:554/b@c", "http://a:80/b?x=1", "a.mp4", "camera:1", "lavfi:a=b:c=d@e"):
+        assert sources.masked(source) == source
+
+
+def test_names_of_several(tmp_path):
+    forms = {"jsonl": str(tmp_path), "srt": None, "vtt": None, "trace": None}
+    names = [name for _, name, _ in outputs(argparse.Namespace(**forms, input=[
+        "rtsp://u:p@10.0.0.7/door", "rtsp://10.0.0.8:554/door", "camera:1", "/dev/video2", "-", "a/b.mp4"]))]
+    assert names == ["10.0.0.7-door", "10.0.0.8-554-door", "camera-1", "video2", "stdin", "b"]
+
+
+def test_options_of_ffmpeg():
+    file, form, options = sources.address("rtsp://a", True, {"max_delay": "1", "x": "y"})
+    assert (file, form) == ("rtsp://a", None) and options["rtsp_transport"] == "tcp" and options["fflags"].startswith("nob")
+    assert options["max_delay"] == "1" and options["x"] == "y"
+    assert "overrun_nonfatal" in sources.address("rtp://a", True, {})[2]
+    assert sources.address("-", False, {}) == ("pipe:0", None, {})
+    assert sources.address("lavfi:testsrc", True, {})[:2] == ("testsrc", "lavfi")
+    if sys.platform == "linux":
+        assert sources.address("camera", True, {})[:2] == ("/dev/video0", "v4l2")
+        with pytest.raises(BadData, match="no such camera"):
+            sources.address("camera:nowhere", True, {})
+
+
+# ------------------------------------------------------------------ the newest pictures
+
+def watched(each: float, sentence: float, seconds: float) -> tuple[Camera, float]:
+    """A narrator that takes so long for each frame, and for a sentence at every ninth: the worst latency."""
+    source, worst, end = Camera(lavfi(50), fps=10), 0.0, time.monotonic() + seconds
+    for t, _ in enumerate(source):
+        time.sleep(each + sentence * (t % 9 == 8))
+        worst = max(worst, time.monotonic() - source.arrived)
+        if time.monotonic() > end:
+            return source, worst
+
+
+def test_latency_is_bounded(said):
+    """c1, five times as fast: at most 0.9 s late; a little more if far too slow; nothing is dropped if fast enough."""
+    source, worst = watched(0.06, 0.3, 3)
+    assert worst < 0.9 and source.dropped < 0.2 * source.count
+    source, worst = watched(0.09, 0.6, 3)
+    assert worst < 1.3 and 0 < source.dropped < source.count
+    source, worst = watched(0, 0.02, 2)
+    assert source.dropped == 0 and worst < 0.3 and 17 <= source.count <= 24 and source.decoded > 4 * source.count
+    source.report()
+    assert re.search(r"decoded, \d+ taken, 0 dropped; 0 reconnects; no sentences$", said[-1][1])
+
+
+@pytest.mark.parametrize("rate, most", [(4, 0), (6, 2)])
+def test_a_slow_camera_loses_nothing(rate, most):
+    """As many pictures as asked for, or nearly: all are taken; half as many more: as many as asked for."""
+    source = Camera(lavfi(rate), fps=4)
+    times = [source.time for _ in islice(source, 5)]
+    assert source.decoded - source.count <= most and times[0] == 0.25 and abs(times[-1] - 1.25) < 0.2
+
+
+def test_a_picture_that_stays_is_said_once(sender, said, monkeypatch):
+    monkeypatch.setattr(camera, "STILL", 0.5)
+    sender.mode = "still"
+    pictures = list(islice(Camera(sender.url, fps=10), 15))
+    assert pictures[-1] is pictures[-3] and [what for _, what in said] == ["the picture has not changed for 0.5 s"]
+
+
+def test_pictures_may_change_their_size():
+    small, large = np.zeros((4, 6, 3), np.uint8), np.ones((8, 6, 3), np.uint8)
+    assert [pair.shape for pair in pairs([small, small, large])] == [(4, 6, 6), (4, 6, 6), (8, 6, 6)]
+
+
+# ------------------------------------------------------------------ outages
+
+class Eyes:
+    """A vision encoder: the mean colour of a picture, in every number of its tokens."""
+    image_size = 48
+
+    def several(self, videos):
+        return [pictures.float().mean((1, 2, 3))[:, None, None].expand(-1, 10, 32) / 255 for pictures in videos]
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    source_options(parser)
+    return argparse.Namespace(**vars(parser.parse_args(words)), lookahead=4, static=False, model="x")
+
+
+def never(**changes):
+    """A narrator that narrates at every frame."""
+    model = tiny(last_k=2, fps=10.0, theta=1.0, theta_low=1.0, **changes)
+    model.config.max_new_tokens = 2
+    return model
+
+
+def test_dies_and_comes_back(sender, monkeypatch, said, tmp_path):
+    """c2: narrated again soon after, at the right times; the state is kept, the segment begins anew."""
+    restarts, original = [], getattr(stream.Context, "restart", lambda self: None)
+    monkeypatch.setattr(stream.Context, "restart", lambda self: restarts.append(self) or original(self), raising=False)
+    monkeypatch.setattr(stream, "OUTAGE", 1.0)
+    files = {"jsonl": tmp_path / "a.jsonl", "srt": tmp_path / "a.srt", "trace": tmp_path / "a.trace"}
+    run, rows, back = stream.Input(sender.url, "", files, True), [], None
+    for decision, row in run.decisions(never(), Eyes(), arguments("--live"), Alone()):
+        seen, now = number(run.video.picture), 10 * (run.video.arrived - sender.began)
+        assert abs(seen - now) < 6 and decision.position == run.context.position           # tenths of a second
+        rows.append((row, time.monotonic()))
+        assert row["end"] == run.video.time and abs(time.time() - time.mktime(time.strptime(
+            row["wall"][:19], "%Y-%m-%dT%H:%M:%S")) + time.timezone) < 3
+        if len(rows) == 8:
+            sender.mode, back = "dead", time.monotonic() + 1.5
+            threading.Timer(1.5, setattr, (sender, "mode", "ok")).start()
+        if back and rows[-1][1] > back and len(rows) > 20:
+            break
+    first = next(told for _, told in rows if told > back)
+    assert first - back < 3 and restarts == [run.context] and run.video.reconnects == 1
+    assert [row["n"] for row, _ in rows] == list(range(len(rows)))                     # one stream, not two
+    gap = max(b["end"] - a["end"] for (a, _), (b, _) in zip(rows, rows[1:]))
+    assert 1.4 < gap < 5 and all(b["start"] == a["end"] for (a, _), (b, _) in zip(rows, rows[1:]))
+    assert [re.sub(r"\(.*\)", "()", what) for _, what in said] == ["no pictures (); trying again", "pictures come again"]
+    assert list(run.video.latencies) and [json.loads(line)["wall"] for line in open(files["jsonl"])]
+
+
+@pytest.mark.parametrize("mode", ["frozen", "trickle", "garbage"])
+def test_a_source_that_goes_bad_is_noticed(sender, said, monkeypatch, mode):
+    """c3: within the time of patience and a second; when it is well again, pictures come again."""
+    monkeypatch.setattr(camera, "PATIENCE", 0.7)
+    pictures = iter(Camera(sender.url, fps=10))
+    list(islice(pictures, 3))
+    sender.mode, since = mode, time.monotonic()
+    threading.Thread(target=lambda: list(islice(pictures, 10 ** 6)), daemon=True).start()
+    until(lambda: said)
+    assert said[0][0] - since < 0.7 + 1 and said[0][1].startswith("no pictures (")
+    sender.mode = "ok"
+    until(lambda: said[-1][1] == "pictures come again")
+    sender.mode = "dead"
+
+
+def test_dead_at_the_start(sender, said):
+    sender.mode = "dead"
+    for url, reason in ((sender.url, "503|5XX"), ("rtsp://127.0.0.1:9/x", "refused"), ("nothing://127.0.0.1", "not found")):
+        with pytest.raises(BadData, match=f"^{url}: .*({reason})") as raised:
+            next(iter(Camera(url, retries=1)))
+        assert "\n" not in str(raised.value) and not said
+    waiting = Camera(sender.url)
+    threading.Thread(target=lambda: list(islice(waiting, 1)), daemon=True).start()
+    until(lambda: said)
+    assert "trying again" in said[0][1]
+    sender.mode = "ok"
+    until(lambda: waiting.count)
+    assert said[-1][1] == "pictures come"
+
+
+def test_many_outages(monkeypatch, said):
+    """c5, 60 of 500: no thread and no memory is left of them."""
+    psutil = Path("/proc/self/statm")
+    if not psutil.exists():
+        pytest.skip("reads /proc")
+    monkeypatch.setattr(camera.random, "uniform", lambda *_: 0.0)
+    source = Camera("lavfi:testsrc=size=64x48:rate=25:duration=0.2", fps=1e6)
+    pictures, sizes = iter(source), []
+    threads = None
+    for outage, _ in enumerate(islice(pictures, 61)):
+        if outage in (20, 60):
+            gc.collect()
+            sizes.append(int(psutil.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+            threads = threads or threading.active_count()
+            assert threading.active_count() == threads
+    assert source.reconnects >= 60 and sizes[1] - sizes[0] < 5e6
+    pictures.close()
+    until(lambda: not source.thread.is_alive())
+
+
+def test_pauses_grow_with_the_outage(monkeypatch, said):
+    """At most a quarter of the time that it has lasted, a second at least, half a minute at most."""
+    now, pauses = [0.0], []
+    source = Camera("rtsp://x")
+    monkeypatch.setattr(camera.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(camera.random, "uniform", lambda *_: 1.0)
+    monkeypatch.setattr(source, "_watch", lambda: (_ for _ in ()).throw(BadData("gone")))
+
+    def pause(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+        if len(pauses) == 40:
+            source.closed.set()
+    monkeypatch.setattr(source.closed, "wait", pause)
+    source._read()
+    assert pauses[:5] == [1, 1, 1, 1, 1] and pauses[-1] == 30 and len(said) == 1
+    assert all(one <= max(1, sum(pauses[:i]) / 4) for i, one in enumerate(pauses))
+
+
+# ------------------------------------------------------------------ the command line
+
+@pytest.fixture
+def kept_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_no_password_in_any_output(sender, tmp_path, kept_signals):
+    """c4 and c8: dead at the start is one line beside that of the bounds, and exit code 1."""
+    sender.mode = "dead"
+    url = sender.url.replace("//", "//user:SECRET@") + "?token=SECRET"
+    for words, lines in (([url, "--live", "--retries", "0"], 2), ([url], 1), ([url, "-", "--live", "--jsonl", "x"], 0),
+                         (["rtsp://u:SECRET@127.0.0.1:9/x", "--retries", "0"], 2), ([url, "a.mp4", "--live"], 1)):
+        if not lines:
+            continue
+        code, err = call(stream, [*words, "--device", "cpu", "--jsonl", str(tmp_path / "n.jsonl")])
+        err = [line for line in err.splitlines() if line.strip() and "miniature" not in line and "frame" not in line]
+        assert code == 1 and len(err) == lines and err[-1].startswith("error: "), err
+        assert "SECRET" not in "".join(err) and "***" in err[-1] or "a.mp4" in words
+    assert not any("SECRET" in file.read_text() + file.name for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [["--retries", "-1"], ["--source-option", "SECRET"], ["--max-segment", "0"]])
+def test_usage(given):
+    code, err = call(stream, ["camera", *given])
+    assert code == 2 and given[0] in err and "SECRET" not in err
+
+
+def test_bounds_without_end():
+    config = nar.Config(last_k=None)
+    line = endless(config, None)
+    assert (config.max_segment, config.max_position, config.last_k) == (30, 16384, 10) and "\n" not in line
+    assert all(word in line for word in ("30 s", "16384", "last 10"))
+    given = nar.Config(last_k=3)
+    given.max_segment = 5.0
+    assert "5 s" in endless(given, 3) and given.last_k == 3
+    everything = nar.Config(last_k=None)
+    assert "grows" in endless(everything, "all") and (everything.last_k, everything.max_position) == (None, None)
+    assert "grows" in endless(nar.Config(prune=False, memory="none"), None)
+
+
+def test_a_repeat_is_kept_and_not_shown(tmp_path, monkeypatch):
+    """(a): the same sentence within 30 s of the last one reported is in the JSONL, marked, and nowhere else."""
+    class Told:
+        wall, time, size, gap = "", 0.0, None, 0.0
+        narrated = report = lambda self: None
+    texts = [(1.0, "A."), (20.0, "A."), (31.0, "A."), (31.5, "A."), (32.0, "B."), (33.0, "A."), (34.0, "B."), (65.0, "B.")]
+    steps = [stream.Decision(n, 0.1, 0.8, 0, 0, 0, stream.Narration(n, n, 0.0, end, text, 0.1, []))
+             for n, (end, text) in enumerate(texts)]
+    for live, repeats in ((True, [1, 2]), (False, [])):
+        files = {form: tmp_path / f"{live}.{form}" for form in ("jsonl", "srt", "vtt")}
+        run, told = stream.Input("camera", "", files, live), Told()
+        monkeypatch.setattr(stream, "open_frames", lambda *_: (iter(()), None, told))
+        monkeypatch.setattr(stream, "narrate", lambda *_: iter(steps))
+        items = list(run.decisions(None, Eyes(), arguments(), Alone()))
+        rows = [json.loads(line) for line in open(files["jsonl"])]
+        assert [row["n"] for row in rows if "repeat" in row] == repeats and len(rows) == len(texts)
+        assert [row for _, row in items] == rows
+        for form in ("srt", "vtt"):
+            assert files[form].read_text().count(" --> ") == len(texts) - len(repeats)
+        for shown, lines in ((False, len(texts) - len(repeats)), (True, len(texts))):
+            out = io.StringIO()
+            with redirect_stdout(out):
+                stream.show(enumerate([]), [run], None, None)
+                stream.show(((0, item) for item in items), [run], None, argparse.Namespace(explain=False, repeats=shown))
+            assert len(out.getvalue().splitlines()) == lines
+
+
+def narrations(words, tmp_path):
+    code, err = call(stream, [*words, "--device", "cpu", "--jsonl", str(tmp_path / "n.jsonl")])
+    assert code == 0, err
+    return (tmp_path / "n.jsonl").read_text()
+
+
+def test_pipe_and_network_are_as_the_file(tmp_path, monkeypatch, kept_signals):
+    """c7: nothing is left out, whether the recording comes from a file, through a pipe or over http."""
+    monkeypatch.setattr(nar.Narrator, "load", lambda *a, real=nar.Narrator.load, **k: real(*a, **k))
+    write_toy(1, 0.2, tmp_path / "a.mp4")
+    expected = narrations([str(tmp_path / "a.mp4")], tmp_path)
+    read, write = os.pipe()
+    saved = os.dup(0)
+    os.dup2(read, 0)
+    os.close(read)
+    try:
+        def feed():
+            with open(write, "wb") as pipe:
+                pipe.write((tmp_path / "a.mp4").read_bytes())
+        threading.Thread(target=feed, daemon=True).start()
+        assert narrations(["-"], tmp_path) == expected
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(tmp_path)))) as server:
+        assert narrations([f"http://127.0.0.1:{server.server_port}/a.mp4"], tmp_path) == expected
+    assert expected.count("\n") > 3
+
+
+def test_a_recording_waits_for_whoever_reads_it(sender):
+    """It is not read ahead without end, and its thread ends with it."""
+    recording = Recording(sender.url, fps=20)
+    pictures = iter(recording)
+    next(pictures)
+    time.sleep(0.6)
+    assert len(recording.items) <= camera.QUEUE
+    pictures.close()
+    assert not recording.thread.is_alive()
+
+
+def interrupted(url, tmp_path, moment, how) -> float:
+    """Seconds that the command takes to end, with exit code 130 and whole files."""
+    files = "--jsonl", tmp_path / "n", "--trace", tmp_path / "t"
+    process = subprocess.Popen([sys.executable, "stream.py", *url, *map(str, files)], cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    until(lambda: moment(tmp_path), 60)
+    began = time.monotonic()
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=20)
+    took = time.monotonic() - began
+    assert process.returncode == 130 and "Traceback" not in errors and "interrupted" in errors, errors
+    for file in tmp_path.rglob("*.jsonl"):
+        assert all(json.loads(line) for line in file.read_text().splitlines())
+    return took, errors
+
+
+def narrating(tmp_path):
+    return any(file.stat().st_size > 300 for file in tmp_path.rglob("*trace.jsonl"))
+
+
+def test_interrupted_with_one_of_two_dead(sender, tmp_path):
+    """c6: SIGTERM ends it like Ctrl-C, within 2 s, and the last lines say what came."""
+    dead = "http://127.0.0.1:9/dead"
+    took, errors = interrupted([sender.url, dead, "--live"], tmp_path, narrating, signal.SIGTERM)
+    assert took < 2 and re.search(r"127.0.0.1.*-door: \d+ frames", errors) and "0 dropped" in errors
+    assert errors.count("dead: no pictures (") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ok", "frozen", "dead", "stdin"])
+def test_interrupted_at_any_moment(sender, tmp_path, mode):
+    sender.mode = mode
+    moment = lambda folder: (folder / "n").exists()
+    url = ["-"] if mode == "stdin" else [sender.url, "--live"]
+    assert interrupted(url, tmp_path, moment, signal.SIGINT)[0] < 2
+
+
+# ------------------------------------------------------------------ several at once
+
+def told(model, frames, ask):
+    """A job: narrate frames whose passes are shared."""
+    context = stream.Context(model, lambda part: ask(model.decoder, part))
+    yield from ((d.frame, d.p_skip, d.narration and d.narration.text)
+                for d in stream.narrate(model, frames, context=context))
+
+
+def slowly(x, seed, ask):
+    """Frames of a live source: one by one, at times of its own."""
+    pauses = np.random.default_rng(seed).uniform(0, 0.02, len(x))
+    for frame, pause in zip(x, pauses):
+        there = time.monotonic() + pause
+        yield ask.wait(lambda seconds: frame if time.monotonic() >= there else time.sleep(min(seconds, pause)))
+
+
+def test_each_stream_is_as_alone(monkeypatch):
+    """g1: whatever runs beside it, joins, leaves or fails."""
+    model = never()
+    model.merge()
+    xs = [video(model, frames, seed=frames)[0] for frames in (25, 6, 14, 30)]
+    alone = [list(told(model, x, Alone())) for x in xs]
+
+    def job(which):
+        def run(ask):
+            for k, item in enumerate(told(model, slowly(xs[which], which, ask), ask)):
+                yield item
+                if which == 2 and k == 7:
+                    raise BadData("unplugged")
+        return run
+    found = [[] for _ in xs]
+    for which, item in side_by_side(map(job, range(4)), 3):                    # the last one joins when one leaves
+        found[which].append(item)
+    assert isinstance(found[2].pop(), Failed) and len(found[2]) == 8
+    alone[2] = alone[2][:8]
+    for one, beside in zip(alone, found):
+        assert [(t, text) for t, _, text in one] == [(t, text) for t, _, text in beside]
+        assert max(abs(a[1] - b[1]) for a, b in zip(one[1:], beside[1:])) < 1e-4
+
+
+def test_a_dead_camera_delays_no_other(sender, said, monkeypatch):
+    """g3: of a dead, a silent and a lively camera the last one is narrated as if alone, never a tick late."""
+    model, silent = never(), Sender()
+    model.merge()
+    silent.mode = "frozen"
+    runs = [stream.Input(url, str(n), {}, True) for n, url in enumerate(
+        ["http://127.0.0.1:9/dead", silent.url, lavfi(50)])]
+    late = []
+    with serve(silent):
+        items = side_by_side([partial(run.decisions, model, Eyes(), arguments("--live")) for run in runs], 3)
+        for which, _ in islice(items, 30):
+            assert which == 2
+            late.append(time.monotonic() - runs[2].video.arrived)
+        began = time.monotonic()
+        items.close()                                                          # nor does it keep the command from ending
+    assert time.monotonic() - began < 2 and runs[2].video.dropped == 0 and max(late) < 0.1 + 0.1
+
+
+def test_jobs_that_wait_are_not_waited_for():
+    """A job whose ask.wait never ends: the others' requests are answered, together."""
+    asked = []
+
+    def double(requests):
+        asked.append(len(requests))
+        return [2 * request for request in requests]
+
+    def busy(ask):
+        for k in range(3):
+            yield ask(double, k)
+    items = side_by_side([lambda ask: iter([ask.wait(lambda seconds: time.sleep(seconds))]), busy, busy], 3)
+    assert sorted(item for _, item in islice(items, 6)) == [0, 0, 2, 2, 4, 4] and sum(asked) == 6
+    items.close()
+    assert all(isinstance(item, int) for _, item in side_by_side([busy], 1))
+
+
+def test_pyav_19(tmp_path, monkeypatch):
+    """It has no metadata_errors any more."""
+    real = av.open
+
+    def without(file, mode="r", **how):
+        assert "metadata_errors" not in how
+        return real(file, mode, **how)
+    write_toy(1, 0.02, tmp_path / "a.mp4")
+    monkeypatch.setattr(av, "open", without)
+    with pytest.raises(AssertionError):
+        Video(tmp_path / "a.mp4")
+    monkeypatch.setattr(av, "__version__", "19.0.0")
+    spec = importlib.util.spec_from_file_location("video_of_19", ROOT / "support" / "video.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert len(list(module.Video(tmp_path / "a.mp4"))) > 1
