@@ -56,7 +56,7 @@ def option(default, text: str, kind: Callable | tuple = str):
 @dataclass(init=False)
 class Options:
     """The options, and which of them were `given`: with --init, only those replace the checkpoint's settings."""
-    data: str = option("ego4d", "the data set: a name, or a folder of your own videos (support/own.py)", dataset)
+    data: str = option("ego4d", " | ".join(data.DATASETS) + " | FOLDER of your own videos (support/own.py)", dataset)
     root: str | None = option(None, "folder of the data set; default data/NAME")
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     llm: str | None = option(None, "frozen language model: hub id, folder or .gguf (toy: trained, if not given)")
@@ -328,8 +328,8 @@ def train_annotated(options: Options):
     if options.init:
         narrator = pretrained(options, dtype)
     else:
-        made_with = nar.Config.vision if options.data in data.DATASETS else own.made_with(Path(options.data))
-        config = new_config(options, options.llm or nar.Config.llm, options.vision or made_with, J, width)
+        vision = nar.Config.vision if options.data in data.DATASETS else own.made_with(options.data, samples[0].name)
+        config = new_config(options, options.llm or nar.Config.llm, options.vision or vision, J, width)
         config.fps = samples[0].fps
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm, dtype), config)
     check_features(narrator.config, J, width, samples[0].fps)

@@ -109,7 +109,7 @@ def read_table(path: Path) -> list[Cue]:
     """The rows of a .csv file as cues without length. Without a first line that names columns, these are time, text;
     a "time" may be called "end"; other named columns are not read."""
     content = read_text(path)
-    separator = re.match(r"""\s*["']?[\w:.]*["']?\s*([,;\t])""", content)
+    separator = re.match(r'\s*"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content)
     reader, columns, cues = csv.reader(StringIO(content), delimiter=separator[1] if separator else ","), None, []
     try:
         for row in reader:

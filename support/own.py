@@ -70,11 +70,12 @@ def by_stem(files: list[Path], endings: tuple[str, ...]) -> dict[str, Path]:
     return found
 
 
-def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
+def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> list[str]:
     """The names of a split; "all" is every video.
 
-    With files: videos that none of them names are for training, or, if there is a train.txt, for validation. Without:
-    by a hash of the name, so that new videos do not move the others; at least one is for each if there are two.
+    With files: videos that none of them names are for training; if there is a train.txt, for validation; if there is a
+    val.txt, too, for nothing. Without: by a hash of the name, so that new videos do not move the others; if there are
+    two, one is for each.
     """
     if split not in (*SPLITS, "all"):
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}, all")
@@ -89,10 +90,10 @@ def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
                 raise BadData(f"{file}, line {n}: {name} is in {where[name]}.txt, too; a video is of one split")
     others = next((one for one in SPLITS[:2] if one not in files), None)
     if not files:
-        rank = {name: int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32 for name in names}
-        low, *_, high = sorted([*names, names[0]], key=rank.get)
-        where = {name: "val" for name in names if (name == low or rank[name] < SHARE) and name != high}
-        others = "train"
+        place = {name: int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32 for name in names}
+        low, *_, high = sorted([*names, names[0]], key=place.get)
+        where = {name: "val" for name in names if (name == low or place[name] < SHARE) and name != high}
+    notes.add("videos of no split left out", 0 if others else len(names) - len(where))
     chosen = [name for name in names if split in ("all", where.get(name, others))]
     if not chosen:
         raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; write their names into "
@@ -130,7 +131,7 @@ def to_encode(folder: Path) -> tuple[list[str], Path]:
     found = list_videos(folder, Notes())
     for file, _ in found.values():
         read_sentences(file, Notes())
-    choose_split(folder, list(found), "all")
+    choose_split(folder, list(found), "all", Notes())
     return [str(video) for _, video in found.values() if video], folder / "features"
 
 
@@ -164,9 +165,9 @@ def eyes(model: str | None, **given) -> dict:
     return found | ({"vision": str(inside)} if inside.is_dir() and "vision" in found else {}) | given
 
 
-def made_with(folder: Path) -> str:
-    """The vision model whose features a folder has."""
-    return read_header(next((folder / "features").glob("*.safetensors")))[1]["vision"]
+def made_with(folder: str, name: str) -> str:
+    """The vision model that made a video's features."""
+    return read_header(kept(Path(folder), name))[1]["vision"]
 
 
 def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
@@ -178,8 +179,8 @@ def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str,
     if not path.exists():
         raise BadData(f"{folder}: {name} is not encoded yet: {again}")
     frames, made = read_header(path)
-    if video and made.get("size") != stamp(video)["size"]:
-        raise BadData(f"{video}: is not the video that was encoded: {again}")
+    if not {*EYES, "size"} <= made.keys() or video and made["size"] != stamp(video)["size"]:
+        raise BadData(f"{path}: was not made of the {name} that is there now: {again}")
     return frames, made
 
 
@@ -188,7 +189,7 @@ def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str,
 def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
     """The videos of a split, in the order of their names, at most `limit`, with their narrations placed on frames."""
     files, found, settings, store = list_videos(folder, notes), [], {}, None
-    for name in choose_split(folder, list(files), split)[:limit]:
+    for name in choose_split(folder, list(files), split, notes)[:limit]:
         file, video = files[name]
         frames, made = encoded(folder, name, video)
         for key in EYES:
