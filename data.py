@@ -3,6 +3,7 @@
     python data.py toy --seed 7 --minutes 3 --output kitchen.mp4     a toy video and its ground truth, kitchen.json
     python data.py stats --data NAME                                 a data set's row of Table 8 (App. B.4)
     python data.py encode VIDEO... --output ROOT/features            frame features of videos
+    python data.py encode --data FOLDER --model MODEL                those of your own videos (support/own.py)
     python data.py rewrite --data NAME --llm ID                      raw narrations as sentences, by a language model
 
 Glossary
@@ -23,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -32,29 +32,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from narrator import VisionEncoder
-from support import annotations
-from support.annotations import Notes
+from narrator import Config, VisionEncoder
+from support import annotations, own
+from support.annotations import Notes, frame_at, time_of
 from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, replacing, whole,
                             write_json)
 from support.features import Store, encode_pictures, read_header
 from support.narrations import read_described
-from support.options import parse_shard
+from support.options import DATASETS, WHICH, dataset, home, is_dataset, parse_shard
 from support.rewrite import rewrite
+from support.training import located
 from support.video import Video, write_video
 from toy import world
-
-
-# ----------------------------------------------------------------------------------------- time and frames
-
-def frame_at(time: float, fps: float) -> int:
-    """The frame whose span (i / fps, (i + 1) / fps] holds a time in seconds; frame 0 for anything earlier."""
-    return max(0, ceil(time * fps - 1e-6) - 1)                     # 1e-6: time_of(i) * fps may be rounded up
-
-
-def time_of(frame: int, fps: float) -> float:
-    """The end of a frame's span in seconds."""
-    return (frame + 1) / fps
 
 
 # ------------------------------------------------------------------------------------------------- samples
@@ -154,9 +143,6 @@ def write_toy(seed: int, minutes: float, output: str | Path, variant: str = "pla
 
 # ------------------------------------------------------------------------------------------- any data set
 
-DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
-
-
 def load_dataset(name: str, root: str | Path | None = None, split: str = "val", limit: int | None = None,
                  streaming: bool = False, max_frames: int | None = None,
                  shape: tuple = (None, None), variant: str = "plain") -> Iterator[Sample]:
@@ -164,7 +150,8 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
 
     name        "toy": without a root it is rendered on the fly; with one, it is read from ROOT/SPLIT if there is such a
                 folder, else from ROOT, in the order of the names of the .json files (each beside its .mp4). The others:
-                one sample per annotator and video, from the first narration to the last; root is data/NAME by default
+                one sample per annotator and video, from the first narration to the last; root is data/NAME by default.
+                A folder: your own videos (support/own.py), without a root
     limit       at most so many; None: all in the root, or world.VIDEOS of the split
     streaming   for the self-conditioned protocol: each video once, with the tracks of all its annotators
     max_frames  a sample ends with the last narration that fits into so many frames (streamed samples are never cut)
@@ -172,8 +159,8 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
     variant     name of the world (toy/world.py: WORLDS) of the toy's rendered videos
     Raises BadData for unknown names and splits, for a root without samples, and for damaged files.
     """
-    if name not in DATASETS:
-        raise BadData(f"unknown data set {name!r}; choose one of {', '.join(DATASETS)}")
+    if not is_dataset(name):
+        raise BadData(f"unknown data set {name!r}; {WHICH}")
     for value in (limit, max_frames):
         if value is not None and value < 1:
             raise BadData(f"the limit of videos or frames must be 1 or more, not {value}")
@@ -181,7 +168,7 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
         raise BadData(f"--world {variant} is for the toy's rendered videos, without --root")
     max_frames = None if streaming else max_frames
     if name != "toy":
-        return annotated(name, Path(root or f"data/{name}"), split, limit, streaming, max_frames, shape)
+        return annotated(name, home(name, root), split, limit, streaming, max_frames, shape)
     if split not in world.SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(world.SEEDS)}")
     if root is None:
@@ -197,12 +184,15 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val", 
 
 def annotated(name: str, root: Path, split: str, limit: int | None, streaming: bool, max_frames: int | None,
               shape: tuple) -> Iterator[Sample]:
-    """Ego4D, EgoExo4D, EPIC: annotations joined with features; what was corrected is reported on stderr."""
+    """All but the toy: annotations joined with features; what was corrected is reported on stderr."""
     notes = Notes()
-    found = (annotations.intervals if streaming else annotations.tracks)(name, root, split, notes)[:limit]
-    store = Store(root, annotations.take_names(root) if name == "egoexo4d" else None)
-    samples = [interval_sample(one, store, shape) if streaming else track_sample(one, store, shape, notes)
-               for one in found]
+    if name not in DATASETS:
+        samples = [own_sample(one, shape) for one in own.read_folder(root, split, limit, notes)]
+    else:
+        found = (annotations.intervals if streaming else annotations.tracks)(name, root, split, notes)[:limit]
+        store = Store(root, annotations.take_names(root) if name == "egoexo4d" else None)
+        samples = [interval_sample(one, store, shape) if streaming else track_sample(one, store, shape, notes)
+                   for one in found]
     before = sum(len(sample.narrations) for sample in samples)
     samples = [shorten(sample, max_frames) for sample in samples]
     notes.add("narrations cut off by the limit of frames", before - sum(len(sample.narrations) for sample in samples))
@@ -235,16 +225,26 @@ def interval_sample(interval: annotations.Interval, store: Store, shape: tuple) 
                   [one.narrations for one in interval.tracks], interval.start, interval.origin)
 
 
+def own_sample(video: own.Narrated, shape: tuple) -> Sample:
+    """A video of a folder, from its first narration to its end, for training and streaming alike."""
+    first, fps = video.first, video.fps
+    rows = ((frame - first, y.text, y.memory_words) for frame, y in video.narrations)
+    return replace(make_sample(video.name, rows, fps, video.frames - first, None), duration=video.frames / fps,
+                   offset=first / fps, origin=first / fps,
+                   read=lambda start, stop: video.store.read(video.name, first + start, first + stop, *shape))
+
+
 # ------------------------------------------------------------------------------------------- features and statistics
 
 def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid: int, batch: int, device: str,
-                  shard: tuple[int, int] = (0, 1)):
+                  shard: tuple[int, int] = (0, 1), renew: bool = False):
     """Features of videos, one bf16 file per video and features_metadata.json; BadData at the end if any failed.
 
     batch: frames at once; shard: (i, n), only every n-th video from the i-th on.
 
     Files appear when they are complete, and finished ones are not made again: after a kill, repeat the command. BadData
-    at once if the folder holds a damaged file, or one made with other settings.
+    at once if the folder holds a damaged file, or one made with other settings; with `renew`, videos that have changed
+    and files with other settings are made again.
     """
     for name, count in Counter(Path(source).stem for source in videos).items():
         if count > 1:
@@ -254,9 +254,10 @@ def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid
     settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}
     for path in output.glob("*.safetensors"):
         made = read_header(path)[1]
-        if any(made.get(key) != value for key, value in settings.items()):
+        if not renew and any(made.get(key) != value for key, value in settings.items()):
             raise BadData(f"{path}: was made with other settings ({made}); delete it, or choose another --output")
-    mine, failed = [source for source in videos[shard[0]::shard[1]] if not paths[source].exists()], []
+    done = lambda source: own.up_to_date(paths[source], settings | own.stamp(source) if renew else {})
+    mine, failed = [source for source in videos[shard[0]::shard[1]] if not done(source)], []
     encoder = VisionEncoder(vision, grid, *choose(device)) if mine else None
     for source in tqdm(mine, desc=f"encoding {shard[0] + 1}/{shard[1]}", unit="video"):
         try:
@@ -267,7 +268,7 @@ def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid
             continue
         video.report()
         with replacing(paths[source]) as part:
-            save_file({"features": x}, part, metadata=settings | {"duration": str(len(x) / fps)})
+            save_file({"features": x}, part, settings | {"duration": str(len(x) / fps)} | own.stamp(source))
     write_metadata(output)
     if failed:
         print(*failed, sep="\n", file=sys.stderr)
@@ -295,17 +296,19 @@ PAPER = {"ego4d": (102986, 17059, 237.7, 92.0, 53, 4.5, 12), "egoexo4d": (3219, 
 
 
 def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = lambda text: len(text.split())) -> dict:
-    """The columns of Table 8: seconds, counts and words (mean over videos; durations and words over all narrations)."""
-    lengths, counts, words, recalled = [], [], [], 0
+    """The columns of Table 8: seconds, counts and words (mean over videos; durations and words over all narrations),
+    and the `spread` of segments."""
+    lengths, counts, words, recalled, parts = [], [], [], 0, []
     for sample in samples:
         lengths.append(sample.num_frames / sample.fps)
         counts.append(len(sample.narrations))
         words += [words_in(text) for _, text in sample.narrations]
         recalled += sum(map(bool, sample.memory_words))
+        parts += (np.diff([frame for frame, _ in sample.narrations]) / sample.fps).tolist()
     each = max(1, len(words))                                      # videos without narrations have no segments
     return {"videos": len(lengths), "length_mean": float(np.mean(lengths)), "length_std": float(np.std(lengths)),
             "segments_per_video": float(np.mean(counts)), "segment_duration": sum(lengths) / each,
-            "words_per_narration": sum(words) / each, "memory_share": recalled / each}
+            "words_per_narration": sum(words) / each, "memory_share": recalled / each} | own.spread(parts)
 
 
 # -------------------------------------------------------------------------------------------- command line
@@ -327,6 +330,7 @@ def toy_command(options: argparse.Namespace) -> None:
 
 
 def stats_command(options: argparse.Namespace) -> None:
+    options.split = options.split or ("val" if options.data in DATASETS else "all")
     samples, more, unit = load_dataset(options.data, options.root, options.split, options.limit), {}, "words"
     if options.llm:
         from support.checkpoint import load_tokenizer, token_ids
@@ -341,17 +345,22 @@ def stats_command(options: argparse.Namespace) -> None:
         videos, note = train if options.split == "train" else val, "" if options.llm else "  (tokens of Llama: --llm)"
         print(f"paper  {videos:7d}  {mean:7.1f} +- {deviation:5.1f}  {segments:9.1f}  {duration:13.2f}  {tokens:17.1f}"
               f"{note}")
+    print(own.advice(stats))
     if options.json:
         print(json.dumps({"data": options.data, "split": options.split, "unit": unit} | stats))
 
 
 def encode_command(options: argparse.Namespace) -> None:
-    encode_videos(options.videos, Path(options.output), options.vision, options.fps, options.grid, options.batch,
-                  options.device, options.shard or rank())
+    config, videos = Config(**own.eyes(options.model, **{k: getattr(options, k) for k in own.EYES})), options.videos
+    if options.data:
+        config.vision, videos, options.output = located(config.vision), *own.to_encode(Path(options.data))
+    encode_videos(videos, Path(options.output), config.vision, config.fps, config.grid, options.batch, options.device,
+                  options.shard or rank(), renew=bool(options.data))
+    print(f"{options.output}: {len(videos)} videos")
 
 
 def rewrite_command(options: argparse.Namespace) -> None:
-    rewrite(options.data, Path(options.root or f"data/{options.data}"), options.split, options.limit, options.llm,
+    rewrite(options.data, home(options.data, options.root), options.split or "val", options.limit, options.llm,
             *choose(options.device))
 
 
@@ -370,11 +379,14 @@ def main(arguments: list[str] | None = None) -> None:
     stats.add_argument("--llm", help="count the tokens of this model's tokenizer, not words")
     stats.add_argument("--json", action="store_true", help="one JSON object as the last line")
     encoding = commands.add_parser("encode", help="frame features of videos; finished ones are kept")
-    encoding.add_argument("videos", nargs="+", metavar="VIDEO")
-    encoding.add_argument("--output", required=True, help="folder; ROOT/features of a data set")
-    encoding.add_argument("--vision", default="google/siglip-large-patch16-384", help="default: %(default)s")
-    encoding.add_argument("--fps", type=positive_float, default=2.0, help="default: %(default)s")
-    encoding.add_argument("--grid", type=whole, default=3, help="pooled tokens per side (default: %(default)s)")
+    encoding.add_argument("videos", nargs="*", metavar="VIDEO", help="videos, with --output; or --data")
+    encoding.add_argument("--output", help="folder; ROOT/features of a data set")
+    encoding.add_argument("--data", metavar="FOLDER", help="all videos of a folder that have narrations beside them; "
+                          "features go to FOLDER/features, and are made again where a video or the settings changed")
+    encoding.add_argument("--model", help="narrator whose vision encoder, fps and grid are the defaults")
+    encoding.add_argument("--vision", help=f"default: {Config.vision}")
+    encoding.add_argument("--fps", type=positive_float, help=f"default: {Config.fps}")
+    encoding.add_argument("--grid", type=whole, help=f"pooled tokens per side (default: {Config.grid})")
     encoding.add_argument("--batch", type=positive_int, default=32, help="frames at once (default: %(default)s)")
     encoding.add_argument("--shard", type=parse_shard, help="I/N: only part I of N (under torchrun: by process)")
     encoding.set_defaults(command=encode_command)
@@ -384,12 +396,15 @@ def main(arguments: list[str] | None = None) -> None:
     for one in (encoding, rewriting):
         one.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     for one in (stats, rewriting):
-        names = DATASETS if one is stats else DATASETS[1:]
-        one.add_argument("--data", required=True, choices=names, help=" | ".join(names))
+        names = {"type": dataset} if one is stats else {"choices": DATASETS[1:]}
+        one.add_argument("--data", required=True, **names,
+                         help=" | ".join(DATASETS[one is not stats:]) + " | FOLDER" * (one is stats))
         one.add_argument("--root", help="folder of the data set (default: data/NAME; the toy is rendered)")
-        one.add_argument("--split", default="val", help="default: %(default)s")
+        one.add_argument("--split", help="default: val; of a folder, all")
         one.add_argument("--limit", type=positive_int, help="at most this many samples")
     options = parser.parse_args(arguments)
+    if options.command is encode_command and (bool(options.videos), bool(options.output)) != (not options.data,) * 2:
+        encoding.error("give VIDEO... and --output FOLDER, or --data FOLDER")
     options.command(options)
 
 

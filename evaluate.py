@@ -39,7 +39,7 @@ from support import captions
 from support.common import BadData, choose, command_line, positive_int, print_table, probability, rank, write_json
 from support.features import pairs
 from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
-from support.options import config_changes, data_options, lookahead_option, model_options, trigger_options
+from support.options import config_changes, data_options, home, lookahead_option, model_options, trigger_options
 from support.predictions import Predictions, digest
 from support.together import Failed, side_by_side
 
@@ -194,9 +194,11 @@ def split_of(args: argparse.Namespace) -> str:
 
 def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
     shape, two = (narrator.config.J, narrator.config.width), narrator.config.width_second
-    found = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                              getattr(args, "max_frames", None), shape, args.world)
-    return (replace(y, source=lambda source=y.source: pairs(source())) if two and y.source else y for y in found)
+    for y in data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
+                               getattr(args, "max_frames", None), shape, args.world):
+        if y.fps != narrator.config.fps:
+            raise BadData(f"{y.name}: has {y.fps:g} frames a second, the narrator needs {narrator.config.fps:g}")
+        yield replace(y, source=lambda source=y.source: pairs(source())) if two and y.source else y
 
 
 def truth_of(sample: data.Sample) -> Truth:
@@ -204,8 +206,8 @@ def truth_of(sample: data.Sample) -> Truth:
     if sample.tracks is not None:
         tracks = [[Sentence(time, text) for time, text in track] for track in sample.tracks]
         return Truth(tracks, sample.origin, streamed)
-    return Truth([[Sentence(data.time_of(frame, sample.fps), text, tuple(memory))
-                   for (frame, text), memory in zip(sample.narrations, sample.memory_words)]], seconds=streamed)
+    return Truth([[Sentence(sample.offset + data.time_of(frame, sample.fps), text, tuple(memory))
+                   for (frame, text), memory in zip(sample.narrations, sample.memory_words)]], sample.origin, streamed)
 
 
 def fingerprint(sample: data.Sample) -> str:
@@ -217,9 +219,9 @@ def fingerprint(sample: data.Sample) -> str:
 
 def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: nar.VisionEncoder | None) -> dict:
     """All that the predictions of a video depend on."""
-    root = args.root or (None if args.data == "toy" else f"data/{args.data}")
+    root = None if args.data == "toy" and not args.root else home(args.data, args.root)
     return asdict(narrator.config) | {
-        "data": args.data, "root": root and str(Path(root).resolve()), "split": split_of(args), "world": args.world,
+        "data": args.data, "root": root and str(root.resolve()), "split": split_of(args), "world": args.world,
         "static": args.static, "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
         "vision_weights": vision and digest(vision)}
 

@@ -40,10 +40,10 @@ from tqdm import tqdm
 
 import data
 import narrator as nar
-from support import checkpoint
+from support import checkpoint, own
 from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
                             rank, whole, write_text)
-from support.options import kept_narrations
+from support.options import dataset, kept_narrations
 from support.training import curve, located, order, random_restarts, restore, snapshot, sum_gradients, summed
 from toy import stages
 
@@ -56,7 +56,7 @@ def option(default, text: str, kind: Callable | tuple = str):
 @dataclass(init=False)
 class Options:
     """The options, and which of them were `given`: with --init, only those replace the checkpoint's settings."""
-    data: str = option("ego4d", "the data set", data.DATASETS)
+    data: str = option("ego4d", " | ".join(data.DATASETS) + " | FOLDER of your own videos (support/own.py)", dataset)
     root: str | None = option(None, "folder of the data set; default data/NAME")
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     llm: str | None = option(None, "frozen language model: hub id, folder or .gguf (toy: trained, if not given)")
@@ -108,7 +108,8 @@ class Options:
         if unknown := given.keys() - defaults:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
-        values = defaults | (stages.DEFAULTS if given.get("data") == "toy" else {})
+        values = defaults | {"toy": stages.DEFAULTS}.get(given.get("data"), {})
+        values |= own.DEFAULTS if given.get("data", "ego4d") not in data.DATASETS else {}
         values |= ({"last_k": 0} if given.get("narration_memory") else {}) | given
         values["last_k"] = None if values["last_k"] == "all" else values["last_k"]
         for name, value in values.items():
@@ -289,10 +290,10 @@ def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example])
         narrator.memory.reset_parameters()
 
 
-def check_features(config: nar.Config, J: int, width: int):
-    if (J, width) != (config.J, config.width):
-        raise BadData(f"the features are {width} wide with {J} tokens a frame, the narrator needs {config.width} and "
-                      f"{config.J}; use its vision model, {config.vision}")
+def check_features(config: nar.Config, J: int, width: int, fps: float):
+    if (J, width, fps) != (config.J, config.width, config.fps):
+        raise BadData(f"the features are {width} wide with {J} tokens a frame, {fps:g} frames a second; the narrator "
+                      f"needs {config.width}, {config.J} and {config.fps:g}; use its vision model, {config.vision}")
 
 
 def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = None):
@@ -333,9 +334,11 @@ def train_annotated(options: Options):
     if options.init:
         narrator = pretrained(options, dtype)
     else:
-        config = new_config(options, options.llm or nar.Config.llm, options.vision or nar.Config.vision, J, width)
+        vision = nar.Config.vision if options.data in data.DATASETS else own.made_with(options.data, samples[0].name)
+        config = new_config(options, options.llm or nar.Config.llm, options.vision or vision, J, width)
+        config.fps = samples[0].fps
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm, dtype), config)
-    check_features(narrator.config, J, width)
+    check_features(narrator.config, J, width, samples[0].fps)
     examples = Annotated(samples, narrator.layout)
     if not options.init:
         begin(narrator, options, examples)

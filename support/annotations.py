@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from math import ceil
 from pathlib import Path
+from typing import TypeVar
 
 from support.common import BadData, NotDownloaded, is_number, read_json, read_text
 
@@ -31,6 +32,8 @@ RAW = {"ego4d": ("all_narrations_redacted.json", "narration.json"), "egoexo4d": 
 # Ego4D has no split for narrations: a video is for validation if a benchmark's val file lists it, under this key
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos", "av": "videos",
               "fho_oscc-pnr": "clips", "fho_sta": "annotations", "vq": "videos"}
+
+Said = TypeVar("Said")                         # what stands at a frame: a sentence, in whatever form
 
 
 @dataclass
@@ -347,6 +350,16 @@ RAW_READERS = {"ego4d": ego4d_raw, "egoexo4d": egoexo4d_raw, "ek100": ek100_raw}
 
 # ----------------------------------------------------------------------------- in time: training, streaming
 
+def frame_at(time: float, fps: float) -> int:
+    """The frame whose span (i / fps, (i + 1) / fps] holds a time in seconds; frame 0 for anything earlier."""
+    return max(0, ceil(time * fps - 1e-6) - 1)                     # 1e-6: time_of(i) * fps may be rounded up
+
+
+def time_of(frame: int, fps: float) -> float:
+    """The end of a frame's span in seconds."""
+    return (frame + 1) / fps
+
+
 def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]:
     """What evaluation streams: Ego4D's summarised intervals, else each video from its first to its last narration.
 
@@ -401,22 +414,28 @@ def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: flo
 
     frames_there: how many frames the file has, if that is known; as published, it is taken to have one at the very end.
 
-    A narration stands at the first frame not before it. A sentence that repeats the one before it is left out. Two in
-    one frame's time stand one frame apart (the published loader loses one of them). Beyond the end of the video, the
-    first is moved to the last frame and the others are left out.
+    A narration stands at the first frame not before it. A sentence that repeats the one before it is left out; all else
+    is as in `one_frame_each` (the published loader loses one of two sentences in one frame's time).
     """
     last = int(duration * fps) if frames_there is None else min(int(duration * fps), frames_there - 1)
-    kept, beyond = [], False
+    wanted = []
     for time, text in narrations:
-        if kept and text == kept[-1][1]:
+        if wanted and text == wanted[-1][1]:
             notes.add("repeated sentences left out")
-            continue
-        if time > duration:
-            notes.add(f"narrations beyond the end of their video {'left out' if beyond else 'moved to its last frame'}")
-            if beyond:
-                continue
-            beyond = True
-        kept.append((min(max(ceil(time * fps), 0), last), text))
+        else:
+            wanted.append((last + 1 if time > duration else min(max(ceil(time * fps), 0), last), text))
+    return one_frame_each(wanted, last, notes)
+
+
+def one_frame_each(wanted: list[tuple[int, Said]], last: int, notes: Notes) -> list[tuple[int, Said]]:
+    """(frame, narration) in order of time -> the same, frames strictly increasing and none after `last`.
+
+    Two on one frame stand one frame apart. Beyond the last frame, the first is moved to it and the others are left out.
+    """
+    beyond = sum(frame > last for frame, _ in wanted)
+    notes.add("narrations beyond the end of their video moved to its last frame", min(beyond, 1))
+    notes.add("narrations beyond the end of their video left out", max(beyond - 1, 0))
+    kept = [(min(frame, last), said) for frame, said in wanted[:len(wanted) - max(beyond - 1, 0)]]
     notes.add("narrations left out of videos with more narrations than frames", max(0, len(kept) - last - 1))
     kept = kept[:last + 1]
     frames = []
@@ -425,5 +444,5 @@ def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: flo
     for i in range(len(frames) - 1, -1, -1):                       # no further than the last frame
         frames[i] = min(frames[i], last - (len(frames) - 1 - i))
     notes.add("narrations moved by a frame or more, because another one has their frame",
-              sum(frame != wanted for frame, (wanted, _) in zip(frames, kept)))
-    return [(frame, text) for frame, (_, text) in zip(frames, kept)]
+              sum(frame != first for frame, (first, _) in zip(frames, kept)))
+    return [(frame, said) for frame, (_, said) in zip(frames, kept)]

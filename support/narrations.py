@@ -1,9 +1,10 @@
 """Narrations in files: time-stamped sentences, as predictions or as the ground truth of videos.
 
-    predictions     one JSON file {video: [{"time", "text"}, ...]}; stream.py's JSONL, one file per video; or a folder
-                    of such files
+    predictions     one JSON file {video: [{"time", "text"}, ...]}; stream.py's JSONL, one file per video; .srt, .vtt or
+                    .csv (cues.py), likewise; or a folder of such files
     truth           one JSON file {video: [{"time", "text"}, ...]}, {video: [[one annotator], [another], ...]} or
-                    {video: {"start": seconds, "annotators": [[...], ...]}}; the .json beside a toy video; or a folder
+                    {video: {"start": seconds, "annotators": [[...], ...]}}; the .json beside a toy video; .srt, .vtt or
+                    .csv; or a folder
 
 Times are in seconds. A malformed file raises BadData, with one line that names the problem.
 """
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from support.annotations import Notes
 from support.common import BadData, is_number, read_json, read_jsonl
+from support.cues import read_cues
 
 
 @dataclass
@@ -34,7 +37,7 @@ class Truth:
 def read_predictions(path: Path) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder; see above."""
     predictions = {}
-    for file in json_files(path):
+    for file in narration_files(path):
         if file.suffix == ".jsonl":
             content = {unquote(file.stem): read_jsonl(file)}                          # the inverse of file_name
         else:
@@ -46,7 +49,7 @@ def read_predictions(path: Path) -> dict[str, list[Sentence]]:
 def read_truth(path: Path) -> dict[str, Truth]:
     """{video: Truth} from a file or a folder; see above."""
     truths = {}
-    for file in json_files(path):
+    for file in narration_files(path):
         content = read_videos(file)
         if isinstance(content.get("narrations"), list) and "fps" in content:          # the .json beside a toy video
             content = {file.stem: content["narrations"]}
@@ -110,14 +113,22 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str, partial: bool) -
     return {name: truth for name, truth in truths.items() if name in predictions}, predictions
 
 
-def json_files(path: Path) -> list[Path]:
-    found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl")) if path.is_dir() else [path]
+def narration_files(path: Path) -> list[Path]:
+    """A file, or those of a folder; of files that differ in their endings alone, .json and .jsonl, else the first."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl"))
+    for ending in (".csv", ".srt", ".vtt"):
+        stems = {f.stem for f in found}
+        found += sorted(f for f in path.iterdir() if f.suffix == ending and f.stem not in stems)
     if not found:
-        raise BadData(f"{path}: has no .json or .jsonl files")
+        raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
     return found
 
 
 def read_videos(file: Path) -> dict:
+    if file.suffix in (".csv", ".srt", ".vtt"):
+        return {file.stem: [{"time": time, "text": text} for time, text in read_cues(file, Notes())]}
     content = read_json(file)
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: {{video: [{{"time", "text"}}, ...]}}')

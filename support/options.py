@@ -3,14 +3,35 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from support.common import DTYPES, non_negative, positive_float, positive_int, probability, whole
+from support.common import DTYPES, BadData, non_negative, positive_float, positive_int, probability, whole
 from support.sources import source_option
 
 ENDLESS = {"max_segment": 30.0, "max_position": 16384, "last_k": 10}      # of live sources: about what was trained
+DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
+WHICH = f"choose one of {', '.join(DATASETS)}, or a folder of videos with narrations beside them"
+
+
+def is_dataset(name: str) -> bool:
+    """A data set's name, or an existing folder: your own videos (support/own.py)."""
+    return name in DATASETS or bool(name) and Path(name).is_dir()
+
+
+def dataset(text: str) -> str:
+    """An argparse type: one of these names."""
+    if not is_dataset(text):
+        raise ArgumentTypeError(f"{WHICH}, not {text!r}")
+    return text
+
+
+def home(name: str, root: str | Path | None) -> Path:
+    """The folder of a data set; BadData if a folder of videos has a --root, too."""
+    if root and name not in DATASETS:
+        raise BadData(f"--root {root} is for the data sets with names; the videos of --data {name} are in it")
+    return Path(root or (f"data/{name}" if name in DATASETS else name))
 
 
 def data_options(parser: ArgumentParser, required: bool = True):
-    parser.add_argument("--data", required=required, help="toy | ego4d | egoexo4d | ek100")
+    parser.add_argument("--data", required=required, help=" | ".join(DATASETS) + " | FOLDER of videos")
     parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
     parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
     parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
