@@ -23,6 +23,7 @@ segments and positions are counted from 0 here, from 1 in the paper. The baselin
 memory) is the same loop with `prune` off.
 """
 import argparse
+import gc
 import signal
 import sys
 import time
@@ -40,20 +41,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, VisionEncoder, visible
-from support.bounds import PART, Bounds
+from support.bounds import PART, Bounds, live_bounds
 from support.camera import open_pictures
 from support.common import BadData, choose, command_line, one_line, positive_float, positive_int
 from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
-from support.options import config_changes, endless, lookahead_option, model_options, source_options, trigger_options
+from support.options import config_changes, lookahead_option, model_options, source_options, trigger_options
 from support.sources import all_live, masked
 from support.subtitles import Writers, outputs, timestamp
 from support.together import Ask, Failed, side_by_side
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
 GUESSED = 3                             # words, at most, that go along with a word because they followed it before
-OUTAGE, REPEAT = 10.0, 30.0             # live, seconds: no frames for longer cut a segment; the same again is a repeat
 
 
 class Cache(Slots):
@@ -330,7 +330,6 @@ class Input:
     def __init__(self, source: str, name: str, files: dict[str, str | None], live: bool):
         self.source, self.name, self.files, self.live = source, name, files, live
         self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
-        self.reported = "", -REPEAT                             # the last sentence that was no repeat, and its end
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
                   ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
@@ -344,12 +343,14 @@ class Input:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
                        "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
-            writers = Writers(self.files, stack, "" if self.live else self.source)
-            if hasattr(self.video, "close"):
-                stack.callback(self.video.close)
-            clock, frames = (lambda: self.video.time, self.unbroken(frames)) if self.live else (None, frames)
+            writers, clock = Writers(self.files, stack, "" if self.live else self.source), None
+            if self.live:
+                clock, frames = lambda: self.video.time, self.video.unbroken(frames, self.context.restart)
+                stack.callback(self.report, time.perf_counter())               # it ends with Ctrl-C, or an error
+            stack.callback(getattr(self.video, "close", lambda: None))
             for decision in narrate(narrator, frames, args.static, None, self.context, lookahead, clock):
-                row = self.row(decision.narration) if decision.narration else None
+                row = decision.narration and vars(decision.narration)
+                row = self.video.told(row) if row and self.live else row
                 writers.trace(decision.trace() | ({"time": self.video.time} if self.live else {}))
                 if row:
                     writers.sentence(row)
@@ -359,29 +360,13 @@ class Input:
         if not self.count:
             raise BadData(f"{masked(self.source)} has no frames")
 
-    def unbroken(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Live frames; after an outage the segment begins anew, for the view is no longer the same."""
-        for x in frames:
-            if self.video.gap > OUTAGE:
-                self.context.restart()
-            yield x
-
-    def row(self, narration: Narration) -> dict:
-        """A narration as in the JSONL: if live, with the time of day, and marked if it only repeats the last one."""
-        row = vars(narration)
-        if self.live:
-            self.video.narrated()
-            row = row | {"wall": self.video.wall}
-            if row["text"] == self.reported[0] and row["end"] - self.reported[1] <= REPEAT:
-                return row | {"repeat": True}
-            self.reported = row["text"], row["end"]
-        return row
-
-    def report(self, seconds: float):
+    def report(self, began: float):
+        if not self.count:
+            return
         cache, name = self.context.cache, f"{self.name}: " if self.name else ""
-        print(f"{name}{self.count} frames, {self.context.segment} narrations{self.context.bounds.report()}, "
-              f"{self.count / seconds:.1f} frames/s; cache at most {self.peak} tokens, now {cache.text} text + "
-              f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+        tqdm.write(f"{name}{self.count} frames, {self.context.segment} narrations{self.context.bounds.report()}, "
+                   f"{self.count / (time.perf_counter() - began):.1f} frames/s; cache at most {self.peak} tokens, now "
+                   f"{cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
         if self.video is not None:
             self.video.report()
 
@@ -393,30 +378,28 @@ def run_files(args: argparse.Namespace):
     videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
     if live:
-        print(endless(narrator.config, args.last_k), file=sys.stderr)
+        print(f"live: newest pictures first; {live_bounds(narrator, config_changes(args))}", file=sys.stderr)
     if narrator.plain:
         print(f"{narrator.config.llm} {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
     if args.compile:
         narrator.memory.compile()
         narrator.decoder.compile()
-    jobs, began, done = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter(), []
+    gc.freeze()                                                                # or the end takes seconds to free all
+    jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
     width = len(runs) if live else min(args.batch, len(runs))                  # no camera waits for another one's end
-    try:
-        with closing(side_by_side(jobs, width)) as items:
-            failed = show(items, runs, narrator, args)
-        done = [run for run in runs if run not in failed]
-    finally:
-        for run in runs:
-            if run in done or live and run.count:                              # live, a stream ends with Ctrl-C
-                run.report(time.perf_counter() - began)
+    with closing(side_by_side(jobs, width)) as items:
+        failed = show(items, runs, narrator, args)
+    for run in runs:
+        if run not in failed and not live:
+            run.report(began)
     if failed:
         raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
 
 
 def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.Namespace) -> list[Input]:
     """Print what comes of all inputs: (number of the input, its Decision and row, or Failed); returns what failed."""
-    failed = []
-    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
+    failed, delay = [], 0 if runs[0].live else 0.5
+    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=delay) as progress:
         for number, item in items:
             run, lines = runs[number], []
             name = run.name and run.name + " "
@@ -442,10 +425,7 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
 
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
-    parser.add_argument("input", nargs="+",
-                        help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; camera[:N], "
-                             "/dev/video0, rtsp://..., http://..., - (stdin); of several, the output options name "
-                             "folders")
+    source_options(parser)
     parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
                         help="inputs that are narrated at once and share the passes of the models (default 16)")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
@@ -454,7 +434,6 @@ def main():
     parser.add_argument("--keep-newline", action="store_true", default=None,
                         help="with --last-k: keep every newline, as the published code does (the cache then grows)")
     lookahead_option(parser)
-    source_options(parser)
     parser.add_argument("--compile", action="store_true", help="compile CLAM and, for one input, the model's passes")
     parser.add_argument("--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for name in ("jsonl", "srt", "vtt"):

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import chain, islice
@@ -24,6 +24,7 @@ from typing import Any
 import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
+from torch import Tensor
 from tqdm import tqdm
 
 from support.common import BadData
@@ -34,6 +35,8 @@ from support.video import READABLE, Video, open_container, to_rgb, video_stream
 QUEUE = 4                               # pictures that wait for a slow narrator
 PATIENCE = 10.0                         # seconds without data, or without a picture, after which a source is lost
 STEADY = 60.0                           # seconds of pictures after which a source counts as well again
+OUTAGE = 10.0                           # seconds without pictures after which the view is no longer the same
+REPEAT = 30.0                           # seconds within which a sentence that comes again is a repeat
 STILL = 60.0                            # seconds without a change in the picture after which that is said
 NEVER = (av.error.ProtocolNotFoundError, av.error.DemuxerNotFoundError, av.error.OptionNotFoundError,
          av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)      # errors that do not go by themselves
@@ -150,6 +153,7 @@ class Camera(Elsewhere):
     time, wall  of the present picture: seconds from the first one to this one's end, and the time of day (ISO 8601)
     gap         seconds between it and the one before
     picture     it, uint8 [H, W, 3]; a picture that has not changed is the same array
+    reported    the last sentence that was no repeat, and its end (s)
 
     A change of state is one line on stderr. Raises BadData when it is given up.
     """
@@ -162,7 +166,7 @@ class Camera(Elsewhere):
         self.first = self.arrived = self.down = None
         self.wall, self.picture, self.lost = "", None, False
         self.seen, self.since, self.said = None, 0.0, False    # the last picture, how long it has stayed, is that said
-        self.latencies = deque(maxlen=10_000)
+        self.reported, self.latencies = ("", -inf), deque(maxlen=10_000)
 
     def taken(self, item) -> np.ndarray:
         arrived, wall, picture = item
@@ -173,9 +177,22 @@ class Camera(Elsewhere):
         self.size, self.count = picture.shape[:2], self.count + 1
         return picture
 
-    def narrated(self) -> None:
-        """The sentence about the present picture is there: its latency is counted."""
+    def unbroken(self, frames: Iterable[Tensor], restart: Callable[[], None]) -> Iterator[Tensor]:
+        """The frames of these pictures; restart() is called before the first one after an outage."""
+        for x in frames:
+            if self.gap > OUTAGE:
+                restart()
+            yield x
+
+    def told(self, row: dict) -> dict:
+        """The row of a sentence about the present picture (subtitles.py) with the time of day, and marked if it is the
+        last one that was reported once more. Its latency is counted."""
         self.latencies.append(time.monotonic() - self.arrived)
+        text, end = self.reported
+        if row["text"] == text and row["end"] - end <= REPEAT:
+            return row | {"wall": self.wall, "repeat": True}
+        self.reported = row["text"], row["end"]
+        return row | {"wall": self.wall}
 
     def report(self) -> None:
         """Print in one line on stderr what came and how late the sentences were (of the last 10,000)."""
@@ -198,13 +215,15 @@ class Camera(Elsewhere):
                 self._watch()
             except (av.FFmpegError, BadData) as error:
                 reason = error.strerror if isinstance(error, av.FFmpegError) else str(error)
+                if isinstance(error, av.error.ExitError):
+                    reason = f"nothing came for {PATIENCE:g} s"
                 if isinstance(error, NEVER) and not self.decoded:
                     raise BadData(f"{self.name}: cannot be opened ({reason}); check the address") from error
             if self.closed.is_set() or self.source == "-" and self.decoded:                # a pipe has only one end
                 return
             failures = 1 if self.decoded > before else failures + 1
             if self.source == "-" or self.retries is not None and failures > self.retries:
-                raise BadData(f"{self.name}: no pictures ({reason}); tried {failures} times")
+                raise BadData(f"{self.name}: no pictures at attempt {failures} ({reason}); check the source")
             if not self.lost and (self.decoded or self.retries is None):
                 self.say(f"no pictures ({reason}); trying again")
                 self.lost = True

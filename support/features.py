@@ -115,7 +115,7 @@ def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """
     seen = pair = None
     for picture in pictures:
-        new = picture, seen[0] if seen and seen[0].shape == picture.shape else picture     # a camera may change its size
+        new = picture, seen[0] if seen and seen[0].shape == picture.shape else picture     # a camera's size may change
         if seen is None or any(a is not b for a, b in zip(new, seen)):
             pair = np.concatenate(new, axis=2)
         seen = new

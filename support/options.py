@@ -6,7 +6,6 @@ from pathlib import Path
 from support.common import DTYPES, BadData, non_negative, positive_float, positive_int, probability, whole
 from support.sources import source_option
 
-ENDLESS = {"max_segment": 30.0, "max_position": 16384, "last_k": 10}      # of live sources: about what was trained
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 WHICH = f"choose one of {', '.join(DATASETS)}, or a folder of videos with narrations beside them"
 
@@ -76,7 +75,11 @@ def lookahead_option(parser: ArgumentParser):
 
 
 def source_options(parser: ArgumentParser):
-    """Of inputs that are no files (support/sources.py, support/camera.py), and bounds for streams without end."""
+    """The inputs (support/sources.py, support/camera.py), and bounds for streams without end (support/bounds.py)."""
+    parser.add_argument("input", nargs="+",
+                        help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; camera[:N], "
+                             "/dev/video0, rtsp://..., http://..., - (stdin); of several, the output options name "
+                             "folders")
     parser.add_argument("--live", action="store_true",
                         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
     parser.add_argument("--retries", type=whole, metavar="N",
@@ -89,20 +92,6 @@ def source_options(parser: ArgumentParser):
                         help="beyond position N, turn back to the prompt (default: live 16384, else never)")
     parser.add_argument("--repeats", action="store_true",
                         help="live: also print a sentence that is the last one again within 30 s")
-
-
-def endless(config, last_k: int | str | None) -> str:
-    """Bound a narrator's live streams where neither checkpoint nor command line does; says all bounds in one line."""
-    for name, value in ENDLESS.items() if config.prune else ():
-        bounded = name == "max_segment" or last_k != "all"                # where all narrations stay, the rest grows
-        if getattr(config, name, None) is None:
-            setattr(config, name, value if bounded else None)
-    if not config.prune:
-        return "live: newest pictures first; nothing is pruned, so the cache grows for ever"
-    kept = "all narrations stay, so the cache grows for ever" if config.last_k is None else (
-        f"the last {config.last_k} narrations stay")
-    turned = f"positions turn back after {config.max_position} (--max-position), " if config.max_position else ""
-    return f"live: newest pictures first; segments restart after {config.max_segment:g} s (--max-segment), {turned}{kept}"
 
 
 def config_changes(args: Namespace) -> dict:

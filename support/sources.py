@@ -20,8 +20,8 @@ import av
 from support.common import BadData
 
 CAMERA = re.compile(r"camera(?::(.+))?")
-LIVE = re.compile(r"camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*", re.IGNORECASE | re.DOTALL)
-ELSEWHERE = re.compile(r"-|https?://.*", re.IGNORECASE | re.DOTALL)
+LIVE = re.compile(r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*")
+ELSEWHERE = re.compile(r"(?is)-|https?://.*")
 SECRET = "pass|pwd|secret|token|key|auth|sig"                  # in the name of a value in an address
 DEVICES = {"darwin": "avfoundation", "win32": "dshow"}         # FFmpeg's name for cameras; elsewhere v4l2
 TIMELY = {"fflags": "nobuffer+discardcorrupt", "flags": "low_delay", "analyzeduration": "1000000",
