@@ -363,7 +363,7 @@ def test_soak():
     assert (result["frames"], len(result["rows"]), result["outages"]) == (216, 24, 10)
     assert last["restarts"] >= 10 and last["turned"] >= 1 and last["narrations"] >= 60
     assert all(last[name] <= bound for name, bound in result["bounds"].items())
-    assert 1500 < last["position"] and "bytes" in told.getvalue()
+    assert 1500 < last["position"] and "bytes" in told.getvalue() and result["last_to_young"] > 0
 
 
 # ------------------------------------------------------------------ training
