@@ -21,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from evaluate import average, split_of
-from experiments.objects import known_truth, parse_sources, protect, source_options
+from experiments.sources import known_truth, parse_sources, protect, source_options
 from support import captions
 from support.annotations import Interval, Notes, intervals, summarised
 from support.answers import Answers

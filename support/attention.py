@@ -6,13 +6,14 @@ of similar sizes are padded to one size and computed at once. Which keys a segme
 Glossary (L tokens, S segments of one rectangle, Q queries and K keys of each, c channels of a head):
     queries     numbers of tokens, L where padded                         [S, Q]
     keys        likewise, in increasing order                             [S, K]
+    seen        0 where a query sees a key, elsewhere -infinity           [S, 1, Q, K]
     q, k, v     of all tokens and, last, of the padding                   [L + 1, heads, c]
 """
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import log
+from math import inf, log
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from support.common import BadData
 NAME = "rectangles"           # of this attention among those of transformers
 PADDED = 1.1                  # segments share a rectangle that is at most so many times larger than they are,
 LARGEST = 2 ** 20             # and has at most so many pairs of query and key: its keys stay in a processor's cache
-Rectangle = tuple[Tensor, Tensor]
+Row, Rectangle = tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
 
 
 def install(llm) -> None:
@@ -37,8 +38,11 @@ def install(llm) -> None:
         raise BadData(f"{type(llm).__name__} does not let its attention be replaced; use a Llama-like model")
 
 
-def rectangles(rows: list[Rectangle], length: int, device: str | torch.device) -> list[Rectangle]:
-    """(queries [q], keys [k]) of each segment of a sequence of this length -> [S, Q] and [S, K] of each rectangle."""
+def rectangles(rows: list[Row], length: int, device: str | torch.device) -> list[Rectangle]:
+    """(queries [q], keys [k]) of each segment of a sequence of this length -> queries, keys and seen of each rectangle.
+
+    All layers use the same; what is seen is made once, as numbers, or each layer would make them out of true and false.
+    """
     groups, area = [[]], 0
     for row in sorted(rows, key=lambda row: (int(log(len(row[0]), PADDED)), len(row[1]))):
         size = len(row[0]) * len(row[1])
@@ -48,8 +52,10 @@ def rectangles(rows: list[Rectangle], length: int, device: str | torch.device) -
             area = 0
         groups[-1].append(row)
         area += size
-    return [tuple(pad_sequence(column, batch_first=True, padding_value=length).to(device) for column in zip(*group))
-            for group in groups]
+    parts = [[pad_sequence(column, batch_first=True, padding_value=length).to(device) for column in zip(*group)]
+             for group in groups]
+    hidden = [keys[:, None, None] > queries[:, None, :, None] for queries, keys in parts]
+    return [(*part, torch.zeros(y.shape, device=device).masked_fill_(y, -inf)) for part, y in zip(parts, hidden)]
 
 
 def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -64,13 +70,13 @@ def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Ten
     return InRectangles.apply(q, k, v, rectangles, scaling)[None, :-1], None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """q [S, Q, heads, c], k and v [S, K, kv heads, c] of one rectangle -> [S, Q, heads, c].
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """q [S, Q, heads, c], k and v [S, K, kv heads, c], seen [S, 1, Q, K] of one rectangle -> [S, Q, heads, c].
 
     Heads that share keys become further rows, so that no key is copied for them.
     """
     shared = q.shape[2] // k.shape[2]
-    seen = (keys[:, None] <= queries[..., None]).repeat(1, shared, 1)[:, None]            # [S, 1, shared * Q, K]
+    seen = seen.to(q.dtype).repeat(1, 1, shared, 1) if shared > 1 else seen.to(q.dtype)   # [S, 1, shared * Q, K]
     rows = rearrange(q, "s q (h g) c -> s h (g q) c", g=shared)
     k, v = (y.transpose(1, 2) for y in (k, v))
     out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
@@ -86,19 +92,19 @@ class InRectangles(torch.autograd.Function):
         ctx.save_for_backward(q, k, v)
         ctx.parts, ctx.scale = parts, scale
         out = torch.zeros_like(q)
-        for queries, keys in parts:
-            out[queries] = attend(q[queries], k[keys], v[keys], queries, keys, scale)
+        for queries, keys, seen in parts:
+            out[queries] = attend(q[queries], k[keys], v[keys], seen, scale)
         return out
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         whole = ctx.saved_tensors
         sums = [torch.zeros_like(y) for y in whole]
-        for queries, keys in ctx.parts:
+        for queries, keys, seen in ctx.parts:
             places = queries, keys, keys
             with torch.enable_grad():
                 pieces = [y[place].requires_grad_() for y, place in zip(whole, places)]
-                out = attend(*pieces, queries, keys, ctx.scale)
+                out = attend(*pieces, seen, ctx.scale)
             for total, place, more in zip(sums, places, torch.autograd.grad(out, pieces, gradient[queries])):
                 total.index_add_(0, place.flatten(), more.flatten(0, 1))
         return *sums, None, None

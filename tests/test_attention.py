@@ -73,9 +73,9 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
         mask[queries[:, None], keys] = keys <= queries[:, None]
     assert torch.equal(mask, nar.attention_mask(tokens, last_k))
     parts = attention.rectangles(rows, L, "cpu")
-    assert sum(len(queries) for queries, _ in parts) == len(rows) > len(parts)            # some share one
-    assert any((keys == L).any() for _, keys in parts)                                    # and are padded
-    padded = sum(queries.numel() * keys.shape[1] for queries, keys in parts)
+    assert sum(len(queries) for queries, _, _ in parts) == len(rows) > len(parts)            # some share one
+    assert any((keys == L).any() for _, keys, _ in parts)                                    # and are padded
+    padded = sum(queries.numel() * keys.shape[1] for queries, keys, _ in parts)
     assert padded <= attention.PADDED * sum(len(queries) * len(keys) for queries, keys in rows)
     with mock.patch.object(attention, "LARGEST", 1):
         assert len(attention.rectangles(rows, L, "cpu")) == len(rows)                     # none shares one

@@ -168,7 +168,7 @@ def test_a_trigger_that_never_fires(lookahead):
 
 
 def test_trace_and_last_line_count_restarts(tmp_path, monkeypatch):
-    """A checkpoint whose settings have the bounds: "restart" stands in the trace where there was one, and only there."""
+    """A checkpoint whose settings have the bounds: "restart" is in the trace where there was one, and only there."""
     monkeypatch.chdir(ROOT)
     shutil.copytree(TOY, tmp_path / "model")
     settings = json.loads((TOY / "narrator.json").read_text())

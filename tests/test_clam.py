@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from baselines.memories import RecentFrames
-from clam import CLAM, NoMemory, absorb, profile
+from clam import CLAM, NoMemory, absorb
+from support.measure import profile
 
 ROOT = Path(__file__).parent.parent
 
@@ -110,8 +111,8 @@ def test_memory_kept_for_backward():
 
 
 def test_example_is_right():
-    """The numbers of `clam.py --example`, by hand."""
-    run = subprocess.run([sys.executable, "clam.py", "--example"], cwd=ROOT, capture_output=True, text=True)
+    """The numbers of `clam.py`, by hand."""
+    run = subprocess.run([sys.executable, "clam.py"], cwd=ROOT, capture_output=True, text=True)
     assert "= [3 2.5 ; 0 4]" in run.stdout and "decay (0.125 0.25), update [3 2.5 ; 0 4]" in run.stdout, run.stderr
 
 
@@ -157,9 +158,9 @@ def test_width_must_fit_heads():
         CLAM(30, heads=8)
 
 
-def test_command():
-    run = subprocess.run([sys.executable, "clam.py", "--width", "64", "--length", "60", "--reads", "3", "--no-compile"],
-                         cwd=ROOT, capture_output=True, text=True)
+def test_the_forms_are_compared():
+    run = subprocess.run([sys.executable, "-m", "experiments.clam_forms", "--width", "64", "--length", "60", "--reads",
+                          "3", "--no-compile"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     for form in ("recurrent, every token read out", "chunked"):

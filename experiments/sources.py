@@ -1,0 +1,43 @@
+"""What experiments on narrations read: the options that they share, and the ground truth."""
+import argparse
+from pathlib import Path
+
+import data
+from evaluate import split_of, truth_of
+from support.common import apart
+from support.narrations import Truth, read_truth
+from support.options import answer_options, data_options
+
+
+def known_truth(args: argparse.Namespace) -> dict[str, Truth]:
+    """The ground truth of --gt, or of the streamed videos of --data."""
+    if args.gt:
+        return read_truth(Path(args.gt))
+    samples = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming=True, variant=args.world)
+    return {sample.name: truth_of(sample) for sample in samples}
+
+
+def source_options(parser: argparse.ArgumentParser):
+    """What is read, and who answers: the options that both experiments on narrations have."""
+    parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
+    parser.add_argument("--gt", help="ground truth: a file or a folder, as for evaluate.py score; or --data")
+    data_options(parser, required=False)
+    parser.add_argument("--partial", action="store_true", help="only the videos that have predictions")
+    answer_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+
+
+def parse_sources(parser: argparse.ArgumentParser, needed: bool) -> argparse.Namespace:
+    """The command line; usage errors where ground truth is given twice, or not at all though it is needed."""
+    args = parser.parse_args()
+    if args.gt and args.data or needed and not (args.gt or args.data):
+        parser.error("give ground truth by --gt or by --data")
+    if not args.data and (args.root or args.split or args.limit or args.world != "plain"):
+        parser.error("--root, --split, --limit and --world need --data")
+    return args
+
+
+def protect(args: argparse.Namespace, output: str = ""):
+    """BadData if what is written would destroy what is read."""
+    for source in (args.pred, args.gt or ""):
+        apart(source, output, "" if args.llm == "none" else args.answers)
