@@ -205,8 +205,7 @@ class Layout:
 
     A *segment* n is thus all that is fed after the words of narration n - 1 up to the words of narration n: EOT and
     newline of a narration belong to it (`number`), but are fed with the first frame of the next segment (`segment`).
-    A segment can be *restarted* (support/bounds.py): its frames are removed, and it opens once more, without EOT and
-    newline, which stay. What follows is fed in segment n + PART; after a second restart, n + 2 PART; ...
+    It can be *restarted* (support/bounds.py): it opens once more, without EOT and newline, as n + PART, n + 2 PART, ...
     With a narration memory (Table 15) its tokens, [ n*N ]\n, stand before [ m*M ]\n, and are visual like these.
     "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",", ...) are each
     tokenised on their own, so that no two ever merge, and no id is written as a number.
@@ -299,9 +298,9 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
     """The one visibility rule (§3.4, §3.5): does a token fed in segment `now` see one of this kind, segment and number?
 
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
-    tokens with their segment), after a restart only those since then; the last k narrations before the segment, its own,
-    and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. The rule is
-    what training attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (`Context.discard`).
+    tokens with their segment), after a restart only those since then; the last k narrations before the segment, its
+    own, and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. This is
+    what training attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (stream.py).
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now % PART - last_k

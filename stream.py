@@ -6,8 +6,7 @@
 
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV cache; the memory
 tokens that CLAM reads out at that moment open the next segment in their place. Positions are never renumbered: a
-counter gives every token the position that it had in training. FlowNar-C also keeps only the last k narrations. What
-else bounds a stream without end is not in the paper (support/bounds.py).
+counter gives every token the position that it had in training. FlowNar-C also keeps only the last k narrations.
 
 Glossary (paper, here):
     Psi          the Decisions that have a narration
@@ -20,7 +19,7 @@ Glossary (paper, here):
 
 `narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the position counter. Frames,
 segments and positions are counted from 0 here, from 1 in the paper. The baseline VideoLLM-online (nothing pruned, no
-memory) is the same loop with `prune` off.
+memory) is the same loop with `prune` off. Not in the paper: what bounds a stream without end (support/bounds.py).
 """
 import argparse
 import gc
@@ -241,9 +240,18 @@ class Context:
         return cache.keep(visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune))
 
     def restart(self):
-        """Ask for a restart of the segment before the next frame, as after an outage of a camera (support/bounds.py).
-        """
+        """Ask for a restart of the present segment before the next frame, as after an outage of a camera."""
         self.bounds.asked = True
+
+    def reopen(self, t: int, now: float) -> bool:
+        """Restart the segment before frame t at `now` seconds, if it is time (support/bounds.py): the memory alone has
+        then seen its frames, and the counter is where these began."""
+        due = self.bounds.overdue(t, now, self.new or not t)
+        if due:
+            self.read_memory()
+            self.discard(now=self.segment + PART)
+            self.position = self.bounds.mark
+        return due
 
 
 def threshold(frame: float, last_narrated: float, config, static: bool) -> float:
@@ -274,8 +282,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
     `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
     Context, for callers that want to inspect it. With lookahead K, one pass of the language model reads K frames, with
-    the same results; with 1, it holds one frame at a time and never looks ahead. `clock` gives the time in seconds of
-    the frame that has just been taken; without one, frame t is of (t + 1) / fps, whenever it comes.
+    the same results; with 1, it holds one frame at a time and never looks ahead. `clock` gives the seconds of the frame
+    that has just been taken (default: (t + 1) / fps).
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
@@ -292,11 +300,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
                 return
         else:
             now = (t + 1) / config.fps if clock is None else c.upcoming.time
-            restart = c.bounds.overdue(t, now, c.new or not t)
-            if restart:                                                               # from now on, the memory alone
-                c.read_memory()                                                       # has seen this segment's frames
-                c.discard(now=c.segment + PART)
-                c.position = c.bounds.mark
+            restart = c.reopen(t, now)
             c.update_memory(x)                                                        # line 5
             if c.new:
                 fed, c.new = layout.opening(c.segment), False                         # lines 6-8: [M_{t_{n-1}}; X_t]

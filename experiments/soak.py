@@ -19,6 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from copy import copy
 from itertools import cycle, islice
 
 import torch
@@ -35,6 +36,7 @@ from support.video import Video
 
 AWAY = 60.0                                # seconds of an outage
 OUTAGES, PARTS, DARK = 10, 24, (1, 12, 21)
+COMPARED = 500                             # frames at the end, with a young stream's
 
 
 class Day:
@@ -62,28 +64,34 @@ class Day:
         return self.seconds
 
 
-def soak(narrator: nar.Narrator, day: Day, lookahead: int) -> list[dict]:
-    """Stream the day -> for each part: frames and frames/s; narrations, restarts and the most that was held until then.
-    """
-    cache_size = lambda: len(context.cache.used) - len(context.cache.free)
+def soak(narrator: nar.Narrator, day: Day, lookahead: int) -> tuple[list[dict], float]:
+    """Stream the day. For each part, frames and frames/s; narrations, restarts and the most that was held until then.
+    And the processor time of its last frames, divided by that of a young stream that takes turns with it."""
     context, rows, tokens, position, narrations = stream.Context(narrator), [], 0, 0, 0
-    steps = stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock)
-    done, began = 0, time.process_time()
-    for step in tqdm(steps, total=day.frames, unit="frame", leave=False, mininterval=1):
-        tokens, position = max(tokens, cache_size()), max(position, step.position)
-        narrations += step.narration is not None
-        if step.frame + 1 in day.outages:
+    old, seconds, compared = stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock), [], []
+    young = stream.narrate(narrator, copy(day), False, day.given, None, lookahead)
+    last = min(COMPARED, day.part)
+    for t in tqdm(range(day.frames), unit="frame", leave=False, mininterval=1):
+        began = time.process_time()
+        step = next(old)
+        seconds.append(time.process_time() - began)
+        tokens = max(tokens, len(context.cache.used) - len(context.cache.free))
+        position, narrations = max(position, step.position), narrations + (step.narration is not None)
+        if t + 1 in day.outages:
             context.restart()
         # a kill and a resume (--state) belong here, between two frames
-        if (step.frame + 1) % day.part == 0 or step.frame + 1 == day.frames:
-            seconds, frames, done = time.process_time() - began, step.frame + 1 - done, step.frame + 1
+        if (t + 1) % day.part == 0 or t + 1 == day.frames:
             states = context.state, context.memory, context.history_state, context.history
-            rows.append({"frames": frames, "narrations": narrations, "restarts": context.bounds.count,
-                         "turned": context.bounds.turned, "fps": frames / seconds, "tokens": tokens,
+            rows.append({"frames": len(seconds), "narrations": narrations, "restarts": context.bounds.count,
+                         "turned": context.bounds.turned, "fps": len(seconds) / sum(seconds), "tokens": tokens,
                          "bytes": context.cache.held() + sum(y.nbytes for y in states if y is not None),
                          "position": position, "process_bytes": peak_memory(narrator.device)})
+            ratio, seconds = sum(seconds[-last:]), []
+        if t >= day.frames - 2 * last:                                     # its first turns are not counted
             began = time.process_time()
-    return rows
+            next(young)
+            compared.append(time.process_time() - began)
+    return rows, ratio / sum(compared[-last:])
 
 
 def run_soak(args: argparse.Namespace):
@@ -95,7 +103,7 @@ def run_soak(args: argparse.Namespace):
     pictures = [x for part in video.split(16) for x in encoder(part)]
     day = Day(narrator, pictures, encoder(torch.zeros_like(video[:1]))[0], args.hours, args.every, args.words)
     print(f"{args.hours:g} hours, {day.frames} frames")
-    rows = soak(narrator, day, args.lookahead)
+    rows, ratio = soak(narrator, day, args.lookahead)
     print("part    frames/s  narrations  restarts  turned  tokens       bytes  position    process")
     for n, row in enumerate(rows, 1):
         print("{n:4}  {fps:10.1f}  {narrations:10}  {restarts:8}  {turned:6}  {tokens:6}  {bytes:10}  {position:8}  "
@@ -107,10 +115,10 @@ def run_soak(args: argparse.Namespace):
               "position": config.max_position + segment, "bytes": rows[min(DARK[0], len(rows) - 1)]["bytes"]}
     print(f"tokens: at most {last['tokens']}, bound {limits['tokens']}; position: at most {last['position']}, bound "
           f"{limits['position']}; bytes: {last['bytes']}, after the first dark part {limits['bytes']}")
-    print(f"frames/s, last part / first: {last['fps'] / rows[0]['fps']:.3f}")
+    print(f"processor time of the last frames / a young stream's: {ratio:.3f}")
     if args.json:
         print(json.dumps({"hours": args.hours, "frames": day.frames, "outages": OUTAGES, "bounds": limits,
-                          "rows": rows}))
+                          "last_to_young": ratio, "rows": rows}))
     if passed := [name for name, limit in limits.items() if last[name] > limit]:
         raise BadData(f"not bounded: {', '.join(passed)}")
 

@@ -43,7 +43,8 @@ def most_tokens(narrator, words: int | None = None, ahead: int = 0) -> int:
     config, layout = narrator.config, narrator.layout
     blocks = len(layout.open + layout.close)
     prompt = len(layout.first()) - layout.J - blocks
-    text = prompt + (config.last_k + 1) * ((words or config.max_new_tokens) + len(layout.assistant + layout.newline) + 1)
+    said = (words or config.max_new_tokens) + len(layout.assistant + layout.newline) + 1
+    text = prompt + (config.last_k + 1) * said
     frames = ceil(config.max_segment * config.fps - 1e-6) + ahead
     memory = sum(tokens + blocks for tokens in (layout.M, layout.N) if tokens)
     return text + memory + blocks - 1 + (layout.J + 1) * frames

@@ -6,7 +6,7 @@ def explain(decision, layout, config, static: bool = False) -> str:
     """One frame in words: what was fed, p([SKIP]) and its threshold, what was pruned, the counter, the cache."""
     runs = [(name, len(list(run))) for name, run in groupby(layout.spell(decision.fed, prompt="prompt"))]
     fed = " ".join(name + (f" x {n}" if n > 1 else "") for name, n in runs) or "nothing more"
-    line = f"frame {decision.frame}: fed {fed}"
+    line = f"frame {decision.frame}: {'the segment is restarted; ' * decision.restart}fed {fed}"
     if decision.p_skip is None:
         line += "; the first frame always narrates"
     else:

@@ -22,7 +22,8 @@ from test_decode import assert_same, lively, small, together
 from test_stream import VARIANTS, constant, features
 
 AT, RESTARTS = (0, 9, 10, 22), (4, 7, 8, 10, 13, 21)          # 10 opens a segment anyway
-PRUNED = {name: changes for name, changes in VARIANTS.items() if changes.get("prune", True)}
+PRUNED = {name: changes for name, changes in VARIANTS.items() if changes.get("prune", True) and name not in (
+    "FlowNar-C, k = 10", "one token", "one token, recent")}
 
 
 def restarted(model, x, forced=None, restarts=(), lookahead=1, context=None):
@@ -167,7 +168,7 @@ def test_a_trigger_that_never_fires(lookahead):
 
 
 def test_trace_and_last_line_count_restarts(tmp_path, monkeypatch):
-    """A checkpoint whose settings have the bounds: "restart" stands in the trace where there was one, and only there."""
+    """A checkpoint whose settings have the bounds: "restart" is in the trace where there was one, and only there."""
     monkeypatch.chdir(ROOT)
     shutil.copytree(TOY, tmp_path / "model")
     settings = json.loads((TOY / "narrator.json").read_text())
@@ -294,7 +295,7 @@ def test_positions_are_bounded(changes):
     if changes.get("keep_newline"):                                  # kept for ever, at their distances
         assert len(shifts) == 1
     else:
-        assert len(shifts) > 4 and limit < highest <= limit + segment
+        assert len(shifts) > 3 and limit < highest <= limit + segment
 
 
 def test_turned_back_is_a_young_stream():
@@ -351,7 +352,7 @@ def test_published_weights_are_bounded_live(tmp_path):
 
 def test_soak():
     told, errors = io.StringIO(), io.StringIO()
-    arguments = "soak --hours 0.05 --max-segment 2 --max-position 1500 --every 3 --words 4 --pictures 6 --device cpu"
+    arguments = "soak --hours 0.03 --max-segment 2 --max-position 1500 --every 3 --words 4 --pictures 6 --device cpu"
     with redirect_stdout(told), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", [*arguments.split(), "--json"])
         with pytest.raises(SystemExit) as end:
@@ -359,10 +360,10 @@ def test_soak():
     assert end.value.code == 0
     result = json.loads(told.getvalue().splitlines()[-1])
     last = result["rows"][-1]
-    assert (result["frames"], len(result["rows"]), result["outages"]) == (360, 24, 10)
-    assert last["restarts"] >= 15 and last["turned"] >= 2 and last["narrations"] >= 100
+    assert (result["frames"], len(result["rows"]), result["outages"]) == (216, 24, 10)
+    assert last["restarts"] >= 10 and last["turned"] >= 1 and last["narrations"] >= 60
     assert all(last[name] <= bound for name, bound in result["bounds"].items())
-    assert 1500 < last["position"] and "bytes" in told.getvalue()
+    assert 1500 < last["position"] and "bytes" in told.getvalue() and result["last_to_young"] > 0
 
 
 # ------------------------------------------------------------------ training
