@@ -20,24 +20,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from narrator import Config, VisionEncoder
 from support import annotations, own
 from support.annotations import Notes, frame_at, time_of
-from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, replacing, whole,
-                            write_json)
-from support.features import Store, encode_pictures, read_header
+from support.common import BadData, choose, command_line, positive_float, positive_int, rank, whole, write_json
+from support.encoding import encode_videos
+from support.features import Store, encode_pictures
 from support.narrations import read_described
 from support.options import DATASETS, WHICH, dataset, home, is_dataset, parse_shard
 from support.rewrite import rewrite
@@ -236,60 +233,6 @@ def own_sample(video: own.Narrated, shape: tuple) -> Sample:
 
 # ------------------------------------------------------------------------------------------- features and statistics
 
-def encode_videos(videos: list[str], output: Path, vision: str, fps: float, grid: int, batch: int, device: str,
-                  shard: tuple[int, int] = (0, 1), renew: bool = False):
-    """Features of videos, one bf16 file per video and features_metadata.json; BadData at the end if any failed.
-
-    batch: frames at once; shard: (i, n), only every n-th video from the i-th on.
-
-    Files appear when they are complete, and finished ones are not made again: after a kill, repeat the command. BadData
-    at once if the folder holds a damaged file, or one made with other settings; with `renew`, videos that have changed
-    and files with other settings are made again.
-    """
-    for name, count in Counter(Path(source).stem for source in videos).items():
-        if count > 1:
-            raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
-    paths = {source: output / f"{Path(source).stem}.safetensors" for source in videos}
-    output.mkdir(parents=True, exist_ok=True)
-    settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}
-    for path in output.glob("*.safetensors"):
-        made = read_header(path)[1]
-        if not renew and any(made.get(key) != value for key, value in settings.items()):
-            raise BadData(f"{path}: was made with other settings ({made}); delete it, or choose another --output")
-    done = lambda source: own.up_to_date(paths[source], settings | own.stamp(source) if renew else {})
-    mine, failed = [source for source in videos[shard[0]::shard[1]] if not done(source)], []
-    encoder = VisionEncoder(vision, grid, *choose(device)) if mine else None
-    for source in tqdm(mine, desc=f"encoding {shard[0] + 1}/{shard[1]}", unit="video"):
-        try:
-            video = Video(source, fps, largest=2 * encoder.image_size)
-            x = torch.stack([tokens.to("cpu", torch.bfloat16) for tokens in encode_pictures(video, encoder, batch)])
-        except BadData as error:
-            failed.append(str(error))
-            continue
-        video.report()
-        with replacing(paths[source]) as part:
-            save_file({"features": x}, part, settings | {"duration": str(len(x) / fps)} | own.stamp(source))
-    write_metadata(output)
-    if failed:
-        print(*failed, sep="\n", file=sys.stderr)
-        raise BadData(f"{len(failed)} of {len(mine)} videos could not be encoded (listed above); the others are done")
-
-
-def write_metadata(output: Path):
-    """features_metadata.json of all feature files in a folder, whichever process has made them.
-
-    Several processes may end at the same time. Each lists the files again after writing, so the last one to write has
-    seen the files of all the others: none is lost, in whatever order they run, on any file system.
-    """
-    seen, files = None, sorted(output.glob("*.safetensors"))
-    while files != seen:
-        headers = {path: read_header(path) for path in files}
-        write_json(output / "features_metadata.json", {
-            path.stem: {"duration": float(settings["duration"]), "path": path.name, "frames": frames}
-            for path, (frames, settings) in headers.items()})
-        seen, files = files, sorted(output.glob("*.safetensors"))
-
-
 # Table 8 (App. B.4): videos for training and validation, then as in `statistics`; narrations in Llama's tokens
 PAPER = {"ego4d": (102986, 17059, 237.7, 92.0, 53, 4.5, 12), "egoexo4d": (3219, 826, 151.4, 232.7, 58, 2.6, 17),
          "ek100": (495, 138, 493.9, 621.3, 112, 4.4, 10)}
@@ -354,7 +297,8 @@ def encode_command(options: argparse.Namespace) -> None:
     config, videos = Config(**own.eyes(options.model, **{k: getattr(options, k) for k in own.EYES})), options.videos
     if options.data:
         config.vision, videos, options.output = located(config.vision), *own.to_encode(Path(options.data))
-    encode_videos(videos, Path(options.output), config.vision, config.fps, config.grid, options.batch, options.device,
+    load = lambda: VisionEncoder(config.vision, config.grid, *choose(options.device))
+    encode_videos(videos, Path(options.output), load, config.vision, config.fps, config.grid, options.batch,
                   options.shard or rank(), renew=bool(options.data))
     print(f"{options.output}: {len(videos)} videos")
 

@@ -299,8 +299,9 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
     tokens with their segment), after a restart only those since then; the last k narrations before the segment, its
-    own, and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. This is
-    what training attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (stream.py).
+    own, and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast.
+    Training attends by this rule (`segment_rows`, shown by `attention_mask`), and the cache is pruned by it (stream.py:
+    `Context.discard`).
     """
     visual = (kind == VISUAL) & (segment == now)
     oldest = 0 if last_k is None else now % PART - last_k

@@ -18,6 +18,7 @@ import data
 from data import read_sample
 from helpers import ROOT, TOY
 from narrator import VisionEncoder
+from support import encoding
 from support.common import BadData
 from support.features import Store
 from support.video import Video
@@ -221,15 +222,15 @@ def test_metadata_of_processes_that_end_at_once(tmp_path):
     slow = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
-import data
-folder, write = pathlib.Path(sys.argv[2]), data.write_json
+from support import encoding
+folder, write = pathlib.Path(sys.argv[2]), encoding.write_json
 def wait(path, content):
     (folder / "looked").touch()
     while not (folder / "go").exists():
         time.sleep(0.01)
     write(path, content)
-data.write_json = wait
-data.write_metadata(folder)
+encoding.write_json = wait
+encoding.write_metadata(folder)
 """
     process = subprocess.Popen([sys.executable, "-c", slow, str(ROOT), str(tmp_path)])
     try:
@@ -237,7 +238,7 @@ data.write_metadata(folder)
             assert process.poll() is None
             time.sleep(0.01)
         feature_file(tmp_path / "b.safetensors", 6)
-        data.write_metadata(tmp_path)
+        encoding.write_metadata(tmp_path)
         (tmp_path / "go").touch()
         assert process.wait(60) == 0
     finally:

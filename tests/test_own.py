@@ -14,7 +14,7 @@ import evaluate
 import narrator as nar
 import train
 from helpers import TOY
-from support import captions, own
+from support import captions, encoding, own
 from support.annotations import Notes
 from support.common import BadData
 from support.cues import read_cues
@@ -58,7 +58,7 @@ def made(folder, frames, text="0.5,You look.\n4,You sit.\n", width=4, **settings
         x = torch.arange(float(count))[:, None, None].expand(count, 10, width).contiguous()
         save_file({"features": x}, folder / "features" / f"{name}.safetensors",
                   {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2), "size": "7"} | settings)
-    data.write_metadata(folder / "features")
+    encoding.write_metadata(folder / "features")
     return folder
 
 
@@ -347,7 +347,7 @@ def test_only_what_is_new_or_has_changed_is_encoded(toys, tmp_path, monkeypatch)
     files = [own.kept(folder, video.stem) for video in (first, second, third)]
     before = [file.read_bytes() for file in files]
     done = []
-    monkeypatch.setattr(data, "Video", lambda source, *more, real=data.Video, **how: (
+    monkeypatch.setattr(encoding, "Video", lambda source, *more, real=encoding.Video, **how: (
         done.append(Path(source).name), real(source, *more, **how))[1])
     encode(folder)
     assert done == []
