@@ -46,7 +46,7 @@ from support.common import BadData, choose, command_line, one_line, positive_flo
 from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
-from support.options import config_changes, lookahead_option, model_options, live_options, trigger_options
+from support.options import config_changes, input_options, lookahead_option, model_options, trigger_options
 from support.sources import all_live, masked
 from support.subtitles import Writers, outputs, timestamp
 from support.together import Ask, Failed, side_by_side
@@ -429,7 +429,7 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
 
 def main():
     parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
-    live_options(parser)
+    input_options(parser)
     parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
                         help="inputs that are narrated at once and share the passes of the models (default 16)")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")

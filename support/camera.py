@@ -293,7 +293,7 @@ def readable(packet) -> list[av.VideoFrame]:
 
 
 def open_pictures(source: str, fps: float, largest: int | None, args, wait: Callable) -> Video | Elsewhere:
-    """The pictures of an input of the command line; args: its options (options.py: live_options)."""
+    """The pictures of an input of the command line; args: its options (options.py: input_options)."""
     options = dict(args.source_option)
     if is_live(source, args.live):
         return Camera(source, fps, largest, options=options, wait=wait, retries=args.retries)

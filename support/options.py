@@ -74,7 +74,7 @@ def lookahead_option(parser: ArgumentParser):
                              "frame waits for the next)")
 
 
-def live_options(parser: ArgumentParser):
+def input_options(parser: ArgumentParser):
     """The inputs (support/sources.py, support/camera.py), and bounds for streams without end (support/bounds.py)."""
     parser.add_argument("input", nargs="+",
                         help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; camera[:N], "

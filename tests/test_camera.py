@@ -30,7 +30,7 @@ from support import camera, sources
 from support.camera import Camera, Recording
 from support.common import BadData
 from support.features import pairs
-from support.options import source_options
+from support.options import input_options
 from support.subtitles import outputs
 from support.together import Alone, Failed, side_by_side
 from support.video import Video
@@ -234,7 +234,7 @@ class Eyes:
 
 def arguments(*words):
     parser = argparse.ArgumentParser()
-    source_options(parser)
+    input_options(parser)
     return argparse.Namespace(**vars(parser.parse_args(["x", *words])), lookahead=4, static=False, model="x")
 
 
