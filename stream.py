@@ -42,6 +42,7 @@ from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
 from support.options import config_changes, lookahead_option, model_options, trigger_options
+from support.serve import Pages, page_options
 from support.subtitles import Writers, outputs, timestamp
 from support.together import Failed, side_by_side
 
@@ -312,17 +313,19 @@ class Input:
         """Narrate it, and write the files."""
         self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
         frames, self.total, self.video = open_frames(
-            self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), args.lookahead,
-            encoder and 2 * encoder.image_size)
+            self.source, narrator.config, lambda pictures: ask(encoder.several, self.page.see(pictures)),
+            args.lookahead, encoder and 2 * encoder.image_size)
         if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
                        "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
             writers = Writers(self.files, stack, self.source)
+            stack.enter_context(self.page)
             for decision in narrate(narrator, frames, args.static, None, self.context, args.lookahead):
                 writers.trace(decision.trace())
                 if decision.narration:
                     writers.sentence(vars(decision.narration))
+                self.page.tell(decision.trace(), decision.narration and vars(decision.narration))
                 self.count = decision.frame + 1
                 self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
                 yield decision
@@ -340,6 +343,7 @@ class Input:
 
 def run_files(args: argparse.Namespace):
     (device, dtype), runs, failed = choose(args.device, args.dtype), [Input(*one) for one in outputs(args)], []
+    pages = Pages(args, runs)
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
     videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
@@ -374,6 +378,7 @@ def run_files(args: argparse.Namespace):
             run.report(time.perf_counter() - began)
     if failed:
         raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
+    pages.wait()
 
 
 def main():
@@ -394,6 +399,7 @@ def main():
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
+    page_options(parser)
     args = parser.parse_args()
     command_line(lambda: run_files(args))
 
