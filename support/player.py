@@ -95,7 +95,8 @@ class Record:
         """The narrations that are kept after y; text: tokens of text before and after it."""
         if y["frame"] == 0:
             self.sizes["prompt"] = max(0, text[-1] + END - y["size"])
-        elif len(self.said) == 2 and (grown := text[1] - text[0] + (END if self.since else 0) - y["size"]) > -self.assistant:
+        grown = text[-1] - text[0] + (END if self.since else 0) - y["size"]
+        if len(self.said) == 2 and grown > -self.assistant:
             for one in self.said:                                     # nothing was removed: "Assistant:" is longer
                 one["size"] += grown
             self.context[0] += grown
@@ -136,25 +137,25 @@ class Record:
                 "restarts": list(self.restarts), **more}
 
 
-def digest(text: str) -> str:
+def script_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def make_page(title: str, content: dict, video: str | None = None) -> str:
     """The HTML page. video: its address or data; None: there is none. What is run is only the template's own script."""
     page = TEMPLATE.read_text(encoding="utf-8")
-    (style,), (script,) = re.findall("<style>(.*?)</style>", page, re.S), re.findall('"module">(.*?)</script>', page, re.S)
+    (style,), (script,) = (re.findall(f"{tag}>(.*?)</s[a-z]+>", page, re.S) for tag in ("<style", '"module"'))
     own = "'self'" if content["live"] else "'self' file:"
-    policy = (f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; img-src {own} data:; "
-              f"media-src {own} blob: data:; connect-src {own if content['live'] else chr(39) + 'none' + chr(39)}; "
-              "base-uri 'none'; form-action 'none'")
+    policy = (f"default-src 'none'; style-src {script_hash(style)}; script-src {script_hash(script)}; "
+              f"img-src {own} data:; media-src {own} data:; base-uri 'none'; form-action 'none'"
+              + ("; connect-src 'self'" if content["live"] else ""))
     data = base64.b64encode(gzip.compress(json.dumps(content).encode(), 6, mtime=0)).decode()
     filled = {"policy": policy, "title": html.escape(title), "data": data,
               "video": f'src="{html.escape(video)}"' if video else ""}
     return re.sub(r"@(policy|title|video|data)@", lambda found: filled[found[1]], page)
 
 
-def address(video: Path, page: Path) -> str:
+def video_address(video: Path, page: Path) -> str:
     """The video as the page names it: relative where that is possible."""
     try:
         return quote(Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix())
@@ -211,7 +212,7 @@ def main():
             raise BadData(f"{video}: no such file")
         apart(video, args.narrations, args.trace or "", output)
         record = read_record(Path(args.narrations), args.trace and Path(args.trace))
-        source = embed(video) if args.embed else address(video, output)
+        source = embed(video) if args.embed else video_address(video, output)
         write_text(output, make_page(video.name, record.content(live=None), source))
         print(f"written: {output}")
 

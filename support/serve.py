@@ -34,7 +34,7 @@ import numpy as np
 
 from support.common import LARGEST, BadData, apart, in_range, write_text
 from support.features import is_features
-from support.player import Record, address, make_page
+from support.player import Record, make_page, video_address
 from support.subtitles import vtt_cue
 
 HOST, PORT, RING, SENTENCES = "127.0.0.1", 8765, 1000, 20_000     # of what is kept: events for those who come back
@@ -107,7 +107,7 @@ class Page(AbstractContextManager):
             live = None if path else {"process": self.process, "after": f"{self.process}-{self.step}",
                                       "camera": self.camera}
             content = self.record.content(live=live)
-        source = self.video and (address(self.video, path) if path else "video")
+        source = self.video and (video_address(self.video, path) if path else "video")
         return make_page(self.title, content, source)
 
     def since(self, last: str) -> Iterator[bytes]:
@@ -149,7 +149,8 @@ class Pages:
         for run in runs:
             path = f"{args.html}/{run.name}.html" if args.html and several else args.html
             others = [file for file in run.files.values() if file]
-            run.page = Page(run.source, path, others, getattr(args, "live", False), bool(path or args.serve is not None))
+            wanted = bool(path) or args.serve is not None
+            run.page = Page(run.source, path, others, getattr(run, "live", False), wanted)
         if args.serve is not None:
             self.url = serve({run.name: run.page for run in runs}, args.host, args.serve)
             print(f"page: {self.url}", file=sys.stderr, flush=True)

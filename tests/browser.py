@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run --disable-background-networking "
@@ -21,6 +22,10 @@ FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run --disab
 KEYS = {" ": "Space", "Enter": "Enter", "Escape": "Escape", "Tab": "Tab", "ArrowLeft": "ArrowLeft",
         "ArrowRight": "ArrowRight"}
 TEXT = {"Enter": "\r", "Tab": None, "Escape": None, "ArrowLeft": None, "ArrowRight": None}
+
+
+class Gone(Exception):
+    """The page that was asked is being replaced by another one."""
 
 
 class Browser:
@@ -73,6 +78,8 @@ class Browser:
         while time.monotonic() < deadline:
             answer = self.read(deadline - time.monotonic())
             if answer and answer.get("id") == self.number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Gone
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
         raise TimeoutError(method)
@@ -105,7 +112,7 @@ class Tab:
 
     def open(self, url: str):
         self.ask("Page.navigate", url=url)
-        self.wait("location.href !== 'about:blank' && document.readyState !== 'loading'")
+        self.wait("document.documentElement && document.readyState !== 'loading'")
 
     def js(self, expression: str):
         """The value of an expression; a promise is awaited."""
@@ -116,10 +123,12 @@ class Tab:
     def wait(self, expression: str, seconds: float = 10):
         """The first true value of an expression."""
         deadline = time.monotonic() + seconds
-        while not (value := self.js(expression)):
-            assert time.monotonic() < deadline, f"never true: {expression}"
+        while time.monotonic() < deadline:
+            with suppress(Gone):
+                if value := self.js(expression):
+                    return value
             time.sleep(0.02)
-        return value
+        raise AssertionError(f"never true: {expression}")
 
     def press(self, x: float, y: float):
         for kind in ("mousePressed", "mouseReleased"):
@@ -158,7 +167,8 @@ class Tab:
         """What the console shows as an error or a warning, and what was thrown."""
         thrown = [str(one["exceptionDetails"]) for one in self.found("Runtime.exceptionThrown")]
         logged = [str(one["entry"]) for one in self.found("Log.entryAdded") if one["entry"]["level"] != "info"]
-        said = [str(one["args"]) for one in self.found("Runtime.consoleAPICalled") if one["type"] in ("error", "warning")]
+        calls = self.found("Runtime.consoleAPICalled")
+        said = [str(one["args"]) for one in calls if one["type"] in ("error", "warning")]
         return thrown + logged + said
 
     def requests(self) -> list[str]:

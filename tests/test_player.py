@@ -3,10 +3,8 @@ import gzip
 import http.client
 import json
 import random
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from base64 import b64decode
@@ -19,7 +17,7 @@ import pytest
 
 import stream
 from browser import CHROMIUM, Browser
-from helpers import ROOT, tiny, video
+from helpers import ROOT, grouped, tiny, video
 from narrator import NARRATION
 from support import player, serve
 from support.common import BadData
@@ -64,13 +62,21 @@ def made(rows: int, every: int = 9) -> tuple[list[dict], list[dict]]:
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory):
-    """A folder with JSONL, trace and page of toy/kitchen.mp4, as the bundled narrator narrates it."""
+    """A folder with JSONL, trace and page of toy/kitchen.mp4, as the bundled narrator narrates it, and with what was
+    served at the end; Ctrl-C ended it."""
     folder = tmp_path_factory.mktemp("kitchen")
+
+    def look(pages):
+        for what in ("narrations.jsonl", "video", "frame.jpg", ""):
+            (folder / f"served {what}").write_bytes(ask(pages.url, "/" + what)[2])
+        raise KeyboardInterrupt
+
     files = [f"--{name}={folder / name}" for name in ("jsonl", "trace")]
-    argv = ["stream.py", str(KITCHEN), "--device", "cpu", *files, f"--html={folder / 'page.html'}"]
-    with mock.patch.object(sys, "argv", argv), pytest.raises(SystemExit) as end:
-        stream.main()
-    assert end.value.code == 0
+    argv = ["stream.py", str(KITCHEN), "--device", "cpu", *files, f"--html={folder / 'page.html'}", "--serve", "0"]
+    with mock.patch.object(sys, "argv", argv), mock.patch.object(serve.Pages, "wait", look):
+        with pytest.raises(SystemExit) as end:
+            stream.main()
+    assert end.value.code == 130
     return folder
 
 
@@ -102,7 +108,7 @@ def read(path: Path) -> list[dict]:
                                      {"prune": False, "memory": "none"}], ids=str)
 def test_a_record_knows_what_is_in_the_cache(changes):
     """From the trace's numbers alone: which narrations the next segment sees, and how long each part is."""
-    model, record, numbers = tiny(**changes), player.Record(), random.Random(1)
+    model, record, numbers = tiny(llm=grouped(), **changes), player.Record(), random.Random(1)
     model.layout.assistant += model.layout.encode("So, ") if changes == {"last_k": 10} else []
     at = sorted({0, *numbers.sample(range(1, 50), 16)})
     x, given = video(model, 50, at)
@@ -163,11 +169,16 @@ def test_command_line(tmp_path):
     assert run(tmp_path / "none.mp4", good) == 1 and run(KITCHEN, good, "-o", good) == 1 and run(KITCHEN) == 2
 
 
-def test_stream_writes_the_same_page(kitchen):
+def test_stream_writes_and_serves_the_same_page(kitchen):
     record = player.read_record(kitchen / "jsonl", kitchen / "trace")
-    address = player.address(KITCHEN, kitchen / "page.html")
+    address = player.video_address(KITCHEN, kitchen / "page.html")
     assert (kitchen / "page.html").read_text() == player.make_page("kitchen.mp4", record.content(live=None), address)
     assert (kitchen / address).resolve() == KITCHEN
+    assert (kitchen / "served video").read_bytes() == KITCHEN.read_bytes()
+    assert (kitchen / "served narrations.jsonl").read_text() == (kitchen / "jsonl").read_text()
+    assert (kitchen / "served frame.jpg").read_bytes()[:2] == b"\xff\xd8"
+    here, there = embedded((kitchen / "page.html").read_text()), embedded((kitchen / "served ").read_text())
+    assert there.pop("live")["camera"] is False and here.pop("live") is None and here == there
 
 
 # ---------------------------------------------------------------------- the page in a browser
@@ -234,7 +245,8 @@ def test_the_strip_is_the_cache(kitchen, browser):
     tab.js("document.querySelector('video').currentTime = 55.51")
     for row in trace[111:135]:
         tab.wait(f"document.querySelector('#why').textContent.startsWith('Frame {row['frame']},')")
-        boxes = tab.js("[...document.querySelectorAll('.box')].map(e => [e.className, e.querySelector('b').textContent])")
+        boxes = tab.js("[...document.querySelectorAll('.box')].map("
+                       "e => [e.className, e.querySelector('b').textContent])")
         if row["frame"] > trace[111]["frame"] + 12:
             assert sum("frame" in name for name, _ in boxes) == frames + 1
             kept = [int(text) for name, text in boxes if "said" in name.split() and "new" not in name]
@@ -257,7 +269,7 @@ def test_hostile_text_stays_text(tmp_path, browser):
     said[1]["text"] = said[2]["text"] = text
     record = player.read_record(lines(tmp_path / "n", said), lines(tmp_path / "t", trace))
     page = tmp_path / "page.html"
-    page.write_text(player.make_page(text, record.content(live=None), player.address(KITCHEN, page)))
+    page.write_text(player.make_page(text, record.content(live=None), player.video_address(KITCHEN, page)))
     tab = browser.tab(page.as_uri())
     tab.wait(READY + " && document.querySelector('video').readyState >= 2")
     tab.click("#list button", 1)
@@ -280,16 +292,17 @@ def test_a_day_is_one_small_page(tmp_path, browser):
         record.add(row, frames.get(row["frame"]))
     page = tmp_path / "page.html"
     page.write_text(player.make_page("day", record.content(live=None)))
-    tab = browser.tab(page.as_uri())
+    tab = browser.tab("data:text/html,empty")
+    tab.ask("Performance.enable", timeDomain="threadTicks")              # seconds of this tab's own work
+    tab.open(page.as_uri())
     ready = int(tab.wait(READY, 30))
-    assert page.stat().st_size <= 2_000_000 and len(said) == 19_200
+    work = {one["name"]: one["value"] for one in tab.ask("Performance.getMetrics")["metrics"]}["TaskDuration"]
+    assert page.stat().st_size <= 2_000_000 and len(said) == 19_200 and work <= 2, work
     assert tab.js("document.querySelector('#p').getAttribute('d').split('L').length") < 6000
-    assert ready <= 8000, ready                                              # 1 s where the machine is not busy
-    began = time.monotonic()
     tab.js("document.querySelectorAll('#list button')[15000].click()")
     tab.wait("document.querySelector('#why').textContent.startsWith('Frame 1349')")
-    assert time.monotonic() - began < 4
-    print(f"a day: {page.stat().st_size / 1e6:.2f} MB, ready after {ready} ms", file=sys.stderr)
+    assert tab.js("document.querySelectorAll('#list .seen').length") == 10
+    print(f"a day: {page.stat().st_size / 1e6:.2f} MB, {work:.2f} s of work, ready after {ready} ms", file=sys.stderr)
     tab.close()
 
 
@@ -339,14 +352,14 @@ def test_picture_for_the_readme(kitchen, browser, tmp_path):
     """assets/player.png is the page at a sentence of the kitchen; this test draws it anew where it is missing."""
     from PIL import Image
     target = ROOT / "assets" / "player.png"
-    tab = browser.tab((kitchen / "page.html").as_uri(), 1280, 806)
+    tab = browser.tab((kitchen / "page.html").as_uri(), 1280, 822)
     tab.wait(READY + " && document.querySelector('video').readyState >= 2")
     tab.js("document.querySelector('video').currentTime = 100.2")
     tab.wait("document.querySelectorAll('.frame.drawn.leaving').length === 8")
     tab.screenshot(tmp_path / "page.png")
     tab.close()
     picture = Image.open(tmp_path / "page.png").convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    assert picture.size == (1280, 806) and len(picture.getcolors()) > 100
+    assert picture.size == (1280, 822) and len(picture.getcolors()) > 100
     picture.save(tmp_path / "small.png", optimize=True)
     assert 30_000 < (tmp_path / "small.png").stat().st_size < 150_000
     if not target.exists():
@@ -378,9 +391,10 @@ def test_live(browser, monkeypatch):
     feed(page, trace, said, 100, 109)
     tab.wait(f"({shown}).length === 13", 2)
     late = time.monotonic() - began
-    tab.wait("document.querySelector('#picture').naturalWidth === 64 && document.querySelectorAll('.frame.drawn').length")
+    tab.wait("document.querySelector('#picture').naturalWidth === 64 && "
+             "document.querySelectorAll('.frame.drawn').length")
     assert ("log", "") in [(role, "") for role, _ in tab.tree()]
-    assert late <= 0.3, late
+    assert late <= 1, late                                                      # 0.1 s where the machine is not busy
     print(f"live: {late:.3f} s until a sentence is on the page", file=sys.stderr)
 
     again = serve.Page("rtsp://10.0.0.7/door")                       # killed, and resumed a little before where it was
@@ -496,25 +510,9 @@ def test_nobody_delays_the_stream(monkeypatch):
         client.close()
 
 
-def test_stream_serves(tmp_path):
-    """stream.py --serve: the page's address, all sentences, and the file stays there until Ctrl-C, which ends it."""
-    command = [sys.executable, ROOT / "stream.py", KITCHEN, "--serve", "0", "--device", "cpu", "--html", tmp_path / "p"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        url = process.stderr.readline().split()[1]
-        assert len(process.stdout.readline()) > 20                                  # the first sentence
-        assert b"You look around" in ask(url, "/narrations.jsonl")[2]
-        for line in process.stderr:
-            if "done; the page stays at" in line:
-                break
-        assert ask(url, "/narrations.jsonl")[2].count(b"\n") == 43 and ask(url, "/video")[2] == KITCHEN.read_bytes()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-    assert len(embedded((tmp_path / "p").read_text())["said"]) == 43
-
-
 def test_several_inputs_and_options(tmp_path):
-    args = mock.Mock(html=str(tmp_path / "out"), serve=None, host=serve.HOST, live=False)
-    runs = [mock.Mock(source=f"{name}.safetensors", files={}) for name in "ab"]
+    args = mock.Mock(html=str(tmp_path / "out"), serve=None, host=serve.HOST)
+    runs = [mock.Mock(source=f"{name}.safetensors", files={}, live=False) for name in "ab"]
     for run, name in zip(runs, "ab"):
         run.name = name
     pages = serve.Pages(args, runs)
@@ -525,6 +523,6 @@ def test_several_inputs_and_options(tmp_path):
             run.page.tell(trace[0], said[0])
     assert embedded((tmp_path / "out" / "b.html").read_text())["said"][0]["text"] == said[0]["text"]
     for changes in ({"host": "0.0.0.0"}, {"html": str(tmp_path / "nowhere" / "x"), "several": False}):
-        wrong = mock.Mock(**{"html": None, "serve": None, "host": serve.HOST, "live": False} | changes)
+        wrong = mock.Mock(**{"html": None, "serve": None, "host": serve.HOST} | changes)
         with pytest.raises((BadData, OSError)):
             serve.Pages(wrong, runs[:1])
