@@ -47,6 +47,7 @@ from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
 from support.options import config_changes, input_options, lookahead_option, model_options, trigger_options
+from support.serve import Pages, page_options
 from support.sources import all_live, masked
 from support.subtitles import Writers, outputs, timestamp
 from support.together import Ask, Failed, side_by_side
@@ -341,7 +342,7 @@ class Input:
         self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
         lookahead = 1 if self.live else args.lookahead
         frames, self.total, self.video = open_frames(
-            self.source, narrator.config, lambda pictures: ask(encoder.several, pictures), lookahead,
+            self.source, narrator.config, lambda pictures: ask(encoder.several, self.page.see(pictures)), lookahead,
             encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait))
         if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
@@ -352,12 +353,15 @@ class Input:
                 clock, frames = lambda: self.video.time, self.video.unbroken(frames, self.context.restart)
                 stack.callback(self.report, time.perf_counter())               # it ends with Ctrl-C, or an error
             stack.callback(getattr(self.video, "close", lambda: None))
+            stack.enter_context(self.page)
             for decision in narrate(narrator, frames, args.static, None, self.context, lookahead, clock):
                 row = decision.narration and vars(decision.narration)
                 row = self.video.told(row) if row and self.live else row
-                writers.trace(decision.trace() | ({"time": self.video.time} if self.live else {}))
+                trace = decision.trace() | ({"time": self.video.time} if self.live else {})
+                writers.trace(trace)
                 if row:
                     writers.sentence(row)
+                self.page.tell(trace, row)
                 self.count = decision.frame + 1
                 self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
                 yield decision, row
@@ -378,6 +382,7 @@ class Input:
 def run_files(args: argparse.Namespace):
     live = all_live(args.input, args.live)
     (device, dtype), runs = choose(args.device, args.dtype), [Input(*one, live) for one in outputs(args)]
+    pages = Pages(args, runs)
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
     videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
@@ -398,6 +403,7 @@ def run_files(args: argparse.Namespace):
             run.report(began)
     if failed:
         raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
+    pages.wait()
 
 
 def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.Namespace) -> list[Input]:
@@ -443,6 +449,7 @@ def main():
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
+    page_options(parser)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)                  # ends as Ctrl-C does, files whole
     command_line(lambda: run_files(args))
