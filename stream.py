@@ -42,6 +42,7 @@ from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
 from support.options import config_changes, lookahead_option, model_options, trigger_options
+from support.speech import Speaker, speech_options
 from support.subtitles import Writers, outputs, timestamp
 from support.together import Failed, side_by_side
 
@@ -349,7 +350,8 @@ def run_files(args: argparse.Namespace):
         narrator.memory.compile()
         narrator.decoder.compile()
     jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
-    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
+    with Speaker(args) as speaker, \
+            tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=0.5) as progress:
         for number, decision in side_by_side(jobs, min(args.batch, len(runs))):
             run, lines = runs[number], []
             name = run.name and run.name + " "
@@ -366,6 +368,7 @@ def run_files(args: argparse.Namespace):
                     lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
                 if decision.narration:
                     lines.append(f"[{name}{timestamp(decision.narration.end)}] {decision.narration.text}")
+                    speaker.say(decision.narration.text)
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
@@ -394,6 +397,7 @@ def main():
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
+    speech_options(parser)
     args = parser.parse_args()
     command_line(lambda: run_files(args))
 
