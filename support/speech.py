@@ -61,7 +61,7 @@ def find_voice(args: argparse.Namespace) -> list[str] | None:
         except ValueError as error:
             raise BadData(f"--voice-command {args.voice_command}: {first_line(error)}") from None
         if not words or not shutil.which(words[0]):
-            raise BadData(f"--voice-command: there is no program {words[0] if words else ''}; give one that reads "
+            raise BadData(f"--voice-command: there is no program {(words or ['of no name'])[0]}; give one that reads "
                           f"text and writes a WAV")
         return words
     if not args.speak:
