@@ -49,6 +49,7 @@ from support.features import is_features, open_frames
 from support.options import config_changes, input_options, lookahead_option, model_options, trigger_options
 from support.serve import Pages, page_options
 from support.sources import all_live, masked
+from support.speech import Speaker, speech_options
 from support.subtitles import Writers, outputs, timestamp
 from support.together import Ask, Failed, side_by_side
 
@@ -409,7 +410,8 @@ def run_files(args: argparse.Namespace):
 def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.Namespace) -> list[Input]:
     """Print what comes of all inputs: (number of the input, its Decision and row, or Failed); returns what failed."""
     failed, delay = [], 0 if runs[0].live else 0.5
-    with tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=delay) as progress:
+    bar = tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=delay)
+    with bar as progress, Speaker(args) as speaker:
         for number, item in items:
             run, lines = runs[number], []
             name = run.name and run.name + " "
@@ -427,6 +429,7 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
                     lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
                 if row and (args.repeats or "repeat" not in row):
                     lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
+                    speaker.say(row["text"])
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
@@ -450,6 +453,7 @@ def main():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     page_options(parser)
+    speech_options(parser)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)                  # ends as Ctrl-C does, files whole
     command_line(lambda: run_files(args))

@@ -1,10 +1,27 @@
-"""Lets the tests import the files of the repository root; --slow also runs what takes minutes."""
+"""Lets the tests import the files of the repository root; --slow also runs what takes minutes.
+
+No test asks the hub for a model (offline, a name that is no folder fails at once, not after a minute), and Java, which
+takes seconds to start, is started once for all tests of METEOR.
+"""
+import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+os.environ["HF_HUB_OFFLINE"] = "1"                              # before transformers is imported
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_java():
+    from support.captions import java_problem
+    with pytest.MonkeyPatch.context() as patch:
+        if java_problem() is None:
+            from pycocoevalcap.meteor import meteor
+            patch.setattr(meteor, "Meteor", cache(meteor.Meteor))
+        yield
 
 
 def pytest_addoption(parser):

@@ -1,5 +1,7 @@
 """What several tests use: small narrators on the toy's language model, random videos, the published parallel form."""
+import os
 import random
+import socket
 from pathlib import Path
 
 import torch
@@ -28,6 +30,15 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
     if model.layout.N:
         model.narration_memory.initialise(model.llm.get_input_embeddings().weight[:, None])
     return model.eval()
+
+
+def two_ranks() -> list[dict[str, str]]:
+    """The environments that torchrun gives to two processes, without the seconds that it takes to start."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [shared | {"RANK": n, "LOCAL_RANK": n} for n in "01"]
 
 
 def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

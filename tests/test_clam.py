@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines.memories import RecentFrames
-from clam import CLAM, NoMemory, absorb
+from clam import CLAM, NoMemory, absorb, main
 from support.measure import profile
 
 ROOT = Path(__file__).parent.parent
@@ -110,10 +110,12 @@ def test_memory_kept_for_backward():
     assert slow["bytes"] - fast["bytes"] > 500 * clam.initial_state().nbytes
 
 
-def test_example_is_right():
+def test_example_is_right(monkeypatch, capsys):
     """The numbers of `clam.py`, by hand."""
-    run = subprocess.run([sys.executable, "clam.py"], cwd=ROOT, capture_output=True, text=True)
-    assert "= [3 2.5 ; 0 4]" in run.stdout and "decay (0.125 0.25), update [3 2.5 ; 0 4]" in run.stdout, run.stderr
+    monkeypatch.setattr("sys.argv", ["clam.py"])
+    main()
+    printed = capsys.readouterr().out
+    assert "= [3 2.5 ; 0 4]" in printed and "decay (0.125 0.25), update [3 2.5 ; 0 4]" in printed
 
 
 def test_initialise_makes_pictures_of_the_past():

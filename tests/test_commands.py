@@ -5,6 +5,7 @@ import json
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,7 +20,7 @@ import stream
 import train
 from experiments import clam_forms, efficiency, figures, objects, summary, training_step
 from helpers import TOY
-from support import captions
+from support import captions, speech
 from support.common import command_line
 
 NONSENSE = ("nonsense", "-1", "nan", "1e400", "1e-300", "9" * 30, "", "./../nowhere/x y")
@@ -37,13 +38,14 @@ COMMANDS = {
     "clam": (clam, ""),
     "clam forms": (clam_forms, "--width 16 --heads 2 --length 20 --reads 2 --no-compile"),
     "narrator": (narrator, ""),
-    "efficiency": (efficiency,
-                   "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --video toys/a.mp4 --device cpu"),
+    "efficiency": (efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --streams 2 "
+                               "--variants FlowNar --video toys/a.mp4 --device cpu"),
     "training step": (training_step, "--frames 4 --device cpu"),
     "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
     "words": (figures, "words --data toy --root toys"),
     "examples": (figures, "examples toys/a.mp4 --from 0 --to 1 --png e.png"),
+    "speech": (speech, "toys/a.mp4 s.jsonl --mp4 s.mp4"),
     "summary": (summary, "--pred p.json --gt g.json"),
     "objects": (objects, "--pred p.json --data toy --limit 1 --device cpu"),
 }
@@ -82,16 +84,18 @@ def call(module, words: list[str]) -> tuple[int, str]:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """A folder with a little of everything; models are loaded once, Java is not started."""
+    """A folder with a little of everything; models are loaded once, Java is not started, pictures are not encoded."""
     monkeypatch.chdir(tmp_path)
     save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
     (tmp_path / "toys").mkdir()
     data.write_toy(1, 0.02, tmp_path / "toys" / "a.mp4")
+    (tmp_path / "s.jsonl").write_text(json.dumps({"start": 0.0, "end": 1.0, "text": "You look."}))
     for name in ("p.json", "g.json"):
         (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
     monkeypatch.setattr(narrator.Narrator, "load", cache(narrator.Narrator.load))
     monkeypatch.setattr(captions, "java_problem", lambda: "needs Java")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **how: Path(path).write_bytes(b"PNG"))
+    monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **how: None)
     return tmp_path
 
 

@@ -2,7 +2,6 @@
 import argparse
 import io
 import json
-import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import evaluate
 import narrator as nar
-from helpers import GOLDEN, ROOT, published, tiny, video
+from helpers import GOLDEN, ROOT, published, tiny, two_ranks, video
 from support import captions
 from support.narrations import Sentence, Truth, read_predictions
 from support.options import model_options
@@ -267,13 +266,17 @@ def test_the_bundled_narrator_is_as_good_as_the_readme_says():
 
 
 def test_stream_in_two_processes(tmp_path):
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                          str(ROOT / "evaluate.py"), "stream", "--data", "toy", "--limit", "3", "--json",
-                          "--output", str(tmp_path)], capture_output=True, text=True, env=one_thread)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert len(list((tmp_path / "predictions").iterdir())) == 3
-    assert json.loads(run.stdout.splitlines()[-1])["videos"] == 3
+    """Three videos on two processes, which find no Java: the result of one process, and each video streamed once."""
+    epic(tmp_path / "root", videos=3)
+    tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
+    ours = ("stream", "--data", "ek100", "--root", tmp_path / "root", "--model", tmp_path / "model", "--json")
+    line = [sys.executable, ROOT / "evaluate.py", *ours, "--device", "cpu", "--output", tmp_path]
+    running = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=environment | {"PATH": ""}) for environment in two_ranks()]
+    (printed, said), (nothing, more) = (one.communicate() for one in running)
+    assert [one.returncode for one in running] == [0, 0], said[-2000:] + more[-2000:]
+    assert len(list((tmp_path / "predictions").iterdir())) == 3 and nothing == ""
+    assert json.loads(printed.splitlines()[-1]) == command(*ours)
 
 
 def test_annotated_data_sets(tmp_path):
@@ -479,13 +482,13 @@ def test_teacher_forced_is_the_published(name):
     for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
         x = features[key.split("/")[0]][:case["num_frames"]]
         narrations = [(frame, model.layout.encode(" " + text)) for frame, text in case["events"]]
-        calls = []
+        calls, parallel = [], published(model, x, case)
 
         def forward(x, narrations):
             calls.append(narrations)
-            return published(model, x, case)
+            return parallel
 
-        hidden, labels, _ = published(model, x, case)
+        hidden, labels, _ = parallel
         loss = torch.nn.functional.cross_entropy(model.logits(hidden), labels)
         # logits agree to 4e-6; a fp32 log-softmax over 128,256 words is itself only right to 7e-4
         assert loss.item() == pytest.approx(case["loss"], abs=1e-4), key

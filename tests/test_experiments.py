@@ -94,7 +94,8 @@ def test_flatness_is_the_last_window_over_the_second(monkeypatch):
 
 
 def test_efficiency_command(tmp_path):
-    result = measured("--frames", 30, "--window", 10, "--macs-frames", 8, "--png", tmp_path / "e.png", "--json")
+    result = measured("--frames", 30, "--window", 10, "--macs-frames", 4, "--every", 4, "--words", 6, "--streams", 3,
+                      "--png", tmp_path / "e.png", "--json")
     rows = {name: [row["cache_bytes"] for row in r["windows"]] for name, r in result["variants"].items()}
     assert rows["VideoLLM-online"][-1] > rows["FlowNar"][-1] and all(len(r) == 3 for r in rows.values())
     assert all(r["macs"] > 1e6 for r in result["variants"].values()) and (tmp_path / "e.png").stat().st_size > 5000

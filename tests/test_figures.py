@@ -9,12 +9,18 @@ import pytest
 import data
 from experiments import examples, figures, frequency, words
 from helpers import ROOT
+from support import captions
 from support.narrations import Sentence
 from support.video import write_video
 from test_evaluate import command, write
 from test_train import epic
 
 drawn = partial(command, main=figures.main)
+
+
+@pytest.fixture(autouse=True)
+def without_java(monkeypatch):
+    monkeypatch.setattr(captions, "java_problem", lambda: "needs Java")
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_teacher_forced(name):
     for key, case in read(name, "teacher_forced.json").items():
         x, kind = features()[:case["num_frames"]], key.split("/")[1]
         narrations = [(frame, model.layout.encode(" " + text)) for frame, text in case["events"]]
-        hidden, labels, _ = published(model, x, case)
+        hidden, labels, _ = parallel = published(model, x, case)
         best = model.logits(hidden).max(1)
         assert torch.equal(best.indices, rows[f"{kind}.argmax"].long())
         assert torch.allclose(best.values, rows[f"{kind}.max_logit"], atol=1e-4)
@@ -143,7 +143,7 @@ def test_teacher_forced(name):
         assert loss.item() == pytest.approx(case["loss"], abs=1e-3)               # measured: 6e-4
         for theta in (0.0, 0.8):
             theirs = case[f"interval_threshold_{theta}"]["per_turn"]
-            found = evaluate.turns(model, x, narrations, theta, lambda x, narrations: published(model, x, case))
+            found = evaluate.turns(model, x, narrations, theta, lambda x, narrations: parallel)
             assert [turn.ppl for turn in found] == pytest.approx(theirs["lm_ppl"], abs=3e-3)   # measured: 1.8e-3
             assert [turn.correctness for turn in found] == pytest.approx(theirs["lm_correctness"], abs=1e-6)
             assert [abs(turn.difference) for turn in found[1:]] == theirs["abs_frame_diff"]

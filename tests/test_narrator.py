@@ -294,9 +294,12 @@ def test_draws_figure_4(tmp_path):
     assert "segment " in run.stdout and "A: Assistant:" in run.stdout
 
 
-def test_lists_the_tokens():
-    run = command("--tokens", "--last-k", "1")
-    rows = [line.split() for line in run.stdout.splitlines() if line[:8].strip().isdigit()]
+def test_lists_the_tokens(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["narrator.py", "--tokens", "--last-k", "1"])
+    with pytest.raises(SystemExit) as end:
+        nar.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:8].strip().isdigit()]
+    assert not end.value.code
     assert [row[0] for row in rows] == [str(i) for i in range(33)] and rows[15][1:4] == ["[SKIP]", "1", "visual"]
     # (renumbered, it would be 4)
     assert rows[11][-1] == "removed" and rows[7][-1] == "removed" and rows[31][-1] == "4)"

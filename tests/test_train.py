@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import data
 import narrator as nar
 import train
-from helpers import ROOT, TOY, tiny, video
+from helpers import ROOT, TOY, tiny, two_ranks, video
 from support import checkpoint, training
 from support.common import BadData, ahead
 from toy import stages
@@ -329,19 +328,18 @@ def arguments(root, output, *more, processes=1):
     return list(map(str, line))
 
 
-def command(*args, **more):
-    return subprocess.run(arguments(*args, **more), cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The data set, and the output of the same training on one process and on two."""
+    """The data set, and the output of the same training on one process (this one) and on two."""
     folder = tmp_path_factory.mktemp("whole")
     epic(folder / "root", videos=12)
-    for processes in (1, 2):
-        run = command(folder / "root", folder / str(processes), processes=processes)
-        assert run.returncode == 0, run.stderr[-2000:]
+    run = subprocess.run(arguments(folder / "root", folder / "2", processes=2), cwd=ROOT, capture_output=True,
+                         text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert run.returncode == 0, run.stderr[-2000:]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", arguments(folder / "root", folder / "1")[1:])
+        train.main()
+    assert end.value.code == 0
     return folder
 
 
@@ -356,12 +354,11 @@ def test_two_processes_are_one(whole):
     assert all(torch.allclose(w, two[name], atol=1e-4) for name, w in one.items())
 
 
-def ended(line, folder, how, environments=({},)):
+def ended(line, folder, how, environments):
     """Start a process in each environment and send all of them a signal as soon as there is a state; the processes."""
-    running = [subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True,
-                                env=os.environ | {"OMP_NUM_THREADS": "1"} | more,
+    running = [subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment,
                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # as stream's test
-               for more in environments]
+               for environment in environments]
     while running[0].poll() is None and not (folder / "narrator-state.safetensors").exists():
         time.sleep(0.005)
     for one in running:
@@ -371,15 +368,13 @@ def ended(line, folder, how, environments=({},)):
 
 def test_killed_training_is_resumed(whole, tmp_path):
     """Two processes, kill -9 in the middle, --resume: the losses and weights of the run that was never killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torchrun = [{"WORLD_SIZE": "2", "RANK": n, "LOCAL_RANK": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                for n in "01"]
-    for one in ended(arguments(whole / "root", tmp_path, "--save-every", 1), tmp_path, signal.SIGKILL, torchrun):
+    line = arguments(whole / "root", tmp_path, "--save-every", 1)
+    for one in ended(line, tmp_path, signal.SIGKILL, two_ranks()):
         one.communicate()
     assert not (tmp_path / "adapter_model.safetensors").exists()
-    assert command(whole / "root", tmp_path, "--save-every", 1, "--resume", processes=2).returncode == 0
+    again = [subprocess.Popen([*line, "--resume"], cwd=ROOT, stderr=subprocess.DEVNULL, env=environment)
+             for environment in two_ranks()]
+    assert [one.wait() for one in again] == [0, 0]
     assert losses(tmp_path) == losses(whole / "2")
     one, two = (load_file(folder / "adapter_model.safetensors") for folder in (whole / "2", tmp_path))
     assert all(torch.equal(w, two[name]) for name, w in one.items())
@@ -387,7 +382,7 @@ def test_killed_training_is_resumed(whole, tmp_path):
 
 def test_ctrl_c_exits_with_130(whole, tmp_path):
     line = arguments(whole / "root", tmp_path / "out", "--save-every", 1, "--epochs", 1000)
-    process, = ended(line, tmp_path / "out", signal.SIGINT)
+    process, = ended(line, tmp_path / "out", signal.SIGINT, [os.environ | {"OMP_NUM_THREADS": "1"}])
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and said.splitlines()[-1] == "interrupted" and "Traceback" not in said
     with safe_open(tmp_path / "out" / "narrator-state.safetensors", "pt") as file:
@@ -638,12 +633,15 @@ def test_broken_data_is_one_line(tmp_path, break_it, says):
                                   device="cpu"))
 
 
-def test_command_without_data_says_what_to_do(tmp_path):
+def test_command_without_data_says_what_to_do(tmp_path, monkeypatch, capsys):
     """What to fetch, where to put it, and how to try the toy instead; nothing is written."""
-    run = subprocess.run([sys.executable, ROOT / "train.py", "--data", "ego4d"], cwd=tmp_path, capture_output=True,
-                         text=True)
-    assert run.returncode == 1 and "Traceback" not in run.stderr and 3 <= len(run.stderr.splitlines()) <= 8
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "ego4d"])
+    with pytest.raises(SystemExit) as end:
+        train.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 1 and "Traceback" not in said and 3 <= len(said.splitlines()) <= 8
     for needed in ("refined_narration_stream_train.json", "FlowNar-Data", "data/ego4d/features", "data.py encode",
                    "--data toy"):
-        assert needed in run.stderr, needed
+        assert needed in said, needed
     assert list(tmp_path.iterdir()) == []
