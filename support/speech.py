@@ -120,7 +120,7 @@ def listen(source, layout: str, filters: Iterable[tuple[str, str]] = (), form: s
 
 # ---------------------------------------------------------------------- sound, in time
 
-def read_sentences(path: Path) -> list[dict]:
+def read_spoken(path: Path) -> list[dict]:
     """The lines of stream.py's JSONL: start, end (s), text, ... BadData names one that is not like that."""
     rows = read_jsonl(path)
     for n, row in enumerate(rows, 1):
@@ -227,7 +227,7 @@ def mp4_tracks(source, target, rows: list[dict], words: list[str] | None, count:
     if words or sound and not whole:
         own = own_sound(name, float(start)) if sound else []
         heard = mix(speech(utterances(rows, words, count)), own) if words else own
-        found.append(encoded(heard, target.add_stream("aac", rate=RATE, layout="stereo" if sound else "mono")))
+        found.append(as_packets(heard, target.add_stream("aac", rate=RATE, layout="stereo" if sound else "mono")))
     captions = target.add_stream("mov_text")
     captions.codec_context.subtitle_header, captions.time_base = ASS, Fraction(1, 1000)
     return [*found, captioned(rows, captions)]
@@ -266,7 +266,7 @@ def captioned(rows: list[dict], stream) -> Iterator[av.Packet]:
         yield packet
 
 
-def encoded(pieces: Iterable[np.ndarray], stream) -> Iterator[av.Packet]:
+def as_packets(pieces: Iterable[np.ndarray], stream) -> Iterator[av.Packet]:
     at = 0
     for piece in pieces:
         frame = av.AudioFrame.from_ndarray(np.repeat(piece, stream.codec_context.channels // len(piece), 0),
@@ -349,7 +349,7 @@ def main():
     def run():
         words = find_voice(args)
         apart(args.video, args.jsonl, args.mp4)
-        count = write_mp4(args.video, read_sentences(args.jsonl), args.mp4, words)
+        count = write_mp4(args.video, read_spoken(args.jsonl), args.mp4, words)
         told = [f"{n} sentences were {how}, because speech was behind" for how, n in count.items() if n]
         print("; ".join([f"written: {args.mp4}", *told]), file=sys.stderr)
 

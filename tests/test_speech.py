@@ -264,7 +264,7 @@ def test_a_voice_that_hangs_gets_one_line(monkeypatch):
                                   {"start": -1, "end": 1, "text": "x"}, {"start": 0, "end": 1, "text": 3}], ids=str)
 def test_lines_that_are_no_narrations(line, tmp_path):
     with pytest.raises(BadData, match="line 2: expected"):
-        speech.read_sentences(jsonl(tmp_path / "a.jsonl", row(0, 1), line))
+        speech.read_spoken(jsonl(tmp_path / "a.jsonl", row(0, 1), line))
 
 
 def test_videos_that_do_not_fit(tmp_path):
