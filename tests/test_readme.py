@@ -51,8 +51,10 @@ def test_every_line_of_algorithm_2_is_there():
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_commands_exist(line):
+def test_commands_exist(line, tmp_path, monkeypatch):
     """Each command of the README with all its options, through that command's own parser."""
+    (tmp_path / "out" / "videos").mkdir(parents=True)                            # --data: a folder is looked for
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(line)
     module, arguments = (words[1], words[2:]) if words[0] == "-m" else (words[0].removesuffix(".py"), words[1:])
     if module.startswith("tests."):
