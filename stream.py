@@ -47,7 +47,7 @@ from support.decode import Part, Slots, Upcoming, guess
 from support.explain import explain
 from support.features import is_features, open_frames
 from support.options import config_changes, input_options, lookahead_option, model_options, trigger_options
-from support.serve import Pages, page_options
+from support.serve import Page, Pages, page_options
 from support.sources import all_live, masked
 from support.speech import Speaker, speech_options
 from support.subtitles import Writers, outputs, timestamp
@@ -336,6 +336,7 @@ class Input:
     def __init__(self, source: str, name: str, files: dict[str, str | None], live: bool):
         self.source, self.name, self.files, self.live = source, name, files, live
         self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
+        self.page = Page(source, wanted=False)
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
                   ask: Ask) -> Iterator[tuple[Decision, dict | None]]:

@@ -393,7 +393,7 @@ def test_a_repeat_is_kept_and_not_shown(tmp_path, monkeypatch):
             out = io.StringIO()
             with redirect_stdout(out):
                 stream.show(((0, item) for item in items), [run], None,
-                            argparse.Namespace(explain=False, repeats=shown, live=False))
+                            argparse.Namespace(explain=False, repeats=shown, speak=False, voice_command=None))
             assert len(out.getvalue().splitlines()) == lines
 
 

@@ -394,9 +394,9 @@ def test_ctrl_c_exits_with_130(whole, tmp_path):
 WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "0", "memory_heads": "2.5",
          "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan", "clip": "-1", "batch": "0", "epochs": "inf",
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
-         "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
-         "world": "noon", "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1", "width_second": "-1",
-         "llm_width": "0", "grid": "-1"}
+         "restart": "2", "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1",
+         "save_every": "0", "world": "noon", "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1",
+         "width_second": "-1", "llm_width": "0", "grid": "-1"}
 
 
 def parsed(monkeypatch, *line):
@@ -407,7 +407,7 @@ def parsed(monkeypatch, *line):
 def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
     """Before an hour of training, not after: exit code 2, and the last line names the option."""
     names = {f.name for f in fields(train.Options) if f.default is not False}
-    assert names - WRONG.keys() == {"root", "output", "llm", "vision", "init", "device"}    # checked when they are used
+    assert names - WRONG.keys() == {"root", "output", "llm", "vision", "look", "init", "device"}   # checked later
     lines = [["--" + name.replace("_", "-"), value] for name, value in WRONG.items()]
     lines += [["--start", "published", "--init", "x"], ["--data", "toy", "--max-frames", "9"],
               ["--data", "toy", "--device", "cuda"], ["--data", "ek100", "--idle", "0.5"], ["--world", "hard"],
