@@ -275,8 +275,7 @@ class Layout:
         return Tokens().add(ids, NARRATION, segment=n, number=n % PART, learn=True)
 
     def sequence(self, narrations: list[tuple[int, list[int]]], restarts: range | tuple = ()) -> Tokens:
-        """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0. Segments are restarted
-        before the frames in `restarts`; one that opens a segment anyway changes nothing."""
+        """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0, and `restarts` (frames)."""
         if not narrations or narrations[0][0] != 0:
             raise ValueError("the first narration belongs to frame 0")
         tokens, last = self.first(), 0
@@ -299,7 +298,7 @@ def visible(kind: Tensor, segment: Tensor, number: Tensor, now: Tensor | int, la
 
     It sees the prompt, always; visual tokens, frames and memory alike, of its own segment only (§3.4 discards memory
     tokens with their segment), after a restart only those since then; the last k narrations before the segment, its
-    own, and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. This is
+    own, and all that is fed in it. Without pruning it sees everything. Tensors or NumPy arrays, which broadcast. It is
     what training attends to (`segment_rows`, shown by `attention_mask`) and how the cache is pruned (stream.py).
     """
     visual = (kind == VISUAL) & (segment == now)
