@@ -275,7 +275,7 @@ class Layout:
         return Tokens().add(ids, NARRATION, segment=n, number=n % PART, learn=True)
 
     def sequence(self, narrations: list[tuple[int, list[int]]], restarts: range | tuple = ()) -> Tokens:
-        """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0, and `restarts` (frames)."""
+        """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0, with restarts."""
         if not narrations or narrations[0][0] != 0:
             raise ValueError("the first narration belongs to frame 0")
         tokens, last = self.first(), 0

@@ -276,7 +276,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
     `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
     Context, for callers that want to inspect it. With lookahead K, one pass of the language model reads K frames, with
-    the same results; with 1, it never looks ahead. `clock` gives the seconds of the frame just taken, else (t + 1) / fps.
+    the same results; with 1, it never looks ahead. `clock`: seconds of the frame just taken; default (t + 1) / fps.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
