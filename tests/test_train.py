@@ -401,7 +401,7 @@ WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "
          "lora_rank": "x", "lora_alpha": "0", "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2",
          "max_frames": "0", "val_limit": "-1", "dtype": "nonsense", "limit": "0", "seed": "-1", "save_every": "0",
          "world": "noon", "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1", "width_second": "-1",
-         "llm_width": "0", "grid": "-1"}
+         "llm_width": "0", "grid": "-1", "restart": "2"}
 
 
 def parsed(monkeypatch, *line):
