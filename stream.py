@@ -248,8 +248,7 @@ class Context:
     def reopen(self, t: int, now: float) -> bool:
         """Restart the segment before frame t at `now` seconds, if it is time (support/bounds.py): the memory alone has
         then seen its frames, and the counter is where these began."""
-        due = self.bounds.overdue(t, now, self.new or not t)
-        if due:
+        if due := self.bounds.overdue(t, now, self.new or not t):
             self.read_memory()
             self.discard(now=self.segment + PART)
             self.position = self.bounds.mark
@@ -284,8 +283,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
     `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
     Context, for callers that want to inspect it. With lookahead K, one pass of the language model reads K frames, with
-    the same results; with 1, it holds one frame at a time and never looks ahead. `clock` gives the seconds of the frame
-    that has just been taken (default: (t + 1) / fps).
+    the same results; with 1, it never looks ahead. `clock`: seconds of the frame just taken; default (t + 1) / fps.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
@@ -295,20 +293,20 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead, clock)
     c.guessed = 0 if forced else GUESSED
     for t, x in enumerate(chain(c.upcoming, [None])):                                 # line 4; None: no more frames
-        ended, restart = x is None, False
+        ended, again = x is None, False
         if ended:
             t, fed = t - 1, Tokens()                                                  # the last frame, once more
             if t < 0 or c.last_narrated == t or forced is not None:
                 return
         else:
             now = (t + 1) / config.fps if clock is None else c.upcoming.time
-            restart = c.reopen(t, now)
+            again = c.reopen(t, now)
             c.update_memory(x)                                                        # line 5
             if c.new:
                 fed, c.new = layout.opening(c.segment), False                         # lines 6-8: [M_{t_{n-1}}; X_t]
                 c.bounds.mark = c.position + fed.kind.index(VISUAL)
             else:
-                fed = (layout.reopening if restart else layout.frame)(c.segment) if t else layout.first()
+                fed = (layout.reopening if again else layout.frame)(c.segment) if t else layout.first()
             logits = c.feed(fed, x)                                                   # lines 9-12
             if t:
                 p_skip = c.p_skip(logits)                                             # Eq. 1
@@ -324,8 +322,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             pruned = c.discard(now=c.segment + 1)                                     # line 18
             c.position = c.bounds.turn_back(c.cache, c.position)
             c.segment, c.new = c.segment + 1, True                                    # line 19
-        size = c.cache.text, c.cache.visual
-        yield Decision(t, p_skip, theta, c.position, *size, narration, must, fed, pruned, restart)
+        yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned, again)
 
 
 # ---------------------------------------------------------------------- python stream.py
