@@ -22,6 +22,7 @@ segments and positions are counted from 0 here, from 1 in the paper. The baselin
 memory) is the same loop with `prune` off. Not in the paper: what bounds a stream without end (support/bounds.py).
 """
 import argparse
+import atexit
 import gc
 import signal
 import sys
@@ -392,7 +393,6 @@ def run_files(args: argparse.Namespace):
     if args.compile:
         narrator.memory.compile()
         narrator.decoder.compile()
-    gc.freeze()                                                                # or the end takes seconds to free all
     jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
     width = len(runs) if live else min(args.batch, len(runs))                  # no camera waits for another one's end
     with closing(side_by_side(jobs, width)) as items:
@@ -422,7 +422,10 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
                 decision, row = item
                 progress.total = sum(run.total or run.count for run in runs)
                 progress.update(sum(run.count for run in runs) - progress.n)
-                progress.set_postfix(cache=f"{decision.text_tokens}+{decision.visual_tokens} tokens", refresh=False)
+                state = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
+                if run.live and run.video.latencies:
+                    state["late"] = f"{run.video.latencies[-1]:.1f} s"
+                progress.set_postfix(state, refresh=False)
                 if args.explain:
                     lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
                 if row and (args.repeats or "repeat" not in row):
@@ -458,4 +461,5 @@ def main():
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)                                                 # or Ctrl-C takes seconds to free torch
     main()

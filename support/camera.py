@@ -213,7 +213,7 @@ class Camera(Elsewhere):
             began, before, reason = time.monotonic(), self.decoded, "it ended"
             try:
                 self._watch()
-            except (av.FFmpegError, BadData) as error:
+            except (av.FFmpegError, BadData, IndexError) as error:         # IndexError: of PyAV, as in video.py
                 reason = error.strerror if isinstance(error, av.FFmpegError) else str(error)
                 if isinstance(error, av.error.ExitError):
                     reason = f"nothing came for {PATIENCE:g} s"
