@@ -19,7 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from copy import copy
+from functools import partial
 from itertools import cycle, islice
 
 import torch
@@ -43,17 +43,17 @@ class Day:
     """The frames of so many hours, what is said about them, and when."""
 
     def __init__(self, narrator: nar.Narrator, pictures: list[Tensor], black: Tensor, hours: float, every: int,
-                 words: int):
+                 words: int, dark: tuple[int, ...] = DARK):
         self.fps, self.frames = narrator.config.fps, round(hours * 3600 * narrator.config.fps)
         self.pictures, self.black = pictures, black
-        self.part = max(1, self.frames // PARTS)
+        self.part, self.without_light = max(1, self.frames // PARTS), dark
         self.outages = {self.frames * (2 * i + 1) // (2 * OUTAGES) for i in range(OUTAGES)}
         ids = (narrator.layout.newline * words)[:words]
         self.given = {t: ids for t in range(0, self.frames, every) if not self.dark(t)}
         self.seconds = 0.0
 
     def dark(self, t: int) -> bool:
-        return t // self.part in DARK
+        return t // self.part in self.without_light
 
     def __iter__(self) -> Iterator[Tensor]:
         for t, x in enumerate(islice(cycle(self.pictures), self.frames)):
@@ -64,12 +64,12 @@ class Day:
         return self.seconds
 
 
-def soak(narrator: nar.Narrator, day: Day, lookahead: int) -> tuple[list[dict], float]:
+def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[list[dict], float]:
     """Stream the day. For each part, frames and frames/s; narrations, restarts and the most that was held until then.
-    And the processor time of its last frames, divided by that of a young stream that takes turns with it."""
+    And the processor time of its last frames, divided by that of a stream of the other day that takes turns with it."""
     context, rows, tokens, position, narrations = stream.Context(narrator), [], 0, 0, 0
     old, seconds, compared = stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock), [], []
-    young = stream.narrate(narrator, copy(day), False, day.given, None, lookahead)
+    young = stream.narrate(narrator, other, False, other.given, None, lookahead)
     last = min(COMPARED, day.part)
     for t in tqdm(range(day.frames), unit="frame", leave=False, mininterval=1):
         began = time.process_time()
@@ -101,9 +101,11 @@ def run_soak(args: argparse.Namespace):
     encoder = narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1])
     video = torch.stack([torch.from_numpy(y) for y in islice(Video(args.video, narrator.config.fps), args.pictures)])
     pictures = [x for part in video.split(16) for x in encoder(part)]
-    day = Day(narrator, pictures, encoder(torch.zeros_like(video[:1]))[0], args.hours, args.every, args.words)
+    new_day = partial(Day, narrator, pictures, encoder(torch.zeros_like(video[:1]))[0], args.hours, args.every,
+                      args.words)
+    day = new_day()
     print(f"{args.hours:g} hours, {day.frames} frames")
-    rows, ratio = soak(narrator, day, args.lookahead)
+    rows, ratio = soak(narrator, day, new_day(dark=()), args.lookahead)
     print("part    frames/s  narrations  restarts  turned  tokens       bytes  position    process")
     for n, row in enumerate(rows, 1):
         print("{n:4}  {fps:10.1f}  {narrations:10}  {restarts:8}  {turned:6}  {tokens:6}  {bytes:10}  {position:8}  "
