@@ -52,6 +52,7 @@ from support.serve import Page, Pages, page_options
 from support.sources import all_live, masked
 from support.speech import Speaker, speech_options
 from support.subtitles import Writers, outputs, timestamp
+from support.suspend import State
 from support.together import Ask, Failed, side_by_side
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
@@ -154,6 +155,7 @@ class Context:
         self.position = 0                                                  # l
         self.segment, self.new = 0, False                                  # n, b_new
         self.last_narrated, self.told = 0, 0.0                             # t_{n-1}, and in seconds
+        self.frame, self.decided = 0, (None, None, 0.0)                    # t to come; p_skip, theta, seconds before
         self.bounds = Bounds(narrator, self.run)                           # of a segment, and of l
         self.upcoming: Upcoming | None = None                              # frames to come
         self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()  # read before their turn: ids, slots, logits
@@ -283,17 +285,17 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
 
     As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
     `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
-    Context, for callers that want to inspect it. With lookahead K, one pass of the language model reads K frames, with
-    the same results; with 1, it never looks ahead. `clock`: seconds of the frame just taken; default (t + 1) / fps.
+    one, or one that goes on with frame `context.frame` (support/suspend.py). With lookahead K, one pass of the model
+    reads K frames; with 1, it never looks ahead. `clock`: seconds of the frame just taken; default (t + 1) / fps.
     """
     layout, config = narrator.layout, narrator.config
     c = Context(narrator) if context is None else context                             # lines 1-3
-    if c.position or forced is not None and 0 not in forced:
+    if c.upcoming is not None or forced is not None and 0 not in forced:
         raise ValueError("a stream begins with a new Context and a narration of frame 0")
-    p_skip = theta = fed = None
+    p_skip, theta, now = c.decided
     c.upcoming = Upcoming(frames, (config.J, config.width), narrator.connector[0].weight, lookahead, clock)
     c.guessed = 0 if forced else GUESSED
-    for t, x in enumerate(chain(c.upcoming, [None])):                                 # line 4; None: no more frames
+    for t, x in enumerate(chain(c.upcoming, [None]), c.frame):                        # line 4; None: no more frames
         ended, again = x is None, False
         if ended:
             t, fed = t - 1, Tokens()                                                  # the last frame, once more
@@ -323,6 +325,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             pruned = c.discard(now=c.segment + 1)                                     # line 18
             c.position = c.bounds.turn_back(c.cache, c.position)
             c.segment, c.new = c.segment + 1, True                                    # line 19
+        c.frame, c.decided = t + 1, (p_skip, theta, now)
         yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned, again)
 
 
@@ -334,23 +337,26 @@ class Input:
     def __init__(self, source: str, name: str, files: dict[str, str | None], live: bool):
         self.source, self.name, self.files, self.live = source, name, files, live
         self.context, self.video, self.total, self.count, self.peak = None, None, None, 0, 0
-        self.page = Page(source, wanted=False)
+        self.page, self.state = Page(source, wanted=False), State(files.pop("state", None), self)
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
                   ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
         """Narrate it, and write the files: each Decision, with the row of its narration in the JSONL if it has one."""
         self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
         lookahead = 1 if self.live else args.lookahead
+        if not self.state.resume(narrator, encoder and partial(ask, encoder.several)):
+            return
         frames, self.total, self.video = open_frames(
             self.source, narrator.config, lambda pictures: ask(encoder.several, self.page.see(pictures)), lookahead,
-            encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait))
+            encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait), self.state.skip)
         if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
                        "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
-            writers, clock = Writers(self.files, stack, "" if self.live else self.source), None
+            writers, clock = Writers(self.files, stack, "" if self.live else self.source, self.state.files), None
             if self.live:
-                clock, frames = lambda: self.video.time, self.video.unbroken(frames, self.context.restart)
+                frames = self.video.unbroken(self.state.frames(frames), self.context.restart)
+                clock = lambda: self.video.time
                 stack.callback(self.report, time.perf_counter())               # it ends with Ctrl-C, or an error
             stack.callback(getattr(self.video, "close", lambda: None))
             stack.enter_context(self.page)
@@ -364,7 +370,9 @@ class Input:
                 self.page.tell(trace, row)
                 self.count = decision.frame + 1
                 self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
+                self.state.keep(writers, row is not None)
                 yield decision, row
+            self.state.end(writers)
         if not self.count:
             raise BadData(f"{masked(self.source)} has no frames")
 
@@ -372,8 +380,9 @@ class Input:
         if not self.count:
             return
         cache, name = self.context.cache, f"{self.name}: " if self.name else ""
+        rate = (self.count - self.state.began) / (time.perf_counter() - began)
         tqdm.write(f"{name}{self.count} frames, {self.context.segment} narrations{self.context.bounds.report()}, "
-                   f"{self.count / (time.perf_counter() - began):.1f} frames/s; cache at most {self.peak} tokens, now "
+                   f"{rate:.1f} frames/s; cache at most {self.peak} tokens, now "
                    f"{cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
         if self.video is not None:
             self.video.report()
@@ -453,6 +462,7 @@ def main():
     for name in ("jsonl", "srt", "vtt"):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
+    parser.add_argument("--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
     page_options(parser)
     speech_options(parser)
     args = parser.parse_args()

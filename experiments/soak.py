@@ -5,7 +5,8 @@
 
 FlowNar-C with the bounds of a live source narrates the frames of a video again and again, with narrations given at a
 data set's rate. In the 2nd, 13th and 22nd of its 24 parts it is dark, and the trigger never fires; ten times the camera
-is away for a minute, and the segment is restarted. The frames are encoded beforehand: this is the cost of the loop.
+is away for a minute, and the segment is restarted; once, at a random moment, the stream is saved, thrown away and read
+from its file (support/suspend.py). The frames are encoded beforehand: this is the cost of the loop.
 
     part        an hour of 24
     tokens      the most that the cache held, with what was read ahead
@@ -17,10 +18,12 @@ Ends with exit code 1 if anything passed its bound or went on growing.
 """
 import argparse
 import json
+import random
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import cycle, islice
+from itertools import islice
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -32,6 +35,7 @@ from experiments.efficiency import peak_memory
 from support.bounds import LIVE, live_bounds, most_tokens
 from support.common import BadData, choose, command_line, positive_float, positive_int
 from support.options import device_options
+from support.suspend import prove, read_state, unpack, write_state
 from support.video import Video
 
 AWAY = 60.0                                # seconds of an outage
@@ -50,36 +54,53 @@ class Day:
         self.outages = {self.frames * (2 * i + 1) // (2 * OUTAGES) for i in range(OUTAGES)}
         ids = (narrator.layout.newline * words)[:words]
         self.given = {t: ids for t in range(0, self.frames, every) if not self.dark(t)}
-        self.seconds = 0.0
+        self.begin, self.seconds = 0, 0.0
 
     def dark(self, t: int) -> bool:
         return t // self.part in self.without_light
 
     def __iter__(self) -> Iterator[Tensor]:
-        for t, x in enumerate(islice(cycle(self.pictures), self.frames)):
-            self.seconds += 1 / self.fps + AWAY * (t in self.outages)
-            yield self.black if self.dark(t) else x
+        for t in range(self.begin, self.frames):
+            self.seconds = (t + 1) / self.fps + AWAY * sum(outage <= t for outage in self.outages)
+            yield self.black if self.dark(t) else self.pictures[t % len(self.pictures)]
 
     def clock(self) -> float:
         return self.seconds
 
 
+def lived(narrator: nar.Narrator, day: Day, lookahead: int) -> Iterator[tuple[stream.Context, stream.Decision]]:
+    """Each frame of the day. Once, before its last part, the Context is written to a file, and a new one is read."""
+    context, end = stream.Context(narrator), random.randrange(day.frames - day.part + 1)
+    while True:
+        for step in stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock):
+            yield context, step
+            if step.frame >= end and not context.ahead:
+                break
+        else:
+            return
+        with TemporaryDirectory() as folder:
+            write_state(f"{folder}/state", context, {}, {})
+            about, tensors = read_state(f"{folder}/state")
+        context, end, day.begin = stream.Context(narrator), day.frames, step.frame + 1
+        prove(narrator, context, None)
+        unpack(context, about["stream"], tensors)
+
+
 def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[list[dict], float]:
     """Stream the day. For each part, frames and frames/s; narrations, restarts and the most that was held until then.
     And the processor time of its last frames, divided by that of a stream of the other day that takes turns with it."""
-    context, rows, tokens, position, narrations = stream.Context(narrator), [], 0, 0, 0
-    old, seconds, compared = stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock), [], []
+    rows, tokens, position, narrations = [], 0, 0, 0
+    old, seconds, compared = lived(narrator, day, lookahead), [], []
     young = stream.narrate(narrator, other, False, other.given, None, lookahead)
     last = min(COMPARED, day.part)
     for t in tqdm(range(day.frames), unit="frame", leave=False, mininterval=1):
         began = time.process_time()
-        step = next(old)
+        context, step = next(old)
         seconds.append(time.process_time() - began)
         tokens = max(tokens, len(context.cache.used) - len(context.cache.free))
         position, narrations = max(position, step.position), narrations + (step.narration is not None)
         if t + 1 in day.outages:
             context.restart()
-        # a kill and a resume (--state) belong here, between two frames
         if (t + 1) % day.part == 0 or t + 1 == day.frames:
             states = context.state, context.memory, context.history_state, context.history
             rows.append({"frames": len(seconds), "narrations": narrations, "restarts": context.bounds.count,

@@ -93,19 +93,21 @@ def _read_pt(path: Path) -> Tensor:
 
 
 def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
-                largest: int | None = None,
-                open_video: Callable = Video) -> tuple[Iterator[Tensor], int | None, Video | None]:
-    """Frame tokens [J, D] of a video or a feature file, their number if it is known, and the video if it is one.
+                largest: int | None = None, open_video: Callable = Video,
+                skip: int = 0) -> tuple[Iterator[Tensor], int | None, Video | None]:
+    """Frame tokens [J, D] of a video or a feature file, from frame `skip` on; the number of all its frames if it is
+    known, and the video if it is one.
 
     config is a narrator's. Pictures, no side longer than `largest`, are decoded while the models work,
     and encoded `batch` at a time. open_video(source, fps, largest): for sources of another kind (camera.py).
     """
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
-        return iter(x), len(x), None
+        return iter(x[skip:]), len(x), None
     video = open_video(source, config.fps, largest)
     pictures = ahead(video, 2 * batch) if isinstance(video, Video) else video          # others have a thread already
-    return encode_pictures(pairs(pictures) if config.width_second else pictures, encode, batch), video.frames, video
+    pictures = pairs(pictures) if config.width_second else pictures
+    return encode_pictures(pictures, encode, batch, skip), video.frames, video
 
 
 def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -123,20 +125,27 @@ def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
-                    batch: int = 1) -> Iterator[Tensor]:
+                    batch: int = 1, skip: int = 0) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size), `batch` pictures at a time.
 
+    skip: so many pictures are left out; encoded is only what gives those after them the same numbers, to the last bit.
     vision: uint8 [B, H, W, 3] (of `pairs`: 6) -> [B, J, D]. A picture that is the same array as the last is not encoded
     again.
     """
-    last, x = None, None                                           # the picture before, and its tokens
-    for chunk in chunks(pictures, batch):
+    last, x, skipped = None, None, []                              # the picture before, its tokens; skipped ones
+    for n, chunk in enumerate(chunks(pictures, batch)):
         new = [picture for before, picture in zip([last, *chunk], chunk) if picture is not before]
-        encoded = iter(vision(torch.from_numpy(np.stack(new))) if new else ())
-        for picture in chunk:
+        if (n + 1) * batch <= skip:
+            last, skipped = chunk[-1], new or skipped
+            continue
+        if chunk[0] is last and skipped:
+            x = vision(torch.from_numpy(np.stack(skipped)))[-1]
+        encoded, skipped = iter(vision(torch.from_numpy(np.stack(new))) if new else ()), []
+        for i, picture in enumerate(chunk, n * batch):
             if picture is not last:
                 last, x = picture, next(encoded)
-            yield x
+            if i >= skip:
+                yield x
 
 
 def read_header(path: Path) -> tuple[int, dict[str, str]]:

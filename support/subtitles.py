@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,17 +30,28 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 
 class Writers:
     """The files to be written, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
-    whenever the stream stops. Texts must be single lines (common.py: one_line). BadData if one is the `source`."""
+    whenever the stream stops. Texts must be single lines (common.py: one_line). BadData if one is the `source`.
+    before: what `written` said at an earlier moment, from which the files go on (suspend.py)."""
 
-    def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = ""):
+    def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = "", before: dict | None = None):
         paths = {name: path for name, path in paths.items() if path}
         apart(source, *paths.values())
         for path in paths.values():                       # before one is emptied, all must be writable
             open(path, "a", encoding="utf-8").close()
-        self.files = {name: stack.enter_context(open(path, "w", encoding="utf-8")) for name, path in paths.items()}
-        self.put("vtt", "WEBVTT\n\n")
-        self.last: dict | None = None
+        mode = "a" if before else "w"
+        self.files = {name: stack.enter_context(open(path, mode, encoding="utf-8")) for name, path in paths.items()}
+        self.last: dict | None = before["last"] if before else None
+        for name, size in before["bytes"].items() if before else ():
+            if os.path.getsize(paths[name]) > size:
+                self.files[name].truncate(size)
+        if not before:
+            self.put("vtt", "WEBVTT\n\n")
         stack.callback(self.finish)
+
+    def written(self) -> dict:
+        """The bytes of each file, and the row of the trace that waits for the next one."""
+        sizes = {name: os.fstat(file.fileno()).st_size for name, file in self.files.items()}
+        return {"bytes": sizes, "last": self.last}
 
     def put(self, name: str, text: str) -> None:
         if name in self.files:
@@ -63,6 +75,7 @@ class Writers:
     def finish(self) -> None:
         if self.last is not None:
             self.put("trace", json.dumps(self.last) + "\n")
+        self.last = None
 
 
 def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
@@ -71,8 +84,8 @@ def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
     One input has no name, and the options name its files; with several, they name folders. BadData if two inputs have
     the same name.
     """
-    forms, sources = ("jsonl", "srt", "vtt", "trace"), args.input
-    folders = {form: getattr(args, form) for form in forms}
+    forms, sources = ("jsonl", "srt", "vtt", "trace", "state"), args.input
+    folders = {form: getattr(args, form, None) for form in forms}
     if len(sources) == 1:
         return [(sources[0], "", folders)]
     names = [source_name(source) for source in sources]

@@ -1,0 +1,298 @@
+"""Suspend and resume (not in the paper): a stream as one file, from which it goes on as if it had never been stopped.
+
+    python stream.py kitchen.mp4 --jsonl kitchen.jsonl --state kitchen.state     # kill it, and give the same line again
+
+The file holds all that a Context (stream.py) carries from frame to frame: keys and values of the slots in use, the
+memories' states, numbers; and how long the output files were. It is written between two frames, when nothing has been
+read ahead: the passes to come are then those of a stream that was not interrupted, bit for bit. Whatever came after
+that moment is cut off the output files, and narrated again. A live source cannot be seen again: it is saved after each
+narration, too, and its segment is restarted.
+
+What would go on in nonsense is refused: another source, tokenizer, connector or memory, other settings that shape the
+cache. Language model and vision model prove themselves, on the prompt and on a test picture: no large file is hashed,
+and device and dtype may differ. safetensors with numbers as JSON; no pickle.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from support.common import BadData, apart, replacing
+from support.decode import Part, Slots
+from support.predictions import digest
+from support.sources import is_elsewhere, masked
+
+FORMAT = 1
+EVERY = 60.0                           # seconds, about, between two savings; of a live source at most
+# settings of a narrator that change nothing in what is saved; models and their LoRA prove themselves
+FREE = {"llm", "vision", "vision_second", "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", "theta",
+        "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position"}
+TENSORS = "state", "readable", "memory", "history_state", "history"             # of a Context; some can be None
+NUMBERS = "position", "segment", "new", "last_narrated", "told", "frame", "decided"
+BOUNDS = "began", "since", "asked", "mark", "count", "turned"
+TOKENS = "kind", "segment", "number"                                            # of each slot of a Cache
+
+
+class State:
+    """The state file of one input (`run`, stream.py: Input). Without a path it does nothing.
+
+    files       of the outputs, what Writers.written said at that moment; None in a new stream
+    began       frames that had been narrated before; `skip`: those of a recording, which need not be encoded
+    live        of a live source: the time of day at which its time was 0, and the last sentence reported
+    """
+
+    def __init__(self, path: str | None, run):
+        self.path, self.run, self.files, self.writers = path, run, None, None
+        self.began, self.skip, self.live, self.saved = 0, 0, None, time.monotonic()
+
+    def resume(self, narrator, encode: Callable[[Tensor], Tensor] | None) -> bool:
+        """Load the file, if it is there, into the new Context of the input -> whether there is anything left to do.
+
+        encode: the vision model, if there is one, pictures uint8 [B, H, W, 3] -> frame tokens. BadData, before anything
+        is changed, if the file is damaged, or if it is of another stream.
+        """
+        if not self.path:
+            return True
+        run, path = self.run, Path(self.path)
+        apart(path, "" if run.live else run.source, *filter(None, run.files.values()))
+        self.whose, found = identity(narrator, run.source, run.live), path.exists()
+        if found:
+            about, tensors = read_state(path)
+            compare(path, about.get("whose", {}), self.whose)
+            if about["done"]:
+                print(f"{path}: {masked(run.source)} is narrated to its end; delete it to begin anew", file=sys.stderr)
+                return False
+        else:
+            open(path, "x").close()                            # the first saving would be too late to say so
+            path.unlink()
+        self.dtype, self.proof = str(narrator.llm.dtype), prove(narrator, run.context, encode)
+        if found:
+            self.load(path, about, tensors)
+        return True
+
+    def load(self, path: Path, about: dict, tensors: dict[str, Tensor]) -> None:
+        """See `resume`."""
+        run = self.run
+        try:
+            check_proof(path, tensors, self.proof, 1e-3 if about["dtype"] == self.dtype == "torch.float32" else 5e-2)
+            check_files(path, run.files, about["files"]["bytes"])
+            unpack(run.context, about["stream"], tensors)
+            run.peak, self.files, self.live = about["peak"], about["files"], about["live"]
+        except BadData:
+            raise
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise damaged(path, error) from error
+        self.began = run.count = run.context.frame
+        if run.live:
+            run.context.restart()                              # the view is no longer the same
+        else:
+            self.skip = self.began
+        tqdm.write(f"{path}: goes on after {run.count} frames, {run.context.segment} narrations", sys.stderr)
+
+    def frames(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Those of a live source, whose time goes on by the wall clock. If the wait for one is interrupted, all that
+        came before it is saved."""
+        if self.live is not None:
+            (began, reported), video = self.live, self.run.video
+            elapsed = max(time.time() - began, self.run.context.decided[2])
+            video.first, video.reported = time.monotonic() - elapsed + 1 / video.fps, reported
+        try:
+            yield from frames
+        except GeneratorExit:                                  # perhaps in the middle of a frame
+            raise
+        except BaseException:
+            if self.path and self.writers is not None:
+                self.save()
+            raise
+
+    def keep(self, writers, narrated: bool) -> None:
+        """Between two frames: save the stream if it is time to, and if nothing has been read ahead."""
+        self.writers = writers
+        due = narrated and self.run.live or time.monotonic() - self.saved >= EVERY
+        if self.path and due and not self.run.context.ahead:
+            self.save()
+
+    def end(self, writers) -> None:
+        """After the last frame."""
+        self.writers = writers
+        writers.finish()
+        if self.path and self.run.context.frame:
+            self.save(done=not self.run.live)
+
+    def save(self, done: bool = False) -> None:
+        """Write the file."""
+        run = self.run
+        if run.live and run.video.wall:
+            self.live = datetime.fromisoformat(run.video.wall).timestamp() - run.video.time, run.video.reported
+        about = {"whose": self.whose, "dtype": self.dtype, "done": done, "peak": run.peak, "live": self.live,
+                 "files": self.writers.written()}
+        write_state(self.path, run.context, about, self.proof)
+        self.saved = time.monotonic()
+
+
+def write_state(path: str | Path, context, about: dict, more: dict[str, Tensor]) -> None:
+    """A Context, with nothing read ahead, as a file, with what else there is to say `about` it, and `more` tensors."""
+    stream, tensors = pack(context)
+    tensors = {name: y.detach().cpu().clone().contiguous() for name, y in (tensors | more).items()}
+    with replacing(path) as part:
+        save_file(tensors, part, {"state": json.dumps(about | {"format": FORMAT, "stream": stream})})
+
+
+def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
+    """What `write_state` wrote -> about (its `stream`: the numbers of the Context), tensors. BadData if the file is
+    damaged, another file, or one of another version."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}    # no views of the file
+        form = about["format"]
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise damaged(path, error) from error
+    if form != FORMAT:
+        raise BadData(f"{path}: has format {form}, not {FORMAT}; go on with the version that wrote it, or delete it")
+    return about, tensors
+
+
+def damaged(path: str | Path, error: Exception) -> BadData:
+    return BadData(f"{path}: is damaged, or no state of a stream ({type(error).__name__}); delete it, or give another "
+                   f"--state")
+
+
+# ---------------------------------------------------------------------- what a stream carries
+
+def pack(context) -> tuple[dict, dict[str, Tensor]]:
+    """A Context, with nothing read ahead -> its numbers, for JSON, and its tensors."""
+    cache = context.cache
+    numbers = {name: getattr(context, name) for name in NUMBERS}
+    numbers |= {"said": list(context.said), "bounds": {name: getattr(context.bounds, name) for name in BOUNDS}}
+    tensors = {name: y for name in TENSORS if (y := getattr(context, name)) is not None}
+    tensors |= {f"cache.{name}": torch.from_numpy(getattr(cache, name)[cache.used]) for name in TOKENS}
+    if context.waiting:
+        tensors["waiting"] = torch.stack(context.waiting)
+    for name, slots in all_slots(cache).items():
+        used = torch.from_numpy(np.flatnonzero(slots.used))
+        numbers[name], tensors[f"{name}.slots"], into = len(slots.used), used, used.to(slots.positions.device)
+        tensors |= {key: buffer[into] for key, buffer in buffers(name, slots).items()}
+    if cache.fewer is not None:
+        tensors["fewer.of"] = torch.from_numpy(cache.fewer.of)
+    return numbers, tensors
+
+
+def unpack(context, numbers: dict, tensors: dict[str, Tensor]) -> None:
+    """The same into a new Context, whose buffers are there already (`prove`): each token into the slot that it had."""
+    cache, device = context.cache, context.cache.positions.device
+    for name in NUMBERS:
+        setattr(context, name, numbers[name])
+    for name in BOUNDS:
+        setattr(context.bounds, name, numbers["bounds"][name])
+    for name in TENSORS:
+        setattr(context, name, tensors[name].to(device) if name in tensors else None)
+    context.said.extend(numbers["said"])
+    context.waiting = [*tensors["waiting"].to(device)] if "waiting" in tensors else []
+    for name, slots in all_slots(cache).items():
+        slots.grow(numbers[name] - len(slots.used))
+        used = tensors[f"{name}.slots"]
+        slots.used[used.numpy()] = True
+        slots.release(np.zeros(0, int))                        # none: only counts those that are free
+        for key, buffer in buffers(name, slots).items():
+            buffer[used.to(device)] = tensors[key].to(buffer)
+    for name in TOKENS:
+        getattr(cache, name)[cache.used] = tensors[f"cache.{name}"].numpy()
+    if cache.fewer is not None:
+        cache.fewer.of = tensors["fewer.of"].numpy()
+
+
+def all_slots(cache: Slots) -> dict[str, Slots]:
+    """Those of all layers, and those of layers with routers, if there are any (baselines/mod.py)."""
+    return {"cache": cache} | ({} if cache.fewer is None else {"fewer": cache.fewer})
+
+
+def buffers(name: str, slots: Slots) -> dict[str, Tensor]:
+    """What has an entry for each slot: positions, and the keys and values of each layer."""
+    layers = {f"{name}.{kind}.{i}": y for kind in ("keys", "values") for i, y in enumerate(getattr(slots, kind))}
+    return {f"{name}.positions": slots.positions} | layers
+
+
+# ---------------------------------------------------------------------- whose state it is
+
+def identity(narrator, source: str, live: bool) -> dict:
+    """What must be the same in both commands, by the names that messages give it; but see `prove`."""
+    modules = {name: getattr(narrator, name) for name in ("connector", "memory", "narration_memory", "aggregation")}
+    modules["routers"] = torch.nn.ModuleList(narrator.llm.model.layers[i].router for i in narrator.routing.layers)
+    weights = {f"weights of its {name}": digest(module)[:12] for name, module in modules.items() if module is not None}
+    vocabulary = json.dumps(narrator.layout.tokenizer.get_vocab(), sort_keys=True)
+    settings = {name: value for name, value in asdict(narrator.config).items() if name not in FREE}
+    return {"source": mark_of(source, live), "tokenizer": sha256(vocabulary.encode()).hexdigest()[:12], **settings,
+            **weights}
+
+
+def mark_of(source: str, live: bool) -> str:
+    """Of a file its size and a digest of its first and last MB, for it may move; of any other source, its name."""
+    path, kind, name = re.fullmatch(r"(.+?(\.safetensors|$))(.*)", source, re.DOTALL | re.IGNORECASE).groups()
+    if live or is_elsewhere(source) or not os.path.isfile(path):
+        return masked(source)
+    with open(path, "rb") as file:
+        marks, size = sha256(file.read(2 ** 20)), file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 2 ** 20))
+        marks.update(file.read())
+    return f"{size} bytes, {marks.hexdigest()[:12]}{name}"
+
+
+def compare(path: Path, there: dict, here: dict) -> None:
+    """BadData if a state is not of this stream."""
+    for name, value in here.items():
+        if there.get(name) != value:
+            raise BadData(f"{path}: was saved with another {name} ({there.get(name)}; here {value}); give the same, or "
+                          f"another --state")
+
+
+@torch.no_grad()
+def prove(narrator, context, encode: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
+    """What the models answer to a test: the logits [V] after the prompt, the tokens [J, D] of a picture. The cache of
+    the new Context then has buffers, and nothing in them."""
+    cache, ids = context.cache, narrator.layout.prompt
+    into = cache.take(len(ids))
+    plan = torch.tensor([ids, range(len(ids)), into.tolist()]).to(narrator.device)
+    proof = {"proof.language": context.run(Part(plan, None, None, cache, slice(-1, None)))[0]}
+    cache.keep(np.zeros(len(cache.used), bool))
+    if encode is not None:
+        channels = 6 if narrator.config.width_second else 3    # features.py: pairs
+        picture = torch.arange(48 * 64 * channels).remainder(251).to(torch.uint8).view(1, 48, 64, channels)
+        proof["proof.vision"] = encode(picture)[0]
+    return proof
+
+
+def check_proof(path: Path, there: dict[str, Tensor], here: dict[str, Tensor], tolerance: float) -> None:
+    """BadData if a model does not answer as the one of the state did, to a relative `tolerance`."""
+    for name, answer in here.items():
+        mine, other = (y.float().cpu() - y.float().mean().cpu() for y in (answer, there[name]))
+        if mine.shape != other.shape or not (mine - other).norm() <= tolerance * other.norm():
+            which = "language model, or with another LoRA" if name == "proof.language" else "vision model"
+            raise BadData(f"{path}: was saved with another {which}; give the same, or another --state")
+
+
+def check_files(path: Path, files: dict[str, str | None], sizes: dict[str, int]) -> None:
+    """BadData if the outputs are not those that a state goes on with, each at least as long as it was."""
+    files = {name: file for name, file in files.items() if file}
+    if files.keys() != sizes.keys():
+        listed = " ".join(f"--{name}" for name in sizes) or "no output files"
+        raise BadData(f"{path}: was saved with {listed}; give the same, or another --state")
+    for name, file in files.items():
+        if not os.path.exists(file) or os.path.getsize(file) < sizes[name]:
+            there = "shorter than it was" if os.path.exists(file) else "missing"
+            raise BadData(f"{file}: is {there}, and {path} goes on with it; put it back, or give another --state")

@@ -1,0 +1,466 @@
+"""support/suspend.py: a stream that is killed goes on as if it had not been; what cannot go on is refused by name."""
+import copy
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save, save_file
+
+import data
+import narrator as nar
+import stream
+from baselines.mod import Fewer
+from helpers import TOY, grouped, tiny, video
+from support import suspend
+from support.common import BadData
+from support.features import encode_pictures
+from support.subtitles import Writers
+from support.suspend import BOUNDS, NUMBERS, TENSORS, TOKENS, pack, prove, read_state, unpack, write_state
+from support.together import Alone
+from test_camera import Eyes, arguments, lavfi
+from test_commands import call
+
+
+def talking(llm=None, **changes):
+    """A tiny narrator that narrates every few frames, and frames."""
+    model = tiny(0, llm, max_new_tokens=4, **changes)
+    x, _ = video(model, 40)
+    p = sorted(step.p_skip for step in islice(stream.narrate(model, x, forced={0: [5]}), 1, 16))
+    model.config.theta, model.config.theta_low = (p[4] + p[5]) / 2, (p[2] + p[3]) / 2
+    return model, x
+
+
+# ------------------------------------------------------------------ what is saved
+
+def test_everything_is_saved_or_not_needed():
+    """Who adds an attribute, or a variable to the loop, says here whether a stream needs it to go on."""
+    context = stream.Context(talking(last_k=2, max_position=500)[0])
+    given = {"narrator", "watch", "run", "logits"}                        # by the caller
+    made = {"read", "read_history"}                                       # of the narrator
+    begins = {"upcoming", "guessed", "ahead"}                             # `narrate` sets them; nothing is read ahead
+    assert vars(context).keys() == {*NUMBERS, *TENSORS, "said", "waiting", "bounds", "cache"} | given | made | begins
+    assert vars(context.bounds).keys() == {*BOUNDS, "longest", "largest", "fps", "prune", "first", "frequencies"}
+    slots = {"keys", "values", "positions", "used", "fewer"}
+    found = {"free", "span"}                                              # from those in use
+    passes = {"into", "mask", "places", "graphs"}                         # of the present pass; made again
+    assert vars(context.cache).keys() == {*TOKENS} | slots | found | passes
+    assert vars(Fewer(context.cache)).keys() == {"of"} | slots | found | passes
+    decided = {"t", "p_skip", "theta", "now"}                             # Context.frame, Context.decided
+    settings = {"narrator", "static", "forced", "context", "lookahead", "clock", "c", "config", "layout"}
+    frame = {"frames", "x", "ended", "again", "fed", "logits", "narration", "pruned", "must", "start", "ids", "text"}
+    code = stream.narrate.__wrapped__.__code__                            # without its no_grad
+    assert {*code.co_varnames, *code.co_cellvars} == decided | settings | frame
+
+
+def suspended(model, context):
+    """Another Context, with what a file of this one holds."""
+    numbers, tensors = pack(context)
+    other = stream.Context(model)
+    prove(model, other, None)
+    unpack(other, json.loads(json.dumps(numbers)), load(save({name: y.clone() for name, y in tensors.items()})))
+    return other
+
+
+def told(step):
+    return step.trace(), step.narration and vars(step.narration), step.fed.ids, step.pruned
+
+
+def killed(model, x, lookahead, restarts=(), share=0.0, seed=0):
+    """All Decisions of a stream that is suspended at a share of the moments at which it can be; its new Contexts."""
+    numbers, context, steps, at = random.Random(seed), stream.Context(model), [], []
+    while True:
+        for step in stream.narrate(model, x[context.frame:], context=context, lookahead=lookahead):
+            steps.append(told(step))
+            if step.frame + 1 in restarts:
+                context.restart()
+            if not context.ahead and numbers.random() < share:
+                break
+        else:
+            return steps, at
+        context = suspended(model, context)
+        at.append(context)
+
+
+MOD = {"memory": "none", "prune": False, "mod_keep": 0.4}
+
+
+@pytest.mark.parametrize("fast, lookahead, changes", [
+    (True, 1, {}), (True, 4, {"last_k": 2}), (False, 4, {"readout": "cls", "keep_newline": True, "last_k": 1}),
+    (True, 4, {"memory": "recent", "memory_tokens": 20}), (True, 4, {"last_k": 0, "narration_memory": 4}),
+    (True, 4, {"memory": "none", "prune": False}), (True, 4, MOD), (False, 1, MOD)], ids=str)
+def test_bit_by_bit(fast, lookahead, changes):
+    """d3: every p([SKIP]), every token, every length of the cache is that of the stream without interruption."""
+    model, x = talking(grouped() if changes is MOD else None, **changes)
+    if fast:
+        model.merge()
+    whole, _ = killed(model, x[:24], lookahead)
+    pieces, at = killed(model, x[:24], lookahead, (), 0.7)
+    assert pieces == whole and len(at) >= 4 and sum(bool(row[1]) for row in whole) > 3
+    assert any(context.waiting for context in at) and any(not context.new for context in at)
+
+
+@pytest.mark.parametrize("lookahead, changes", [(1, {"last_k": 2}), (2, {"readout": "cls", "last_k": 1})])
+def test_with_bounds(lookahead, changes):
+    """d5: after positions were turned back, and in the middle of a restarted segment."""
+    model, x = talking(**changes, max_segment=1.5, max_position=150)
+    model.merge()
+    whole, _ = killed(model, x, lookahead, (17, 30))
+    pieces, at = killed(model, x, lookahead, (17, 30), 1.0)
+    assert pieces == whole
+    assert any(context.bounds.turned for context in at)
+    again = {row["frame"] + lookahead for row, *_ in whole if "restart" in row}
+    assert any(context.frame in again and context.cache.visual for context in at)
+
+
+def test_into_a_cache_of_another_capacity():
+    """Slots were added: a state has more of them than a new cache."""
+    model, x = talking()
+    assert model.config.last_k is None
+    model.config.theta = model.config.theta_low = -1.0                                    # a segment without end
+    whole, _ = killed(model, x[:28], 4)
+    pieces, at = killed(model, x[:28], 4, (), 0.5)
+    assert pieces == whole and len(at[-1].cache.used) > 256
+
+
+def test_size_is_constant():
+    """d4: the state of a bounded stream does not grow."""
+    model, x = talking(last_k=2, max_segment=2.0, max_position=200)
+    model.merge()
+    sizes, context = [], stream.Context(model)
+    for step in stream.narrate(model, torch.cat([x] * 3), context=context):
+        numbers, tensors = pack(context)
+        sizes.append(sum(y.nbytes for y in tensors.values()) + len(json.dumps(numbers | {"said": []})))
+    assert len(sizes) >= 120 and max(sizes[60:]) <= max(sizes[20:60]) * 1.02 and context.bounds.turned > 3
+
+
+def test_state_of_another_version(tmp_path):
+    context = stream.Context(tiny())
+    write_state(tmp_path / "s", context, {}, {})
+    assert read_state(tmp_path / "s")[0]["stream"]["frame"] == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadData, match="has format 1, not 2"):
+        patch.setattr(suspend, "FORMAT", 2)
+        read_state(tmp_path / "s")
+
+
+# ------------------------------------------------------------------ frames that are left out
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_skipped_pictures(batch):
+    """What comes after them has the same numbers as without, whatever else was encoded with it; little is encoded."""
+    a, b, c, d = (np.full((4, 6, 3), k, np.uint8) for k in (1, 2, 3, 4))
+    encoded = []
+
+    def vision(frames):                                                  # that depends on what shares its pass
+        encoded.extend(frames[:, 0, 0, 0].tolist())
+        return frames[:, :1, :2].float() + 0.01 * frames[:, :1, :2].float().sum()
+
+    for pictures in ([a, b, c, d, a, b, c, d, b], [a, a, b, b, c, c, c, c, d, d], [a, b, b, b, b, b, b, c], [a] * 9):
+        whole = list(encode_pictures(pictures, vision, batch))
+        for skip in range(len(pictures) + 2):
+            encoded.clear()
+            found = list(encode_pictures(iter(pictures), vision, batch, skip))
+            assert [x.tolist() for x in found] == [x.tolist() for x in whole[skip:]]
+            assert len(encoded) <= len(pictures[skip:]) + 2 * batch - 1
+
+
+# ------------------------------------------------------------------ python stream.py --state
+
+@pytest.fixture
+def bundled(monkeypatch):
+    """The bundled narrator, loaded once."""
+    model = nar.Narrator.load(str(TOY)).merge()
+
+    def loaded(*_, **changes):
+        vars(model.config).update(changes)
+        return model
+    monkeypatch.setattr(nar.Narrator, "load", loaded)
+
+
+OUTPUTS = "jsonl", "srt", "vtt", "trace"
+
+
+def words(folder, source, *more):
+    return [str(source), *more, "--device", "cpu", *(f"--{name}={folder / name}" for name in OUTPUTS)]
+
+
+def contents(folder, names=OUTPUTS):
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def everything(folder):
+    """What any file holds, and when it was written."""
+    return {file: (file.stat().st_mtime_ns, file.is_file() and file.read_bytes()) for file in folder.rglob("*")}
+
+
+def in_a_child(line, every):
+    """The command in a process of its own; its number."""
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            torch.set_num_threads(1)
+            suspend.EVERY = every
+            code = call(stream, line)[0]
+        finally:
+            os._exit(code)
+    return child
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_killed_at_any_moment(tmp_path, bundled):
+    """d1: kill -9, again and again; the files are those of a run that was left alone, byte for byte."""
+    numbers, path = random.Random(0), tmp_path / "state"
+    data.write_toy(1, 0.4, tmp_path / "a.mp4")
+    once, often = tmp_path / "once", tmp_path / "often"
+    once.mkdir(), often.mkdir()
+    assert os.waitpid(in_a_child(words(once, tmp_path / "a.mp4", "--last-k=3"), 60), 0)[1] == 0
+    saved = lambda: path.exists() and path.stat().st_mtime_ns
+    line, lives, code = words(often, tmp_path / "a.mp4", "--last-k=3", f"--state={path}"), 0, signal.SIGKILL
+    while code == signal.SIGKILL:
+        was, child, lives = saved(), in_a_child(line, 0.0), lives + 1
+        while not (code := os.waitpid(child, os.WNOHANG))[0] and saved() == was:
+            time.sleep(0.001)
+        if not code[0] and lives < 6:
+            time.sleep(numbers.uniform(0, 0.05))
+            os.kill(child, signal.SIGKILL)
+        code = (code if code[0] else os.waitpid(child, 0))[1]
+    assert code == 0 and lives > 3 and contents(often) == contents(once)
+    before = everything(tmp_path)
+    assert call(stream, line) == (
+        0, f"{path}: {tmp_path / 'a.mp4'} is narrated to its end; delete it to begin anew\n")
+    assert before == everything(tmp_path)
+
+
+def stopped(line, after, monkeypatch):
+    """The command until so many rows of the trace are there."""
+    rows = []
+
+    def trace(self, row, original=Writers.trace):
+        if len(rows) == after:
+            raise KeyboardInterrupt
+        rows.append(row)
+        original(self, row)
+    with monkeypatch.context() as patch:
+        patch.setattr(Writers, "trace", trace)
+        patch.setattr(suspend, "EVERY", 0.0)
+        return call(stream, line)
+
+
+class Half:
+    """A stream of features, interrupted: the command, and the narrator that it loads."""
+
+    def __init__(self, model, folder):
+        self.model, self.line = model, words(folder, folder / "x.safetensors", "--model=m", f"--state={folder / 's'}")
+
+    def load(self, *_, **changes):
+        vars(self.model.config).update(changes)
+        self.model.plain, self.model.merge = None, lambda: self.model
+        return self.model
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    folder, (model, x) = tmp_path_factory.mktemp("half"), talking(last_k=2)
+    save_file({"x": x}, folder / "x.safetensors")
+    save_file({"x": x + 0.1}, folder / "y.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        half = Half(copy.deepcopy(model), folder)
+        patch.setattr(nar.Narrator, "load", half.load)
+        assert stopped(half.line, 19, patch)[0] == 130 and (folder / "s").exists()
+    return model, folder
+
+
+@pytest.fixture
+def half(template, tmp_path, monkeypatch):
+    shutil.copytree(template[1], tmp_path, dirs_exist_ok=True)
+    half = Half(copy.deepcopy(template[0]), tmp_path)
+    monkeypatch.setattr(nar.Narrator, "load", half.load)
+    return half
+
+
+def test_interrupted_and_resumed(half, tmp_path, monkeypatch):
+    """Ctrl-C: what was saved last stands, and the rest is narrated again. Thresholds, which may differ, do not here."""
+    assert len((tmp_path / "trace").read_text().splitlines()) == 19
+    assert stopped(half.line, 9, monkeypatch)[0] == 130
+    assert call(stream, half.line)[0] == 0
+    often = contents(tmp_path)
+    (tmp_path / "s").unlink()
+    assert call(stream, half.line)[0] == 0 and contents(tmp_path) == often
+    assert len(often["trace"].splitlines()) == 40 and len(often["jsonl"].splitlines()) > 5
+
+
+def changed(model, part):
+    if part == "tokenizer":
+        other = copy.copy(model)
+        other.layout = copy.copy(model.layout)
+        other.layout.tokenizer = copy.deepcopy(model.layout.tokenizer)
+        other.layout.tokenizer.add_tokens(["zzz"])
+        return other
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter(part).mul_(1.2)
+    return other
+
+
+REFUSED = {
+    "video": ("another source", lambda half, folder: half.line.__setitem__(0, str(folder / "y.safetensors"))),
+    "last_k": (r"another last_k \(2; here 3\)", lambda half, folder: half.line.append("--last-k=3")),
+    "fps": (r"another fps", lambda half, folder: half.line.append("--fps=3")),
+    **{part: (says, lambda half, _, part=part: setattr(half, "model", changed(half.model, part))) for part, says in [
+        ("memory.z", "another weights of its memory"), ("connector.2.bias", "another weights of its connector"),
+        ("tokenizer", "another tokenizer"), ("llm.lm_head.lora_B.weight", "language model, or with another LoRA"),
+        ("llm.model.layers.1.mlp.down_proj.lora_B.weight", "language model, or with another LoRA"),
+        ("llm.model.layers.0.mlp.up_proj.base_layer.weight", "language model")]},
+    "truncated": ("is damaged", lambda half, folder: os.truncate(folder / "s", (folder / "s").stat().st_size - 100)),
+    "random bytes": ("is damaged", lambda half, folder: (folder / "s").write_bytes(os.urandom(1000))),
+    "features": ("is damaged", lambda half, folder: (folder / "x.safetensors").replace(folder / "s")),
+    "other tensors": ("is damaged", lambda half, folder: save_file(
+        {"cache.slots": torch.zeros(3).long()}, folder / "s", {"state": json.dumps(read_state(folder / "s")[0])})),
+    "empty": ("is damaged", lambda half, folder: (folder / "s").write_bytes(b"")),
+    "folder": ("is damaged", lambda half, folder: ((folder / "s").unlink(), (folder / "s").mkdir())),
+    "no trace": ("srt: is missing", lambda half, folder: (folder / "srt").unlink()),
+    "short": ("jsonl: is shorter than it was", lambda half, folder: os.truncate(folder / "jsonl", 30)),
+    "fewer outputs": ("was saved with --jsonl --srt --vtt --trace;", lambda half, folder: half.line.pop(-2)),
+    "twice": ("is given twice", lambda half, folder: half.line.append(f"--state={folder / 'srt'}")),
+    "nowhere": ("nowhere/s: No such file", lambda half, folder: half.line.append(f"--state={folder / 'nowhere/s'}")),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_by_name(kind, half, tmp_path):
+    """d2: one line that says what it is, and nothing is changed."""
+    says, change = REFUSED[kind]
+    change(half, tmp_path)
+    before = everything(tmp_path)
+    code, errors = call(stream, half.line)
+    assert code == 1 and len(errors.strip().splitlines()) == 1 and re.search(says, errors), errors
+    assert before == everything(tmp_path)
+
+
+def test_what_may_differ(half, tmp_path):
+    """Thresholds; names of models; the place of the file."""
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "x.safetensors").rename(tmp_path / "moved" / "z.safetensors")
+    half.line[0] = str(tmp_path / "moved" / "z.safetensors")
+    half.model.config.llm = "another/name"
+    changes = "--theta=0.5", "--refractory=1", "--static", "--lookahead=2", "--max-segment=9"
+    code, errors = call(stream, [*half.line, *changes])
+    assert code == 0 and "goes on after" in errors
+    assert [json.loads(row)["frame"] for row in (tmp_path / "trace").read_text().splitlines()] == list(range(40))
+
+
+def test_another_vision_model(tmp_path):
+    """It proves itself on a picture; so does one whose answer is that of another format."""
+    model, proofs = at_every_frame(), []
+    for scale in (1, 1.01, 2):
+        eyes = Eyes()
+        eyes.several = lambda videos, scale=scale: [y * torch.arange(32) * scale for y in Eyes().several(videos)]
+        proofs.append(prove(model, stream.Context(model), lambda pictures: eyes.several([pictures])[0]))
+    suspend.check_proof("s", proofs[1], proofs[0], 5e-2)
+    with pytest.raises(BadData, match="another vision model"):
+        suspend.check_proof("s", proofs[2], proofs[0], 5e-2)
+
+
+def test_another_format(tmp_path):
+    """d3: a state of fp32 goes on in bf16; nearly the same p([SKIP])."""
+    model, x = talking(last_k=2)
+    steps = stream.narrate(model, x, context=(context := stream.Context(model)))
+    list(islice(steps, 12))
+    write_state(tmp_path / "s", context, {}, prove(model, stream.Context(model), None))
+    half_precision = copy.deepcopy(model)
+    half_precision.llm.to(torch.bfloat16)
+    other = stream.Context(half_precision)
+    proof, (about, tensors) = prove(half_precision, other, None), read_state(tmp_path / "s")
+    suspend.check_proof("s", tensors, proof, 5e-2)
+    with pytest.raises(BadData):
+        suspend.check_proof("s", tensors, proof, 1e-6)
+    unpack(other, about["stream"], tensors)
+    assert other.cache.keys[0].dtype == torch.bfloat16
+    one, two = next(steps), next(stream.narrate(half_precision, x[12:], context=other))
+    assert one.frame == two.frame == 12 and abs(one.p_skip - two.p_skip) < 0.05 * one.p_skip
+
+
+def test_several_inputs(half, tmp_path, monkeypatch):
+    """Each has a state of its own in a folder; one that is finished stays as it is."""
+    def line(folder):
+        inputs = [str(tmp_path / f"{name}.safetensors") for name in "xy"]
+        return [*inputs, "--model=m", "--device=cpu", "--batch=1", f"--jsonl={folder}", f"--trace={folder}"]
+    assert call(stream, line(tmp_path / "once"))[0] == 0
+    state = f"--state={tmp_path / 'states'}"
+    assert stopped([*line(tmp_path / "often"), state], 65, monkeypatch)[0] == 130
+    assert {file.name for file in (tmp_path / "states").iterdir()} == {"x.state", "y.state"}
+    code, errors = call(stream, [*line(tmp_path / "often"), state])
+    assert code == 0 and "x.safetensors is narrated to its end" in errors and "y.state: goes on after" in errors
+    names = "x.jsonl", "x.trace.jsonl", "y.jsonl", "y.trace.jsonl"
+    assert contents(tmp_path / "once", names) == contents(tmp_path / "often", names)
+
+
+# ------------------------------------------------------------------ live
+
+def at_every_frame(**changes):
+    return tiny(last_k=2, fps=10.0, theta=1.0, theta_low=1.0, max_new_tokens=2, **changes)
+
+
+def live(folder, model, ask=Alone()):
+    files = {"jsonl": folder / "jsonl", "trace": folder / "trace", "state": folder / "s"}
+    run = stream.Input(lavfi(25), "", files, True)
+    return run, run.decisions(model, Eyes(), arguments(), ask)
+
+
+def test_a_camera_goes_on(tmp_path):
+    """After each narration it is saved; numbers go on, and so does time, by the wall clock."""
+    run, steps = live(tmp_path, at_every_frame())
+    before = list(islice(steps, 6))
+    steps.close()
+    time.sleep(1.2)
+    since = time.time() - run.video.arrived
+    again, steps = live(tmp_path, at_every_frame())
+    after = list(islice(steps, 3))
+    steps.close()
+    rows = [json.loads(row) for row in (tmp_path / "jsonl").read_text().splitlines()]
+    assert [row["n"] for row in rows] == list(range(9)) == [step.frame for step, _ in before + after]
+    assert after[0][1]["start"] == before[-1][1]["end"] and after[0][1]["end"] - before[-1][1]["end"] > 1.2
+    passed = (again.video.arrived - run.video.arrived)                               # both by the monotonic clock
+    assert abs(after[-1][1]["end"] - before[-1][1]["end"] - passed) < 0.1 and since
+    assert [json.loads(row)["frame"] for row in (tmp_path / "trace").read_text().splitlines()] == list(range(9))
+
+
+class Interrupted(Alone):
+    """Ctrl-C while the stream waits for frame number `at`."""
+    def __init__(self, at):
+        self.left = at
+
+    def wait(self, ready):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().wait(ready)
+
+
+def test_a_camera_is_interrupted(tmp_path):
+    """Ctrl-C between two frames: all of them are saved. The segment is restarted, for the view is another one."""
+    model = at_every_frame(max_segment=30.0)
+    model.config.theta = model.config.theta_low = -1.0
+    run, steps = live(tmp_path, model, Interrupted(5))
+    with pytest.raises(KeyboardInterrupt):
+        list(steps)
+    assert read_state(tmp_path / "s")[0]["stream"]["frame"] == 5 == len((tmp_path / "trace").read_text().splitlines())
+    for frames in (0, 0, 3):                                                 # 0: interrupted before a picture comes
+        run, steps = live(tmp_path, model, Interrupted(frames))
+        with pytest.raises(KeyboardInterrupt):
+            list(steps)
+    rows = [json.loads(row) for row in (tmp_path / "trace").read_text().splitlines()]
+    assert [row["frame"] for row in rows] == list(range(8))
+    assert [row["frame"] for row in rows if "restart" in row] == [5]
+    model.config.theta = model.config.theta_low = 1.0
+    step, row = next(live(tmp_path, model)[1])
+    assert (step.frame, row["n"], row["start"]) == (8, 1, 0.1)
