@@ -284,8 +284,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there is one.
 
     As published, frame 0 always narrates, and so does the last frame: if it has not, a second Decision of it follows.
-    `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new
-    one, or one that goes on with frame `context.frame` (support/suspend.py). With lookahead K, one pass of the model
+    `forced` gives narrations (frame -> ids) instead of the model's own, the first at frame 0; `context` is a new one,
+    or one that goes on with frame `context.frame` (support/suspend.py). With lookahead K, one pass of the model
     reads K frames; with 1, it never looks ahead. `clock`: seconds of the frame just taken; default (t + 1) / fps.
     """
     layout, config = narrator.layout, narrator.config

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import datetime
+from glob import escape
 from hashlib import sha256
 from pathlib import Path
 
@@ -83,6 +84,8 @@ class State:
         self.dtype, self.proof = str(narrator.llm.dtype), prove(narrator, run.context, encode)
         if found:
             self.load(path, about, tensors)
+        for part in path.parent.glob(f".{escape(path.name)}.*.part"):              # of a run killed while it wrote
+            part.unlink(missing_ok=True)
         return True
 
     def load(self, path: Path, about: dict, tensors: dict[str, Tensor]) -> None:

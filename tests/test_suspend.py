@@ -386,7 +386,7 @@ def test_another_format(tmp_path):
     unpack(other, about["stream"], tensors)
     assert other.cache.keys[0].dtype == torch.bfloat16
     one, two = next(steps), next(stream.narrate(half_precision, x[12:], context=other))
-    assert one.frame == two.frame == 12 and abs(one.p_skip - two.p_skip) < 0.05 * one.p_skip
+    assert one.frame == two.frame == 12 and 0.8 < one.p_skip / two.p_skip < 1.25
 
 
 def test_several_inputs(half, tmp_path, monkeypatch):
