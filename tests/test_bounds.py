@@ -17,6 +17,7 @@ from helpers import ROOT, TOY, tiny, video
 from support.bounds import LIVE, PART, live_bounds, most_tokens, turn_keys, turning
 from support.common import BadData
 from support.training import random_restarts
+from support.video import Video
 from test_commands import call
 from test_decode import assert_same, lively, small, together
 from test_stream import VARIANTS, constant, features
@@ -387,3 +388,23 @@ def test_training_with_restarts(tmp_path, monkeypatch):
     assert len(seen) == 2 and all(4 <= y.start <= 60 for y in seen) and len({y.start for y in seen}) > 1
     with pytest.raises(BadData, match="--restart"):
         train.train_narrator(tiny(memory="none", prune=False), [example], options)
+
+
+def test_darkness_in_the_kitchen():
+    """Ten minutes without light after the 21st sentence: none is said, and those after it are as without darkness.
+
+    A still picture of two minutes: nothing is said either.
+    """
+    narrator = nar.Narrator.load(str(TOY)).merge()
+    video = torch.stack([torch.from_numpy(picture) for picture in Video(ROOT / "toy" / "kitchen.mp4", 2)])
+    encode = narrator.vision_encoder()
+    x = torch.cat([encode(part) for part in video.split(64)])
+    said = lambda x: [(s.frame, s.narration.text) for s in stream.narrate(narrator, x, lookahead=4) if s.narration]
+    live_bounds(narrator)
+    without = said(x)
+    at = without[20][0] + 1
+    for picture, frames in ((torch.zeros_like(video[:1]), 1200), (video[at:at + 1], 240)):
+        found = said(torch.cat([x[:at], encode(picture).expand(frames, -1, -1), x[at:]]))
+        assert found[:21] == without[:21] and all(not at <= frame < at + frames for frame, _ in found)
+        later = [text for frame, text in found if frame >= at + frames]
+        assert sum(text == before for text, (_, before) in zip(later, without[21:], strict=True)) >= 20
