@@ -355,3 +355,12 @@ def test_clutter_is_seen_but_never_used():
             assert not (thing and name in world.CONTAINERS) and (changed > 20 if thing else changed == 0)
     assert 0.7 < np.mean([thing is not None for video in OTHERS["clutter"] for name, thing in
                           zip(PLACES, video.clutter) if name not in world.CONTAINERS]) < 0.9
+
+
+@pytest.mark.parametrize("seed, idle", [(1000258, 0.5), (1000530, None), (1000613, 0.5)])
+def test_narrations_stay_in_order(seed, idle):
+    """Where annotations stray far and the last one is held back, no two are of one frame."""
+    segments = int(np.random.default_rng((seed, 0)).integers(8, 13))                         # as world.kitchens has it
+    kitchen = world.Kitchen(seed, segments, world.find_world("hard", idle))
+    frames = [narration.frame for narration in kitchen.narrations]
+    assert all(a < b for a, b in zip(frames, frames[1:])) and frames[-1] == len(kitchen) - 1

@@ -256,9 +256,14 @@ class Kitchen:
         self._hand = hand or ENTRY
 
     def _end_at_nominal(self) -> None:
-        """After the nominal end nothing is left to see: the last narration is not annotated later."""
-        last = self.narrations[-1]
-        self.narrations[-1] = replace(last, frame=min(last.frame, len(self) - 1))
+        """After the nominal end nothing is left to see: the last narration is not annotated later, and those before it
+        stay before it."""
+        latest = len(self) - 1
+        for n in reversed(range(len(self.narrations))):
+            if self.narrations[n].frame <= latest:
+                break
+            self.narrations[n] = replace(self.narrations[n], frame=latest)
+            latest -= 1
 
     def _segment(self) -> None:
         """One event of yours, perhaps one chore of the other cook beside it, one narration."""
