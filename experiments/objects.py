@@ -27,7 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from evaluate import TAU, average, match, overlaps, segments, split_of
-from experiments.sources import known_truth, parse_sources, protect, source_options
+from experiments.truth import known_truth, parse_truth, protect, truth_options
 from support.answers import Answers
 from support.common import BadData, command_line, one_line, print_table
 from support.narrations import Sentence, Truth, is_list_of, paired, read_predictions
@@ -223,8 +223,8 @@ def run_objects(args: argparse.Namespace):
 def main():
     parser = argparse.ArgumentParser(prog="python -m experiments.objects",
                                      description="How many of the objects that narrations name are in use.")
-    source_options(parser)
-    args = parse_sources(parser, needed=True)
+    truth_options(parser)
+    args = parse_truth(parser, needed=True)
     command_line(lambda: run_objects(args))
 
 

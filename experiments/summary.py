@@ -21,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from evaluate import average, split_of
-from experiments.sources import known_truth, parse_sources, protect, source_options
+from experiments.truth import known_truth, parse_truth, protect, truth_options
 from support import captions
 from support.annotations import Interval, Notes, intervals, summarised
 from support.answers import Answers
@@ -178,11 +178,11 @@ def run_summary(args: argparse.Namespace):
 def main():
     parser = argparse.ArgumentParser(prog="python -m experiments.summary",
                                      description="Summaries of videos, made of their narrations and scored.")
-    source_options(parser)
+    truth_options(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the summaries, as JSON {video: summary}")
     parser.add_argument("--ptb", action="store_true",
                         help="split sentences by the Penn Treebank tokeniser (needs Java, pycocoevalcap)")
-    args = parse_sources(parser, needed=False)
+    args = parse_truth(parser, needed=False)
     command_line(lambda: run_summary(args))
 
 

@@ -17,7 +17,7 @@ def known_truth(args: argparse.Namespace) -> dict[str, Truth]:
     return {sample.name: truth_of(sample) for sample in samples}
 
 
-def source_options(parser: argparse.ArgumentParser):
+def truth_options(parser: argparse.ArgumentParser):
     """What is read, and who answers: the options that both experiments on narrations have."""
     parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
     parser.add_argument("--gt", help="ground truth: a file or a folder, as for evaluate.py score; or --data")
@@ -27,7 +27,7 @@ def source_options(parser: argparse.ArgumentParser):
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
 
-def parse_sources(parser: argparse.ArgumentParser, needed: bool) -> argparse.Namespace:
+def parse_truth(parser: argparse.ArgumentParser, needed: bool) -> argparse.Namespace:
     """The command line; usage errors where ground truth is given twice, or not at all though it is needed."""
     args = parser.parse_args()
     if args.gt and args.data or needed and not (args.gt or args.data):
