@@ -32,7 +32,8 @@ from tqdm import tqdm
 from narrator import Config, VisionEncoder
 from support import annotations, own
 from support.annotations import Notes, frame_at, time_of
-from support.common import BadData, choose, command_line, positive_float, positive_int, rank, whole, write_json
+from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, read_json, whole,
+                            write_json)
 from support.encoding import encode_videos
 from support.features import Store, encode_pictures
 from support.narrations import read_described
@@ -126,16 +127,24 @@ def write_toy(seed: int, minutes: float, output: str | Path, variant: str = "pla
     output = Path(output)
     if output.suffix.lower() != ".mp4":
         raise BadData(f"{output}: the name of the output must end in .mp4")
-    if not 0 < minutes <= 24 * 60:
-        raise BadData(f"--minutes must be more than 0 and at most {24 * 60}, not {minutes}")
-    sample = toy_sample(world.lasting(seed, 60 * minutes, world.find_world(variant)))
-    narrations = [{"time": time_of(frame, sample.fps), "text": text} | ({"memory": list(words)} if words else {})
-                  for (frame, text), words in zip(sample.narrations, sample.memory_words)]
-    content = {"video": output.name, "fps": sample.fps, "duration": sample.duration, "narrations": narrations}
+    sample = lasting_sample(seed, minutes, variant)
     bar = tqdm(sample.frames(), total=sample.num_frames, desc=output.name, unit="frame", leave=False, disable=None)
     write_video(output, bar, sample.fps)
-    write_json(output.with_suffix(".json"), content)
+    write_json(output.with_suffix(".json"), sidecar(sample, output.name))
     return sample
+
+
+def lasting_sample(seed: int, minutes: float, variant: str) -> Sample:
+    if not 0 < minutes <= 24 * 60:
+        raise BadData(f"--minutes must be more than 0 and at most {24 * 60}, not {minutes}")
+    return toy_sample(world.lasting(seed, 60 * minutes, world.find_world(variant)))
+
+
+def sidecar(sample: Sample, video: str) -> dict:
+    """The .json file beside a video of the toy."""
+    narrations = [{"time": time_of(frame, sample.fps), "text": text} | ({"memory": list(words)} if words else {})
+                  for (frame, text), words in zip(sample.narrations, sample.memory_words)]
+    return {"video": video, "fps": sample.fps, "duration": sample.duration, "narrations": narrations}
 
 
 # ------------------------------------------------------------------------------------------- any data set
@@ -267,8 +276,11 @@ def toy_command(options: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     for seed in tqdm(range(options.seed, options.seed + options.count), desc=str(output), unit="video"):
         video = output / f"toy-{seed:07d}.mp4"
-        if not (video.exists() and video.with_suffix(".json").exists()):       # the .json comes last: finished
+        there = video.with_suffix(".json")                                     # comes last: finished
+        if not (video.exists() and there.exists()):
             write_toy(seed, options.minutes, video, options.world)
+        elif read_json(there) != sidecar(lasting_sample(seed, options.minutes, options.world), video.name):
+            raise BadData(f"{video}: is of another length or world; delete it, or choose another --output")
     print(f"{output}: {options.count} videos")
 
 
@@ -347,7 +359,8 @@ def main(arguments: list[str] | None = None) -> None:
         one.add_argument("--split", help="default: val; of a folder, all")
         one.add_argument("--limit", type=positive_int, help="at most this many samples")
     options = parser.parse_args(arguments)
-    if options.command is encode_command and (bool(options.videos), bool(options.output)) != (not options.data,) * 2:
+    if options.command is encode_command and (options.videos or options.output if options.data else
+                                              not (options.videos and options.output)):
         encoding.error("give VIDEO... and --output FOLDER, or --data FOLDER")
     options.command(options)
 

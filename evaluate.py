@@ -36,7 +36,8 @@ import data
 import narrator as nar
 import stream
 from support import captions
-from support.common import BadData, choose, command_line, positive_int, print_table, probability, rank, write_json
+from support.common import (BadData, check_writable, choose, command_line, positive_int, print_table, probability, rank,
+                            write_json)
 from support.features import pairs
 from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
 from support.options import config_changes, data_options, home, lookahead_option, model_options, trigger_options
@@ -162,10 +163,10 @@ def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]
         print(f"left out: {result['without_truth']} of {len(truths)} videos, no true narration", file=sys.stderr)
     if result["meteor"] is None:
         print(f"METEOR is not computed: {captions.java_problem()}", file=sys.stderr)
-    if args.per_video:
-        write_json(args.per_video, each)
     if args.json:
         print(json.dumps(result))
+    if args.per_video:
+        write_json(args.per_video, each)
 
 
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
@@ -395,10 +396,10 @@ def run_teacher(args: argparse.Namespace):
     if args.by_duration:
         rows += [(label, mean(names)) for label, names in by_duration(minutes)]
     print_table(rows)
-    if args.per_video:
-        write_json(args.per_video, each)
     if args.json:
         print(json.dumps(rows[0][1] | ({"by_duration": dict(rows[1:])} if args.by_duration else {})))
+    if args.per_video:
+        write_json(args.per_video, each)
 
 
 # ---------------------------------------------------------------------- the command line
@@ -441,7 +442,13 @@ def main():
         one.add_argument("--per-video", metavar="FILE", help="write each video's results as JSON")
         one.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
-    command_line(lambda: args.run(args))
+
+    def run():
+        if args.per_video:
+            check_writable(args.per_video)
+        args.run(args)
+
+    command_line(run)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ RANGES = {(1, 1e9): "memory_tokens memory_heads width max_new_tokens lora_rank l
 
 @dataclass
 class Config:
-    """A checkpoint's settings (narrator.json). Defaults are the paper's; "published": only in the authors' code."""
+    """A checkpoint's settings (narrator.json). Defaults: the paper's; "published": the authors' code's; "ours"."""
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"         # hub id or folder, relative ones inside the checkpoint
     vision: str = "google/siglip-large-patch16-384"       # likewise
     memory: str = "clam"                                  # one of MEMORIES

@@ -24,7 +24,6 @@ memory) is the same loop with `prune` off. Not in the paper: what bounds a strea
 import argparse
 import atexit
 import gc
-import signal
 import sys
 import time
 from collections import deque
@@ -349,7 +348,8 @@ class Input:
         frames, self.total, self.video = open_frames(
             self.source, narrator.config, lambda pictures: ask(encoder.several, self.page.see(pictures)), lookahead,
             encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait), self.state.skip)
-        if args.model is None and self.video is not None and self.video.size != TOY_SIZE:
+        unknown = self.video is None or self.video.size is None and not self.live      # features; a pipe
+        if args.model is None and not unknown and self.video.size != TOY_SIZE:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
                        "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
@@ -423,10 +423,10 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
             run, lines = runs[number], []
             name = run.name and run.name + " "
             if isinstance(item, Failed):
-                if len(runs) == 1 or not isinstance(item.error, BadData):
+                if len(runs) == 1 or not isinstance(item.error, BadData | OSError):
                     raise item.error
                 failed.append(run)
-                lines.append(f"{run.name}: {item.error}")
+                tqdm.write(f"{run.name}: {item.error}", sys.stderr)
             else:
                 decision, row = item
                 progress.total = sum(run.total or run.count for run in runs)
@@ -466,7 +466,6 @@ def main():
     page_options(parser)
     speech_options(parser)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)                  # ends as Ctrl-C does, files whole
     command_line(lambda: run_files(args))
 
 

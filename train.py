@@ -21,7 +21,6 @@ Does not include: training the encoder or the language model of a full-size narr
 of an 8B model fits one 80 GB GPU).
 """
 import argparse
-import json
 import random
 import sys
 import time
@@ -42,9 +41,10 @@ import data
 import narrator as nar
 from support import checkpoint, own
 from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
-                            rank, whole, write_text)
+                            rank, whole)
 from support.options import dataset, kept_narrations
-from support.training import curve, located, order, random_restarts, restore, snapshot, sum_gradients, summed
+from support.training import (append_log, curve, cut_log, located, order, random_restarts, restore, snapshot,
+                              sum_gradients, summed, unfinished)
 from toy import stages
 
 
@@ -98,8 +98,8 @@ class Options:
     world: str = option("plain", "kind of the toy's videos (toy/world.py)", tuple(stages.world.WORLDS))
     idle: float | None = option(None, "share of the toy's videos that have idle time; default the world's", probability)
     llm_width: int = option(128, "width of the toy's own language model", positive_int)
-    no_remember: bool = option(False, "the toy's memory learns by the paper's loss alone, from the published first "
-                               "weights: no stage `remember`, no statistics")
+    no_remember: bool = option(False, "the toy's memory has no stage `remember`, and starts from the published first "
+                               "weights")
     seed: int = option(0, "of first weights and order of the videos", in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"))
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
@@ -153,9 +153,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     start = restore(saved, parameters, optimizer, settings) if options.resume and saved.exists() else 0
     if options.resume and not start and me == 0:
         print(f"{stage}: starts from the beginning, {saved} is not there", file=sys.stderr)
-    kept = log.read_text().splitlines()[:start] if start else []
-    if me == 0:
-        write_text(log, "".join(line + "\n" for line in kept))
+    cut_log(log, start, validate)
     progress = tqdm(range(start, steps), stage, steps, initial=start, unit="step", mininterval=1, disable=me > 0)
     done = start, torch.get_rng_state()
     try:
@@ -173,13 +171,15 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
             optimizer.step()
             done = step + 1, torch.get_rng_state()
             speed = round(tokens / (time.perf_counter() - began))
-            entry = {"step": step, "loss": loss, "tokens_per_s": speed} | validate(step)
+            entry = {"step": step, "loss": loss, "tokens_per_s": speed}
             progress.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
-            if me == 0:
-                with log.open("a") as file:
-                    file.write(json.dumps(entry) + "\n")
-                if (step + 1) % options.save_every == 0 or step + 1 == steps:
-                    snapshot(saved, *done, parameters, optimizer, settings)
+            try:
+                entry |= validate(step)
+            finally:
+                if me == 0:
+                    append_log(log, entry)
+            if me == 0 and ((step + 1) % options.save_every == 0 or step + 1 == steps):
+                snapshot(saved, *done, parameters, optimizer, settings)
     except KeyboardInterrupt:
         if me == 0 and done:
             snapshot(saved, *done, parameters, optimizer, settings)
@@ -379,6 +379,8 @@ def train_toy(options: Options):
         config = new_config(options, str(llm), str(vision), 1 + options.grid ** 2, encoder.width)
         config.vision_second = str(second) if two else None
         narrator = nar.Narrator(*checkpoint.load_llm(config.llm), config)
+        if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
+            raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")
         name = f"features{'' if options.grid == 3 else options.grid}{'_second' * two}.safetensors"
         cache = (folder if two else vision.parent) / name
         videos = stages.scenes(encoder, narrator.layout, options.limit, variant, cache)
@@ -414,6 +416,8 @@ def parse() -> Options:
 def train(options: Options):
     torch.manual_seed(options.seed)
     began = time.perf_counter()
+    if not options.resume and (state := unfinished(Path(options.output))):
+        raise BadData(f"{state} is of an interrupted training; give --resume to go on, or delete it")
     if options.data == "toy":
         if rank()[1] > 1:
             raise BadData("the toy trains in one process: start it without torchrun")

@@ -52,7 +52,7 @@ class TokenBank(NoMemory):
 
 
 class RecentFrames(TokenBank):
-    """The last M // J frames as they are ("recent")."""
+    """The last M tokens as they are ("recent"): M / J frames."""
 
     def update(self, x: Tensor, state: Tensor) -> Tensor:
         return torch.cat([state, x], dim=1)[:, self.J:]

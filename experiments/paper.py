@@ -6,7 +6,7 @@ TABLES          name -> rows: a label, a training, options of the evaluations, t
 
 `tables.py` shows them, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the miniature: copied rows of
 other works (all but FlowNar in Table 17), EgoExo4D and EPIC-Kitchens, which have rows of the same kind. `--data` prints
-the commands for the real data sets.
+the commands for the real data sets. Where the toy's sizes are not the paper's, a row's name says so.
 """
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ class Training(NamedTuple):
     """Options of train.py: the method's, further ones for the toy and for real data; whose weights it starts from.
 
     In the toy, also the trainings whose frozen language model and vision encoder it has, and those whose stage `look`
-    it starts from: seed 0's for all seeds. So all rows of a table see equally well.
+    it starts from: seed 0's for all seeds. So all rows of a table see equally well. On real data, it may be the same
+    as another training, or need features of its own.
     """
     method: str = ""
     toy: str = IDLE
@@ -30,11 +31,14 @@ class Training(NamedTuple):
     look: str | None = "flownar-c"
     init: str | None = None
     scratch: bool = False                               # also on real data, where others start from Ego4D's narrator
+    same: str | None = None
+    features: str | None = None
 
 
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20"
 ALL, ONLINE, MOD = "--last-k all", "--memory none --no-prune", "--memory none --no-prune --mod-keep 0.2"
 LION = "--memory none --no-prune --mod-keep 0.5"
+LARGE = "--llm meta-llama/Meta-Llama-3-8B-Instruct"
 TRAININGS = {
     "flownar-c": Training("--last-k 10"),                       # with seed 0, trains encoder and language model
     "flownar": Training(ALL),
@@ -47,8 +51,10 @@ TRAININGS = {
     "moviechat": Training(f"--memory moviechat {ALL}"),
     "tokenmlp": Training(f"--memory tokenmlp {ALL}"),
     "retnet": Training(f"--memory retnet {ALL}"),
+    "retnet-4": Training(f"--memory retnet {ALL}", "--idle 0.5"),               # with all of the epochs
+    "flownar-4": Training(ALL, "--idle 0.5", same="flownar"),
     "scalar": Training(f"--memory scalar {ALL}"),
-    "paper-loss": Training(ALL, IDLE + " --no-remember"),
+    "paper-loss": Training(ALL, IDLE + " --no-remember", same="flownar"),       # CLAM without the stage `remember`
     "none-0": Training("--memory none --last-k 0"),
     "clam-0": Training("--last-k 0"),
     "clam-3": Training("--last-k 3"),
@@ -56,14 +62,14 @@ TRAININGS = {
     "tokens-5": Training(ALL, IDLE + " --memory-tokens 5", "--memory-tokens 10"),
     "tokens-15": Training(ALL, IDLE + " --memory-tokens 15", "--memory-tokens 30"),
     "tokens-25": Training(ALL, IDLE + " --memory-tokens 25", "--memory-tokens 50"),
-    "hard": Training(ALL, IDLE + " --world hard"),
-    "hard-online": Training(ONLINE, IDLE + " --world hard"),
-    "second": Training(ALL, SECOND, look="second", scratch=True),
-    "second-tuned": Training(ALL, SECOND, llm=None, vision=None, look=None, init="flownar"),
+    "hard": Training(ALL, IDLE + " --world hard", same="flownar"),
+    "hard-online": Training(ONLINE, IDLE + " --world hard", same="online"),
+    "second": Training(ALL, SECOND, look="second", scratch=True, same="flownar"),
+    "second-tuned": Training(ALL, SECOND, llm=None, vision=None, look=None, init="flownar", same="flownar"),
     "narrations": Training("--narration-memory 20"),
-    "large": Training(ALL, IDLE + " --llm-width 256", "--llm meta-llama/Meta-Llama-3-8B-Instruct",
-                      llm="large", look="large"),
-    "cls": Training(ONLINE, IDLE + " --grid 0", look="cls"),    # real data: features of --grid 0 (data.py encode)
+    "large": Training(ALL, IDLE + " --llm-width 256", LARGE, llm="large", look="large", same="flownar"),
+    "cls": Training(ONLINE, IDLE + " --grid 0", "--root data/cls", look="cls",
+                    features="data.py encode VIDEO... --grid 0 --output data/cls/features"),
 }
 
 # ------------------------------------------------------------------------------------------- what is evaluated
@@ -81,6 +87,15 @@ EVALUATIONS = {                                         # {videos}, {long}: fold
     "summary": "-m experiments.summary --llm none --pred {long} --gt {videos}",
     "objects": "-m experiments.objects --llm none --pred {long} --gt {videos}",
 }
+STREAM = "evaluate.py stream --data {data} --model {out} --output {keep}"
+TEACHER = "evaluate.py teacher --data {data} --model {out}"
+NARRATIONS = "--pred {keep}/predictions --data {data} --llm meta-llama/Meta-Llama-3-8B-Instruct"
+REAL_EVALUATIONS = {                                    # what they are on real data; the others are the toy's alone
+    "stream": STREAM, "long": f"{STREAM} --by-duration", "hard": STREAM, "second": STREAM,
+    "teacher": TEACHER, "long-teacher": f"{TEACHER} --by-duration", "second-teacher": TEACHER,
+    "cost": "-m experiments.efficiency --model {out} --streams 1",
+    "summary": f"-m experiments.summary {NARRATIONS}", "objects": f"-m experiments.objects {NARRATIONS}",
+}
 VIDEOS = [f"data.py toy --seed {5_100_000 + 1000 * i} --count {count} --minutes {minutes} --output {{videos}}"
           for i, (minutes, count) in enumerate(((1, 6), (3, 4), (6, 3), (11, 2)))]
 
@@ -92,6 +107,7 @@ class Column(NamedTuple):
     header: str
     evaluation: str
     measure: str
+    toy: bool = False                                   # of the toy alone
 
 
 class Row(NamedTuple):
@@ -112,13 +128,16 @@ class Table(NamedTuple):
     columns: list[Column]
     rows: list[Row]
     seeds: int = 1
+    real: str = ""                                      # options of train.py on real data, for all rows
 
 
 def streamed(evaluation: str = "stream", before: str = "") -> list[Column]:
     """Columns of the self-conditioned protocol."""
-    names = {"Prec.": "precision", "Rec.": "recall", "F1": "f1", "C": "cider", "R": "rouge_l", "exact": "exact",
-             "memory words": "memory_words"}
-    return [Column(header, evaluation, before + measure) for header, measure in names.items()]
+    names = {"Prec.": "precision", "Rec.": "recall", "F1": "f1", "C": "cider", "M": "meteor",
+             "R": "rouge_l"}
+    return [Column(header, evaluation, before + measure) for header, measure in names.items()] + [
+        Column("exact", evaluation, before + "exact", toy=True),
+        Column("memory words", evaluation, before + "memory_words", toy=True)]
 
 
 def teacher(evaluation: str = "teacher", before: str = "") -> list[Column]:
@@ -127,8 +146,8 @@ def teacher(evaluation: str = "teacher", before: str = "") -> list[Column]:
     return [Column(header, evaluation, before + measure) for header, measure in names.items()]
 
 
-MEMORY = [Column("memory words", "stream", "memory_words"), Column("idle", "idle", "memory_words"),
-          Column("11 minutes", "long", "by_duration/>= 8 min/memory_words")]
+MEMORY = [Column("memory words", "stream", "memory_words", toy=True), Column("idle", "idle", "memory_words", toy=True),
+          Column("11 minutes", "long", "by_duration/>= 8 min/memory_words", toy=True)]
 COST = [Column("GMACs", "cost", "gmacs"), Column("cache, MB", "cost", "cache_mb")]
 SC, TF = "Prec. Rec. F1 C M R", "PPL TimeDiff Fluency LM-Corr."
 LENGTHS = ("<= 2 min", "2 - 4 min", "4 - 8 min", ">= 8 min")
@@ -153,8 +172,8 @@ TABLES = {
         Row("VideoLLM-MoD", "mod", "2.410 2.040 45.2% 48.9%"),
         Row("LION-FS", "lion", "2.090 2.150 46.1% 52.4%"),
         Row("FlowNar-C", "flownar-c", "2.006 2.219 46.1% 53.5%"),
-        Row("FlowNar", "flownar", "1.995 2.195 46.4% 53.9%")]),
-    "T3": Table("Visual history, self-conditioned", "ego4d", "C M R", streamed(), [
+        Row("FlowNar", "flownar", "1.995 2.195 46.4% 53.9%")], real=LARGE),
+    "T3": Table("Visual history, self-conditioned", "ego4d", "C M R", streamed() + MEMORY[2:], [
         Row("none", "none", "30.40 11.36 30.54"), Row("recent", "recent", "30.16 11.42 30.59"),
         Row("all, no DCM", "online", "28.04 11.33 29.86"), Row("CLAM", "flownar", "35.64 12.14 31.64")], 2),
     "T4": Table("Trigger (toy: ends that are hard to see)", "ego4d", SC, streamed("hard"), [
@@ -167,21 +186,21 @@ TABLES = {
         Row("MovieChat", "moviechat", "2.105 2.265 45.1% 51.9%"),
         Row("TokenMLP", "tokenmlp", "2.127 2.274 44.6% 51.3%"),
         Row("Refac. RetNet", "retnet", "2.092 2.239 45.3% 52.1%"), Row("one gate per head", "scalar", ""),
-        Row("CLAM, the paper's loss alone", "paper-loss", ""),
-        Row("CLAM", "flownar", "2.086 2.237 45.4% 52.2%")], 2),
+        Row("CLAM without `remember`", "paper-loss", ""), Row("CLAM", "flownar", "2.086 2.237 45.4% 52.2%"),
+        Row("Refac. RetNet, all epochs", "retnet-4", ""), Row("CLAM, all epochs", "flownar-4", "")], 2),
     "T6": Table("Duration, teacher-forced", "ek100", TF, teacher("long-teacher", "by_duration/{}/"), [
-        Row(part, "flownar-c", numbers, "", part) for part, numbers in zip(LENGTHS, (
+        Row(part, "flownar", numbers, "", part) for part, numbers in zip(LENGTHS, (
             "2.254 1.749 39.0% 52.6%", "2.337 3.057 43.1% 50.1%", "2.188 3.181 42.0% 52.7%",
             "2.279 3.326 42.0% 52.4%"))]),
     "T7": Table("Duration, self-conditioned", "ek100", SC, streamed("long", "by_duration/{}/"), [
-        Row(part, "flownar-c", numbers, "", part) for part, numbers in zip(LENGTHS, (
+        Row(part, "flownar", numbers, "", part) for part, numbers in zip(LENGTHS, (
             "57.05 32.58 40.21 77.47 17.07 49.21", "48.51 23.14 29.01 54.99 15.98 46.89",
             "44.07 17.80 23.15 59.60 15.96 47.05", "41.41 12.79 16.93 37.94 14.13 45.46"))]),
     "T9": Table("Visual history, teacher-forced", "ego4d", "MACs Cache PPL TimeDiff", COST + teacher()[:2], [
         Row("none", "none", "14.02T 57.5M 2.122 2.248"), Row("recent", "recent", "15.68T 58.8M 2.115 2.257"),
         Row("all, no DCM", "online", "18.06T 737.6M 2.118 2.245"), Row("CLAM", "flownar", "16.70T 59.2M 2.086 2.237")]),
-    "T10": Table("Pretraining (toy: a second kitchen)", "ek100", TF,
-                 teacher("second-teacher") + [Column("F1", "second", "f1"), Column("exact", "second", "exact")], [
+    "T10": Table("Pretraining (toy: a second kitchen)", "ek100", TF, teacher("second-teacher") + [
+        Column("F1", "second", "f1", toy=True), Column("exact", "second", "exact", toy=True)], [
         Row("from scratch", "second", "2.935 2.716 40.1% 43.2%", more={"egoexo4d": "2.005 1.095 33.0% 39.1%"}),
         Row("pretrained", "second-tuned", "2.266 2.679 41.2% 51.9%", more={"egoexo4d": "1.778 1.022 38.7% 46.4%"}),
         Row("zero-shot", "flownar", "")]),
@@ -203,17 +222,19 @@ TABLES = {
         Row("CLAM, last 3", "clam-3", "16.44T 15.2M 2.150 2.271"),
         Row("CLAM, last 7", "clam-7", "16.47T 18.1M 2.136 2.264"),
         Row("CLAM, last 10", "flownar-c", "16.50T 20.2M 2.111 2.245"), Row("CLAM, all", "flownar", "")]),
-    "T14": Table("Memory tokens (paper: 10, 20, 30, 50)", "ego4d", "MACs Cache PPL Fluency",
+    "T14": Table("Memory tokens", "ego4d", "MACs Cache PPL Fluency",
                  COST + [teacher()[0], teacher()[2]] + MEMORY, [
-        Row("5", "tokens-5", "15.88T 58.5M 2.094 45.2%"), Row("10", "flownar", "16.70T 59.2M 2.086 45.4%"),
-        Row("15", "tokens-15", "17.52T 59.9M 2.099 45.2%"), Row("25", "tokens-25", "19.15T 61.3M 2.098 45.3%")]),
+        Row("10 (toy: 5)", "tokens-5", "15.88T 58.5M 2.094 45.2%"),
+        Row("20 (toy: 10)", "flownar", "16.70T 59.2M 2.086 45.4%"),
+        Row("30 (toy: 15)", "tokens-15", "17.52T 59.9M 2.099 45.2%"),
+        Row("50 (toy: 25)", "tokens-25", "19.15T 61.3M 2.098 45.3%")]),
     "T15": Table("CLAM on narrations", "ego4d", TF, teacher() + MEMORY[:1], [
         Row("CLAM", "narrations", "2.174 2.275 44.0% 50.2%"), Row("last 10", "flownar-c", "2.111 2.245 45.0% 51.7%")]),
-    "T16": Table("Size of the language model (paper: 1B, 8B)", "ego4d", TF, teacher() + MEMORY[:1], [
-        Row("0.9 M", "flownar", "2.086 2.237 45.4% 52.2%", more={"ek100": "2.266 2.679 41.2% 51.9%"}),
-        Row("3.6 M", "large", "1.995 2.195 46.4% 53.9%", more={"ek100": "2.105 2.635 41.5% 53.8%"})]),
-    "T17": Table("Video summary (toy: condensed by rule)", "ego4d", "C M R",
-                 [Column("C", "summary", "cider"), Column("R", "summary", "rouge_l")], [
+    "T16": Table("Size of the language model", "ego4d", TF, teacher() + MEMORY[:1], [
+        Row("1B (toy: 0.9 M)", "flownar", "2.086 2.237 45.4% 52.2%", more={"ek100": "2.266 2.679 41.2% 51.9%"}),
+        Row("8B (toy: 3.6 M)", "large", "1.995 2.195 46.4% 53.9%", more={"ek100": "2.105 2.635 41.5% 53.8%"})]),
+    "T17": Table("Video summary (toy: condensed by rule)", "ego4d", "C M R", [
+        Column("C", "summary", "cider"), Column("M", "summary", "meteor"), Column("R", "summary", "rouge_l")], [
         Row("FlowNar", "flownar", "11.20 17.94 32.63"), Row("VideoLLM-online", "online", "")]),
     "objects": Table("Objects that are right (App. C.1)", "egoexo4d", "accuracy",
                      [Column("accuracy", "objects", "object_accuracy")], [

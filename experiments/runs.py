@@ -16,13 +16,13 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from experiments.paper import EVALUATIONS, TRAININGS, VIDEOS, Row, Table
+from experiments.paper import EVALUATIONS, LARGE, REAL_EVALUATIONS, TRAININGS, VIDEOS, Row, Table
 from support.common import BadData, is_number, read_json, write_json
 from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-MADE = "training.json"                                              # beside a narrator: its command, and the commit
+MADE = "training.json"                                      # beside a narrator: its command, the worlds, the commit
 
 
 class Experiment(NamedTuple):
@@ -35,7 +35,12 @@ class Experiment(NamedTuple):
     @property
     def name(self) -> str:
         """What distinguishes it, as a file's name."""
-        return "-".join([self.training, self.evaluation, *self.options.replace("--", "").split(), str(self.seed)])
+        return "-".join([self.training, self.evaluation, *words(self.options), str(self.seed)])
+
+
+def words(options: str) -> list[str]:
+    """Of options, for names of files: --static --theta 0.7 -> static, theta, 0.7."""
+    return options.replace("--", "").split()
 
 
 def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Experiment]:
@@ -75,16 +80,22 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     return [*filled.split(), *which, *experiment.options.split(), "--json"]
 
 
-def real_commands(training: str, evaluation: str, options: str, data: str) -> list[str]:
-    """The commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
-    given, out = TRAININGS[training], f"out/{data}-{training}"
-    scratch, epochs = data == "ego4d" or given.scratch, "--epochs 4" if data == "ek100" else ""
-    init = "" if scratch else f"--init out/ego4d-{given.init or training} {epochs}"
-    train = f"python train.py --data {data} {given.method} {given.real} {init} --output {out}"
-    protocol = "teacher" if "teacher" in EVALUATIONS[evaluation] else "stream"
-    length = "--by-duration" if "--by-duration" in EVALUATIONS[evaluation] else ""
-    return [" ".join(line.split()) for line in (
-        train, f"python evaluate.py {protocol} --data {data} --model {out} {length} {options}")]
+def real_commands(row: Row, table: Table, data: str) -> list[str]:
+    """A row's commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
+    own = TRAININGS[row.training]
+    training, real = own.same or row.training, f"{own.real} {table.real}"
+    size, scratch = "8b-" * (LARGE in real), data == "ego4d" or own.scratch
+    out = f"out/{data}-{size}{training}" + "-scratch" * (scratch and data != "ego4d")
+    start = "" if scratch else f"--init out/ego4d-{size}{training}"
+    epochs = "--epochs 4" if data == "ek100" else ""
+    lines = [own.features] if own.features else []
+    lines.append(f"train.py --data {data} {TRAININGS[training].method} {real} {start} {epochs} --output {out}")
+    kinds = list(dict.fromkeys(column.evaluation for column in table.columns if not column.toy))
+    for kind in ["stream"] * (kinds[0] in ("summary", "objects")) + kinds:     # those read streamed narrations
+        line = REAL_EVALUATIONS[kind].format(data=data, out=out, keep="-".join([f"{out}/kept", *words(row.options)]))
+        root = own.real if "--root" in own.real else ""
+        lines.append(f"{line} {row.options} {root}" if line.startswith("evaluate.py") else line)
+    return ["python " + " ".join(line.split()) for line in lines]
 
 
 # ------------------------------------------------------------------------------------------- results
@@ -138,10 +149,10 @@ def cores() -> int:
 
 
 def commit() -> str | None:
-    """The present commit, with a + if files have been changed since; None where there is no repository."""
+    """The present commit, with a + if code has been changed since; None where there is no repository."""
     git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     head = git("rev-parse", "--short=10", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no").stdout.strip()
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", ":!tests").stdout.strip()
     return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else None
 
 
@@ -194,18 +205,19 @@ class Runner:
             command = train_command(training, seed, self.folder)
             if not again:
                 (ROOT / out).mkdir(parents=True)
-                write_json(ROOT / out / MADE, {"command": command, "commit": self.commit})
-            elif self.made(training, seed)["command"] != command:
-                raise BadData(f"{ROOT / out} was trained by another command; delete it, or choose another --output")
+                write_json(ROOT / out / MADE, {"command": command, "worlds": self.worlds, "commit": self.commit})
+            elif (made := self.made(training, seed))["command"] != command or made["worlds"] != self.worlds:
+                which = "command" if made["command"] != command else "world"
+                raise BadData(f"{ROOT / out} was trained by another {which}; delete it, or choose another --output")
             if not (ROOT / out / "narrator.json").exists():
                 self.run(command + again, f"{training}-{seed}")
                 self.minutes[training, seed] = None if again else time.monotonic() - began
 
     def made(self, training: str, seed: int) -> dict:
-        """How a narrator was trained: {"command", "commit"}; BadData if nothing says so."""
+        """How a narrator was trained: {"command", "worlds", "commit"}; BadData if nothing says so."""
         folder = ROOT / self.folder / f"{training}-{seed}"
         kept = read_json(folder / MADE) if (folder / MADE).exists() else None
-        if not isinstance(kept, dict) or not {"command", "commit"} <= kept.keys():
+        if not isinstance(kept, dict) or not {"command", "worlds", "commit"} <= kept.keys():
             raise BadData(f"{folder} does not say how it was trained; delete it, or choose another --output")
         return kept
 
@@ -216,7 +228,9 @@ class Runner:
                 done = ROOT / self.folder / "videos" / f"done-{number}"
                 if not done.exists():
                     self.run(command.format(videos=f"{self.folder}/videos").split(), "videos")
-                    done.touch()
+                    done.write_text(self.worlds)
+                if done.read_text() != self.worlds:
+                    raise BadData(f"{done.parent} shows another world; delete it, or choose another --output")
 
     def lock(self, name: str) -> Lock:
         with self.guard:

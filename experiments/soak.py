@@ -32,7 +32,7 @@ from tqdm import tqdm
 import narrator as nar
 import stream
 from experiments.efficiency import peak_memory
-from support.bounds import LIVE, live_bounds, most_tokens
+from support.bounds import LIVE_BOUNDS, live_bounds, most_tokens
 from support.common import BadData, choose, command_line, positive_float, positive_int
 from support.options import device_options
 from support.suspend import prove, read_state, unpack, write_state
@@ -154,9 +154,9 @@ def main():
     device_options(parser)
     parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
                         help="its frames are shown again and again (default: the toy's)")
-    parser.add_argument("--max-segment", type=positive_float, default=LIVE["max_segment"], metavar="SECONDS",
+    parser.add_argument("--max-segment", type=positive_float, default=LIVE_BOUNDS["max_segment"], metavar="SECONDS",
                         help="after which a segment is restarted (default %(default)s)")
-    for name, default, text in (("max-position", LIVE["max_position"], "of the counter, before it is turned back"),
+    for name, default, text in (("max-position", LIVE_BOUNDS["max_position"], "of the counter, before it turns back"),
                                 ("every", 9, "frames between two narrations"), ("words", 12, "tokens of a narration"),
                                 ("pictures", 300, "frames of the video"),
                                 ("lookahead", 4, "frames in one pass of the language model")):

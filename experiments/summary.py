@@ -8,6 +8,8 @@ summary is scored against those that people wrote of the same interval (Ego4D's 
 has none: there, and for any other file of true narrations, the reference is the rule's summary of the true narrations.
 A file {video: summary}, such as --output writes, can be the reference as well.
 
+The task of the language model is that of the paper's prompt (App. C.4), in other words and with other examples.
+
 The paper prints CIDEr 11.20, METEOR 17.94 and ROUGE-L 32.63 (hundredths) for FlowNar with Llama-3-8B. It does not say
 how several annotators' summaries count. Here CIDEr is the mean over them; ROUGE-L and METEOR are those of the best one.
 """

@@ -4,21 +4,29 @@
     python -m experiments.tables T5 T13              train and evaluate what these lack, then show them
     python -m experiments.tables T5 --show           only show them
     python -m experiments.tables --list              what each lacks, and how long that takes
-    python -m experiments.tables T1 --data ek100     the commands for the paper's own data, and its numbers
+    python -m experiments.tables T5 --commands       the commands of each row
+    python -m experiments.tables T1 --data ek100     those for the paper's own data, and its numbers
 
 Trained narrators, predictions and messages are kept in --output; what was interrupted goes on. Results are files in
 experiments/results/, one for each narrator, evaluation and seed; those that other commands or other worlds have made
-are not shown. The paper's numbers are in italics, as printed there; ours are means over seeds.
+are not shown. --list says at which commits they were made; a + means changed files.
+
+The paper's numbers are in italics, as printed there: precision, recall, F1, C, M and R in hundredths. Ours are shares,
+and means over seeds. GMACs: of 240 frames; cache: after 480 (`experiments.efficiency`: a narration every 8 frames).
 """
 import argparse
 import json
 import sys
+from collections import Counter
 
 import numpy as np
 
-from experiments.paper import TABLES, Column, Row
-from experiments.runs import Runner, cores, experiments_of, fingerprint_of_worlds, needed, real_commands, result
+from experiments.paper import TABLES, Column, Row, Table
+from experiments.runs import (Runner, cores, evaluate_command, experiments_of, fingerprint_of_worlds, needed,
+                              real_commands, result, train_command)
 from support.common import BadData, command_line, in_range, positive_int
+
+DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 
 def measured(row: Row, column: Column, seeds: list[int], worlds: str) -> list[float]:
@@ -29,17 +37,19 @@ def measured(row: Row, column: Column, seeds: list[int], worlds: str) -> list[fl
 
 
 def markdown(name: str, seeds: list[int] | None, worlds: str) -> str:
-    """A table as Markdown. The last column says how many seeds the row has."""
+    """A table as Markdown. The last column says how many seeds the row has: all of its cells, or from - to."""
     table = TABLES[name]
     seeds = seeds or list(range(table.seeds))
-    lines = [[f"{name}. {table.title}", *(f"*{header}*" for header in table.paper.split()),
+    lines = [[f"{name}. {table.title} (paper: {DATA[table.data]})", *(f"*{header}*" for header in table.paper.split()),
               *(column.header for column in table.columns), "seeds"]]
     lines.append(["---"] * len(lines[0]))
     for row in table.rows:
-        found = [measured(row, column, seeds, worlds) for column in table.columns]
-        cells = [digits(np.mean(values)) if values else "-" for values in found]
+        found = {column: measured(row, column, seeds, worlds) for column in table.columns}
+        cells = [digits(np.mean(values)) if values else "-" for values in found.values()]
         paper = row.paper.split() or ["-"] * len(table.paper.split())
-        lines.append([row.label, *(f"*{number}*" for number in paper), *cells, str(max(map(len, found)))])
+        counts = [len(values) for column, values in found.items() if column.evaluation != "cost"]
+        lines.append([row.label, *(f"*{number}*" for number in paper), *cells,
+                      "-".join(map(str, sorted({min(counts), max(counts)})))])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -49,22 +59,22 @@ def digits(value: float) -> str:
 
 def as_json(name: str, seeds: list[int] | None, worlds: str) -> dict[str, dict[str, float]]:
     """{row: {measure: mean over seeds}}; where two evaluations give a measure, the second one's name stands before."""
-    table, rows = TABLES[name], {}
-    for row in table.rows:
-        rows[row.label] = {}
-        for column in table.columns:
-            if values := measured(row, column, seeds or list(range(table.seeds)), worlds):
-                key = column.measure.replace("by_duration/{}/", "")
-                key = f"{column.evaluation}/{key}" if key in rows[row.label] else key
-                rows[row.label][key] = float(np.mean(values))
-    return rows
+    table, keys = TABLES[name], {}
+    for column in table.columns:
+        key = column.measure.replace("by_duration/{}/", "")
+        keys[column] = f"{column.evaluation}/{key}" if key in keys.values() else key
+    found = {row.label: {keys[column]: measured(row, column, seeds or list(range(table.seeds)), worlds)
+                         for column in table.columns} for row in table.rows}
+    return {label: {key: float(np.mean(values)) for key, values in measures.items() if values}
+            for label, measures in found.items()}
 
 
 def list_costs(names: list[str], seeds: list[int] | None, worlds: str):
     """What each table lacks; minutes are means of the results that there are."""
-    spent = {"train": [], "evaluate": []}
+    spent, commits = {"train": [], "evaluate": []}, Counter()
     every = {experiment for table in TABLES.values() for experiment in needed(table, seeds or range(table.seeds))}
     for kept in filter(None, (result(experiment, worlds) for experiment in every)):
+        commits.update(kept["commits"].values())
         for kind, minutes in kept["minutes"].items():
             spent[kind] += [minutes] if minutes else []
     mean = {kind: float(np.mean(minutes)) if minutes else None for kind, minutes in spent.items()}
@@ -78,31 +88,43 @@ def list_costs(names: list[str], seeds: list[int] | None, worlds: str):
         cost = f", about {minutes:.0f} minutes" if known else ""
         print(f"{name:8} {table.title}: {len(wanted) - len(missing)} of {len(wanted)} results"
               + (f"; lacks {len(missing)}, of {len(trainings)} narrators{cost} on one core" if missing else ""))
+    print("results by commit: " + ", ".join(f"{commit} {count}" for commit, count in commits.most_common()))
 
 
-def print_real(names: list[str], data: str):
-    """The commands for real data, and the paper's numbers."""
+def numbers_of(table: Table, data: str) -> list[str]:
+    """The paper's numbers in each row of a table for a data set, "" if there are none; beside the toy's, the main ones.
+    """
+    return [row.paper if data in ("toy", table.data) else row.more.get(data, "") for row in table.rows]
+
+
+def print_commands(names: list[str], data: str, seeds: list[int] | None):
+    """The commands of each row, and the paper's numbers for that data set. BadData if one of the tables has none."""
     for name in names:
         table = TABLES[name]
-        rows = [(row, row.paper if data == table.data else row.more.get(data)) for row in table.rows if row.training]
-        if not any(numbers for _, numbers in rows):
-            continue
+        if not any(found := numbers_of(table, data)):
+            raise BadData(f"{name} has no numbers of {DATA[data]} in the paper, but of {DATA[table.data]}")
         print(f"\n{name}. {table.title}: {table.paper}")
-        for row, numbers in rows:
-            if numbers:
-                print(f"  {row.label}: {numbers}")
-                kinds = dict.fromkeys(column.evaluation for column in table.columns)
-                lines = dict.fromkeys(line for kind in kinds for line in
-                                      real_commands(row.training, kind, row.options, data))
-                print("".join(f"    {line}\n" for line in lines), end="")
+        for row, numbers in zip(table.rows, found):
+            if numbers or data == "toy":
+                commands = toy_commands(row, table, seeds) if data == "toy" else real_commands(row, table, data)
+                print("\n    ".join([f"  {row.label}: {numbers or '-'}", *commands]))
+
+
+def toy_commands(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
+    """Those that `Runner` carries out."""
+    lines = []
+    for experiment in needed(table._replace(rows=[row]), seeds or range(table.seeds)):
+        lines += [train_command(*experiment[::3], "out/tables"), evaluate_command(experiment, "out/tables")]
+    return [" ".join(["python", *line]) for line in dict.fromkeys(map(tuple, lines))]
 
 
 def run_tables(args: argparse.Namespace):
     if unknown := [name for name in args.names if name not in TABLES]:
         raise BadData(f"there is no table {unknown[0]}; choose of {', '.join(TABLES)}")
     names = args.names or list(TABLES)
-    if args.data != "toy":
-        return print_real(names, args.data)
+    if args.data != "toy" or args.commands:
+        there = [name for name in names if any(numbers_of(TABLES[name], args.data))]
+        return print_commands(args.names or there, args.data, args.seeds)
     worlds, failed = fingerprint_of_worlds(), []
     if args.list:
         return list_costs(names, args.seeds, worlds)
@@ -125,7 +147,8 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"tables to complete: {', '.join(TABLES)}")
     parser.add_argument("--show", action="store_true", help="show what is there of the named tables, and run nothing")
     parser.add_argument("--list", action="store_true", help="only say what is missing, and how long it takes")
-    parser.add_argument("--data", choices=["toy", "ego4d", "egoexo4d", "ek100"], default="toy",
+    parser.add_argument("--commands", action="store_true", help="only print the commands of each row")
+    parser.add_argument("--data", choices=["toy", *DATA], default="toy",
                         help="of real data, print the commands and the paper's numbers")
     parser.add_argument("--seeds", nargs="+", type=in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"), metavar="N",
                         help="default: 0 and 1 for tables 1, 3 and 5, else 0")

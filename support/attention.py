@@ -25,7 +25,7 @@ from support.common import BadData
 
 NAME = "rectangles"           # of this attention among those of transformers
 PADDED = 1.1                  # segments share a rectangle that is at most so many times larger than they are,
-LARGEST = 2 ** 20             # and has at most so many pairs of query and key: its keys stay in a processor's cache
+MOST_PAIRS = 2 ** 20          # and has at most so many pairs of query and key: its keys stay in a processor's cache
 Row, Rectangle = tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
 
 
@@ -47,7 +47,7 @@ def rectangles(rows: list[Row], length: int, device: str | torch.device) -> list
     for row in sorted(rows, key=lambda row: (int(log(len(row[0]), PADDED)), len(row[1]))):
         size = len(row[0]) * len(row[1])
         Q, K = (max(map(len, column)) for column in zip(row, *groups[-1]))
-        if groups[-1] and (len(groups[-1]) + 1) * Q * K > min(PADDED * (area + size), LARGEST):
+        if groups[-1] and (len(groups[-1]) + 1) * Q * K > min(PADDED * (area + size), MOST_PAIRS):
             groups.append([])
             area = 0
         groups[-1].append(row)

@@ -26,7 +26,7 @@ from support.common import BadData
 from support.decode import STATIC, Part, Slots, rope_type
 
 PART = 2 ** 32             # segment n is called n + PART after a restart, n + 2 PART after the second, ...
-LIVE = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}       # the longest videos trained on: 18,300 tokens
+LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}  # the longest videos in training: 18,300
 
 
 def check_bounds(config) -> None:
@@ -35,6 +35,8 @@ def check_bounds(config) -> None:
         raise BadData("max_segment: where nothing is pruned (VideoLLM-online), no segment can be restarted")
     if config.max_position is not None and config.last_k is None:
         raise BadData("max_position needs last_k: where all narrations are kept, no position becomes free")
+    if config.max_position is not None and config.keep_newline:
+        raise BadData("max_position: with --keep-newline, no position becomes free; leave out one of them")
 
 
 def most_tokens(narrator, words: int | None = None, ahead: int = 0) -> int:
@@ -135,7 +137,7 @@ def turning(narrator, run: Callable[[Part], Tensor]) -> Tensor:
                       f"{kind!r}); leave max_position out, or use a Llama-like language model")
     if kind not in STATIC or getattr(rotary, "inv_freq", None) is None:
         raise refused
-    frequencies, (near, far) = rotary.inv_freq.double().cpu(), [Slots(narrator.device, 64) for _ in range(2)]
+    frequencies, (near, far) = rotary.inv_freq.cpu().double(), [Slots(narrator.device, 64) for _ in range(2)]
     ids = narrator.layout.prompt[:8]
     for slots, begin in ((near, 0), (far, 1000)):
         into = slots.take(len(ids))
@@ -160,11 +162,16 @@ def live_bounds(narrator, given: Container[str] = ()) -> str:
     if config.keep_newline and "keep_newline" in given:
         raise BadData("--keep-newline keeps a token of every narration for ever; leave it out for a live source")
     config.keep_newline = narrator.layout.keep_newline = False
-    for name, value in LIVE.items():
+    for name, value in LIVE_BOUNDS.items():
         if name not in given and getattr(config, name) is None:
             setattr(config, name, value)
     if config.last_k is None:
         config.max_position = None
         return f"all narrations are kept: memory grows with each; segments of {config.max_segment:g} s at most"
+    if config.max_position is not None and "max_position" not in given:
+        try:
+            turning(narrator, lambda part: narrator.decoder([part])[0])
+        except BadData:                                        # another kind of rotations: positions grow
+            config.max_position = None
     return (f"the last {config.last_k} narrations are kept, segments of {config.max_segment or float('inf'):g} s at "
             f"most, positions up to {config.max_position or float('inf'):g}")

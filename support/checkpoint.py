@@ -12,13 +12,14 @@ import struct
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from support.common import BadData, first_line, quiet, read_json, replacing, write_json
+from support.common import BadData, first_line, quiet, read_json, write_json, write_tensors
 
 # settings that change the meaning of LoRA's tensors, and the only value of each that is supported
 PLAIN = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False,
@@ -47,8 +48,7 @@ def write_checkpoint(folder: Path, adapter: dict, own: dict, weights: dict[str, 
     adapter = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False,
                "inference_mode": True, "init_lora_weights": True} | adapter
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / WEIGHTS) as part:
-        save_file({name: w.detach().cpu().contiguous() for name, w in weights.items()}, part, metadata={"format": "pt"})
+    write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
     write_json(folder / ADAPTER, adapter)
     write_json(folder / OWN, own)
 
@@ -88,7 +88,7 @@ def check_settings(config, choices: dict[str, Collection[str]], ranges: dict[tup
     parts the names of a range; None is in all)."""
     for f in fields(config):
         value = getattr(config, f.name)
-        allowed = (int, float) if f.type is float else f.type
+        allowed = f.type | int if float in (f.type, *get_args(f.type)) else f.type
         if not isinstance(value, allowed) or isinstance(value, bool) and f.type is not bool:
             raise BadData(f"{f.name} of a narrator cannot be {value!r}")
     for name, names in choices.items():

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import unicodedata
 from collections import deque
@@ -19,6 +20,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 
 class BadData(ValueError):
@@ -32,9 +35,10 @@ class NotDownloaded(BadData):
 def command_line(main: Callable[[], None]) -> None:
     """Runs a command line and exits: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C; argparse exits with 2.
 
-    A closed pipe (`| head`) ends quietly, with a shell's 141.
+    SIGTERM, by which schedulers end a job, is as Ctrl-C. A closed pipe (`| head`) ends quietly, with a shell's 141.
     """
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         main()
         sys.stdout.flush()
         code = 0
@@ -68,13 +72,8 @@ def first_line(error: Exception) -> str:
 
 # ---------------------------------------------------------------------- files
 
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary file beside `path`, which becomes `path` at the end, or is removed if anything is raised before.
-
-    No reader ever sees half a file. Raises BadData if `path` cannot be written.
-    """
-    path = Path(path)
+def new_part(path: Path) -> Path:
+    """A new temporary file beside `path`. BadData if `path` cannot be written."""
     if path.is_dir():                                                                         # so is the path of ""
         raise BadData(f"{path}: is a directory; give the name of a file")
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
@@ -82,11 +81,37 @@ def replacing(path: str | Path) -> Iterator[Path]:
         part.touch()
     except OSError as error:
         raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    return part
+
+
+def check_writable(path: str | Path) -> None:
+    """BadData, before hours of work, if a file could not be written at their end."""
+    new_part(Path(path)).unlink()
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary file beside `path`, which becomes `path` at the end, or is removed if anything is raised before.
+
+    No reader ever sees half a file. Raises BadData if `path` cannot be written.
+    """
+    path, part = Path(path), new_part(Path(path))
+    mode = part.stat().st_mode
     try:
         yield part
+        part.chmod(mode)                                                 # safetensors makes files of its own, private
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
+    """A .safetensors file, whole or not at all. BadData if it cannot be written, as on a full disk."""
+    with replacing(path) as part:
+        try:
+            save_file({name: y.detach().cpu().contiguous() for name, y in tensors.items()}, part, about)
+        except SafetensorError as error:
+            raise BadData(f"{path}: cannot be written ({first_line(error)}); is the disk full?") from error
 
 
 def write_text(path: str | Path, text: str) -> None:

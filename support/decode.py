@@ -350,20 +350,22 @@ class Decoder:
         if key not in graphs:
             buffers = plan, x, memory, routed = [y if y is None else y.clone() for y in given]
             run = partial(self.run, [Part(plan, x, memory, part.slots, part.rows, routed)])
-            aside = torch.cuda.Stream()                                      # a first run, as capture demands
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                run()
-            torch.cuda.current_stream().wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                logits = run()
+            with torch.cuda.device(plan.device):                             # graphs are captured on the current GPU
+                aside = torch.cuda.Stream()                                  # a first run, as capture demands
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):
+                    run()
+                torch.cuda.current_stream().wait_stream(aside)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    logits = run()
             graphs[key] = graph, buffers, logits
         graph, buffers, logits = graphs[key]
         for buffer, new in zip(buffers, given):
             if new is not None:
                 buffer.copy_(new)
-        graph.replay()
+        with torch.cuda.device(part.plan.device):
+            graph.replay()
         return logits.clone()
 
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from support import own
-from support.common import BadData, replacing, write_json
+from support.common import BadData, write_json, write_tensors
 from support.features import encode_pictures, read_header
 from support.video import Video
 
@@ -29,12 +28,17 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
         if count > 1:
             raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
     paths = {source: output / f"{Path(source).stem}.safetensors" for source in videos}
+    sources = {path: source for source, path in paths.items()}
     output.mkdir(parents=True, exist_ok=True)
     settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}
     for path in output.glob("*.safetensors"):
         made = read_header(path)[1]
         if not renew and any(made.get(key) != value for key, value in settings.items()):
             raise BadData(f"{path}: was made with other settings ({made}); delete it, or choose another --output")
+        here = own.stamp(sources[path]) if path in sources else {}
+        if not renew and here and made.get("size", here["size"]) != here["size"]:
+            raise BadData(f"{path}: was made of another video than {sources[path]}; delete it, or choose another "
+                          f"--output")
     done = lambda source: own.up_to_date(paths[source], settings | own.stamp(source) if renew else {})
     mine, failed = [source for source in videos[shard[0]::shard[1]] if not done(source)], []
     encoder = load() if mine else None
@@ -46,8 +50,7 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
             failed.append(str(error))
             continue
         video.report()
-        with replacing(paths[source]) as part:
-            save_file({"features": x}, part, settings | {"duration": str(len(x) / fps)} | own.stamp(source))
+        write_tensors(paths[source], {"features": x}, settings | {"duration": str(len(x) / fps)} | own.stamp(source))
     write_metadata(output)
     if failed:
         print(*failed, sep="\n", file=sys.stderr)

@@ -117,7 +117,7 @@ def narration_files(path: Path) -> list[Path]:
     """A file, or those of a folder; of files that differ in their endings alone, .json and .jsonl, else the first."""
     if not path.is_dir():
         return [path]
-    found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl"))
+    found = sorted(f for f in path.iterdir() if f.suffix in (".json", ".jsonl") and not f.name.endswith(".trace.jsonl"))
     for ending in (".csv", ".srt", ".vtt"):
         stems = {f.stem for f in found}
         found += sorted(f for f in path.iterdir() if f.suffix == ending and f.stem not in stems)

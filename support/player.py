@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from support.common import BadData, apart, command_line, is_number, read_jsonl, write_text
+from support.subtitles import read_narrations
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 ASSISTANT, END = 2, 2                   # tokens of a narration: "Assistant:" (of most models); end of text and newline
@@ -172,12 +173,9 @@ def embed(video: Path) -> str:
 
 def read_record(narrations: Path, trace: Path | None) -> Record:
     """stream.py's --jsonl and --trace of one video. BadData if a line has not what is needed, or if they differ."""
-    sentences, rows, record = read_jsonl(narrations), read_jsonl(trace) if trace else [], Record()
-    for n, y in enumerate(sentences, 1):
-        if not (isinstance(y.get("text"), str) and is_number(y.get("start")) and is_number(y.get("end"))
-                and 0 <= y["start"] <= y["end"]):
-            raise BadData(f"{narrations}, line {n}: has no text, start and end; give stream.py's --jsonl")
-        y.setdefault("n", n - 1)
+    sentences, rows, record = read_narrations(narrations), read_jsonl(trace) if trace else [], Record()
+    for n, y in enumerate(sentences):
+        y.setdefault("n", n)
     for n, row in enumerate(rows, 1):
         whole = [row.get(name) for name in ("frame", "position", "text_tokens", "visual_tokens")]
         shares = [row.get("p_skip", ""), row.get("theta", "")]

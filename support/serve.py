@@ -21,7 +21,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,9 +32,10 @@ from urllib.parse import quote, unquote
 import av
 import numpy as np
 
-from support.common import LARGEST, BadData, apart, in_range, write_text
+from support.common import LARGEST, BadData, apart, check_writable, in_range, write_text
 from support.features import is_features
 from support.player import Record, make_page, video_address
+from support.sources import masked
 from support.subtitles import vtt_cue
 
 HOST, PORT, RING, SENTENCES = "127.0.0.1", 8765, 1000, 20_000     # of what is kept: events for those who come back
@@ -63,18 +64,18 @@ def jpeg(picture: np.ndarray) -> bytes:
 class Page(AbstractContextManager):
     """The page of one input. At the end of the `with`, its file is written, and its clients are told."""
 
-    def __init__(self, source: str, path: str | None = None, others: list[str] = [], live: bool = False,
+    def __init__(self, source: str, path: str | None = None, others: Sequence[str] = (), live: bool = False,
                  wanted: bool = True):
         self.path, self.record, self.sentences, self.wanted = path, Record(), deque(maxlen=SENTENCES), wanted
         recorded = not live and Path(source).is_file()
         self.video = Path(source) if recorded and not is_features(source) else None
         self.camera = not recorded and not is_features(source)
-        self.title = Path(source).name if recorded else re.sub(r"//[^/]*@|[?#].*", "//", source).rstrip("/")
+        self.title = Path(source).name if recorded else masked(source)
         self.news, self.events, self.step, self.ended = Condition(), deque(maxlen=RING), 0, False
         self.process, self.picture, self.coded = os.urandom(4).hex(), None, (None, b"")
         if path:
             apart(source, *others, path)
-            open(path, "a", encoding="utf-8").close()              # it must be writable, before hours have gone by
+            check_writable(path)
 
     def see(self, pictures):
         """Pictures on their way to the vision encoder, uint8 [B, H, W, 3 or 6]; returns them."""
@@ -144,13 +145,16 @@ class Pages:
         several, self.url = len(runs) > 1, None
         if args.host != HOST and args.serve is None:
             raise BadData("--host is the address of --serve; give that, too")
+        if args.html and args.state:
+            raise BadData("--html with --state would be a page of what came after the last start; make it at the end, "
+                          "by python -m support.player VIDEO JSONL --trace TRACE")
         if args.html and several:
             Path(args.html).mkdir(parents=True, exist_ok=True)
         for run in runs:
             path = f"{args.html}/{run.name}.html" if args.html and several else args.html
             others = [file for file in run.files.values() if file]
             wanted = bool(path) or args.serve is not None
-            run.page = Page(run.source, path, others, getattr(run, "live", False), wanted)
+            run.page = Page(run.source, path, others, run.live, wanted)
         if args.serve is not None:
             self.url = serve({run.name: run.page for run in runs}, args.host, args.serve)
             print(f"page: {self.url}", file=sys.stderr, flush=True)

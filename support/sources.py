@@ -58,7 +58,7 @@ def masked(source: str) -> str:
     if "://" not in source:
         return source
     source = re.sub(r"(?i)(://[^/?#@:]*):(?!\d*[/?#]).*@", r"\1:***@", source, count=1)
-    return re.sub(rf"(?i)([?&;][^=&;]*(?:{SECRET})[^=&;]*=)[^&;#]*", r"\1***", source)
+    return re.sub(rf"(?i)([?&;/_][^=&;/_]*(?:{SECRET})[^=&;/_]*=)[^&;#]*", r"\1***", source)
 
 
 def source_name(source: str) -> str:

@@ -27,7 +27,8 @@ import av
 import numpy as np
 from tqdm import tqdm
 
-from support.common import BadData, apart, command_line, first_line, is_number, one_line, read_jsonl, replacing
+from support.common import BadData, apart, command_line, first_line, one_line, replacing
+from support.subtitles import read_narrations
 from support.video import Video
 
 RATE = 48000                                    # samples per second of all sound that is written
@@ -119,17 +120,6 @@ def listen(source, layout: str, filters: Iterable[tuple[str, str]] = (), form: s
 
 
 # ---------------------------------------------------------------------- sound, in time
-
-def read_spoken(path: Path) -> list[dict]:
-    """The lines of stream.py's JSONL: start, end (s), text, ... BadData names one that is not like that."""
-    rows = read_jsonl(path)
-    for n, row in enumerate(rows, 1):
-        times = row.get("start"), row.get("end")
-        if not all(map(is_number, times)) or not 0 <= times[0] <= times[1] or not isinstance(row.get("text"), str):
-            raise BadData(f'{path}, line {n}: expected {{"start": seconds, "end": seconds, "text": "..."}}, as '
-                          f'stream.py --jsonl writes')
-    return rows
-
 
 def utterances(rows: list[dict], words: list[str], count: Counter) -> Iterator[tuple[int, np.ndarray]]:
     """(first sample, sound [n]) of each sentence, in order; `count` says how many were faster, or left out."""
@@ -349,7 +339,7 @@ def main():
     def run():
         words = find_voice(args)
         apart(args.video, args.jsonl, args.mp4)
-        count = write_mp4(args.video, read_spoken(args.jsonl), args.mp4, words)
+        count = write_mp4(args.video, read_narrations(args.jsonl), args.mp4, words)
         told = [f"{n} sentences were {how}, because speech was behind" for how, n in count.items() if n]
         print("; ".join([f"written: {args.mp4}", *told]), file=sys.stderr)
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.common import BadData, apart
+from support.common import BadData, apart, is_number, read_jsonl
 from support.sources import source_name
 
 
@@ -78,6 +78,17 @@ class Writers:
         self.last = None
 
 
+def read_narrations(path: Path) -> list[dict]:
+    """The lines of stream.py's --jsonl: start, end (s), text, ... BadData names one that is not like that."""
+    rows = read_jsonl(path)
+    for n, row in enumerate(rows, 1):
+        times = row.get("start"), row.get("end")
+        if not all(map(is_number, times)) or not 0 <= times[0] <= times[1] or not isinstance(row.get("text"), str):
+            raise BadData(f'{path}, line {n}: expected {{"start": seconds, "end": seconds, "text": "..."}}, as '
+                          f'stream.py --jsonl writes')
+    return rows
+
+
 def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
     """(source, name, file of each format) of each of the inputs of a command line.
 
@@ -85,7 +96,7 @@ def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
     the same name.
     """
     forms, sources = ("jsonl", "srt", "vtt", "trace", "state"), args.input
-    folders = {form: getattr(args, form, None) for form in forms}
+    folders = {form: getattr(args, form) for form in forms}
     if len(sources) == 1:
         return [(sources[0], "", folders)]
     names = [source_name(source) for source in sources]

@@ -29,11 +29,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from support.common import BadData, apart, replacing
+from support.common import BadData, apart, check_writable, write_tensors
 from support.decode import Part, Slots
 from support.predictions import digest
 from support.sources import is_elsewhere, masked
@@ -71,6 +70,7 @@ class State:
             return True
         run, path = self.run, Path(self.path)
         apart(path, "" if run.live else run.source, *filter(None, run.files.values()))
+        check_writable(path)
         self.whose, found = identity(narrator, run.source, run.live), path.exists()
         if found:
             about, tensors = read_state(path)
@@ -78,9 +78,6 @@ class State:
             if about["done"]:
                 print(f"{path}: {masked(run.source)} is narrated to its end; delete it to begin anew", file=sys.stderr)
                 return False
-        else:
-            open(path, "x").close()                            # the first saving would be too late to say so
-            path.unlink()
         self.dtype, self.proof = str(narrator.llm.dtype), prove(narrator, run.context, encode)
         if found:
             self.load(path, about, tensors)
@@ -151,9 +148,8 @@ class State:
 def write_state(path: str | Path, context, about: dict, more: dict[str, Tensor]) -> None:
     """A Context, with nothing read ahead, as a file, with what else there is to say `about` it, and `more` tensors."""
     stream, tensors = pack(context)
-    tensors = {name: y.detach().cpu().clone().contiguous() for name, y in (tensors | more).items()}
-    with replacing(path) as part:
-        save_file(tensors, part, {"state": json.dumps(about | {"format": FORMAT, "stream": stream})})
+    tensors = {name: y.detach().cpu().clone() for name, y in (tensors | more).items()}      # none shares memory
+    write_tensors(path, tensors, {"state": json.dumps(about | {"format": FORMAT, "stream": stream})})
 
 
 def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:

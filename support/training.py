@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from support.common import LARGEST, BadData, pyplot, rank, replacing, save_figure
+from support.common import LARGEST, BadData, pyplot, rank, save_figure, write_tensors, write_text
 
 
 def located(source: str, folder: str | Path | None = None) -> str:
@@ -86,20 +85,31 @@ def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Ten
     tensors = {"random": generator}
     for name, p in parameters.items():
         tensors |= {f"{name}|value": p.detach()} | {f"{name}|{key}": t for key, t in optimizer.state.get(p, {}).items()}
-    tensors = {name: t.cpu().contiguous() for name, t in tensors.items()}
-    with replacing(path) as part:
-        save_file(tensors, part, metadata={"step": str(step), "settings": json.dumps(settings)})
+    write_tensors(path, tensors, {"step": str(step), "settings": json.dumps(settings)})
+
+
+def read_snapshot(path: Path, tensors: bool = True) -> tuple[int, dict, dict[str, Tensor]]:
+    """What `snapshot` wrote: step, settings, and the tensors if they are wanted. BadData if it is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            about, found = file.metadata(), {key: file.get_tensor(key) for key in file.keys() if tensors}
+        return int(about["step"]), json.loads(about["settings"]), found
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise BadData(f"{path} is damaged or of another version; delete it, and start again") from error
+
+
+def unfinished(folder: Path) -> Path | None:
+    """The state of a stage that was interrupted, if there is one."""
+    for path in folder.glob("*-state.safetensors"):
+        step, settings, _ = read_snapshot(path, tensors=False)
+        if step < settings["steps"]:
+            return path
 
 
 @torch.no_grad()
 def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, settings: dict) -> int:
     """Load a snapshot; returns the step to continue with. BadData if it is of a run with other settings."""
-    try:
-        with safe_open(path, "pt") as file:
-            about, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}
-        step, there = int(about["step"]), json.loads(about["settings"])
-    except (SafetensorError, KeyError) as error:
-        raise BadData(f"{path} is damaged or of another version; start again without --resume") from error
+    step, there, tensors = read_snapshot(path)
     for name, value in settings.items():
         if there.get(name) != value:
             raise BadData(f"{path} is of a run with {name} = {there.get(name)}, not {value}; use the same settings, or "
@@ -111,6 +121,21 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
                 key: tensors[f"{name}|{key}"].to(p) for key in ("exp_avg", "exp_avg_sq")}
     torch.set_rng_state(tensors["random"])
     return step
+
+
+def append_log(log: Path, entry: dict) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def cut_log(log: Path, steps: int, validate: Callable[[int], dict]) -> None:
+    """Leave the first `steps` lines. If the last of these steps was interrupted while it was validated, this is done
+    now."""
+    kept = [json.loads(line) for line in log.read_text().splitlines()[:steps]] if steps else []
+    if kept and "val_loss" not in kept[-1]:
+        kept[-1] |= validate(steps - 1)
+    if rank()[0] == 0:
+        write_text(log, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
 def curve(log: Path, png: Path) -> None:

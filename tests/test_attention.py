@@ -77,7 +77,7 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
     assert any((keys == L).any() for _, keys, _ in parts)                                    # and are padded
     padded = sum(queries.numel() * keys.shape[1] for queries, keys, _ in parts)
     assert padded <= attention.PADDED * sum(len(queries) * len(keys) for queries, keys in rows)
-    with mock.patch.object(attention, "LARGEST", 1):
+    with mock.patch.object(attention, "MOST_PAIRS", 1):
         assert len(attention.rectangles(rows, L, "cpu")) == len(rows)                     # none shares one
 
 

@@ -4,7 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from support import common
 from support.common import (BadData, NotDownloaded, command_line, non_negative, positive_float, positive_int, read_json,
                             replacing, whole, write_json)
 from helpers import ROOT
@@ -50,6 +54,22 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
             part.write_text("half")
             1 / 0
     assert file.read_text() == "[\n 1\n]\n" and [f.name for f in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_tensors_are_files_as_others(tmp_path, monkeypatch):
+    """With the rights that the user's umask gives, which safetensors does not; one line where the disk is full."""
+    file, plain = tmp_path / "a.safetensors", tmp_path / "plain"
+    common.write_tensors(file, {"x": torch.ones(3, 2).T}, {"about": "x"})
+    plain.touch()
+    assert torch.equal(load_file(file)["x"], torch.ones(2, 3)) and file.stat().st_mode == plain.stat().st_mode
+
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(common, "save_file", full)
+    with pytest.raises(BadData, match="a.safetensors: cannot be written .I/O error.*is the disk full"):
+        common.write_tensors(file, {"x": torch.zeros(1)})
+    assert torch.equal(load_file(file)["x"], torch.ones(2, 3)) and len(list(tmp_path.iterdir())) == 2
 
 
 def test_unwritable_files_are_said(tmp_path):

@@ -280,6 +280,21 @@ def test_encode_beside_a_damaged_file(videos, tmp_path, content):
     assert "\n" not in str(error.value) and os.listdir(tmp_path) == ["x.safetensors"]
 
 
+def test_another_video_of_the_same_name_is_refused(videos, tmp_path):
+    """Nothing that is there counts as done if it was made of something else: features, or the toy's videos."""
+    (tmp_path / "other").mkdir()
+    data.write_video(tmp_path / "other" / os.path.basename(videos[0]), [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
+    encode(videos[:1], tmp_path / "features")
+    with pytest.raises(BadData, match="was made of another video than .*other.*; delete it, or choose another"):
+        encode([str(tmp_path / "other" / os.path.basename(videos[0]))], tmp_path / "features")
+    line = ["toy", "--seed", "4", "--count", "2", "--output", str(tmp_path / "toys")]
+    data.main([*line, "--minutes", "0.1"])
+    data.main([*line, "--minutes", "0.1"])
+    for other in (["--minutes", "0.3"], ["--minutes", "0.1", "--world", "hard"]):
+        with pytest.raises(BadData, match=r"toy-0000004\.mp4: is of another length or world; delete it"):
+            data.main([*line, *other])
+
+
 def test_encode_reads_large_pictures_scaled(tmp_path, monkeypatch):
     """A picture that stands still is encoded once, and none is larger than twice what the vision model looks at."""
     data.write_video(tmp_path / "v.mp4", [np.full((300, 400, 3), k, np.uint8) for k in (20, 120, 220)], 0.5)

@@ -12,7 +12,8 @@ FILES = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).p
 # imports point down: a file may import what its row names, and files of its own folder
 BELOW = {"support": [], "clam": ["support"], "baselines": ["clam", "support"],
          "narrator": ["baselines", "clam", "support"],
-         "toy.world": ["support"], "data": ["narrator", "baselines", "clam", "toy.world", "support"],
+         "toy.paint": [], "toy.world": ["toy.paint", "support"],
+         "data": ["narrator", "baselines", "clam", "toy.world", "support"],
          "stream": ["narrator", "baselines", "clam", "support"],
          "toy.stages": ["narrator", "baselines", "clam", "toy.world", "support"],
          "train": ["data", "stream", "narrator", "baselines", "clam", "toy", "support"],

@@ -97,7 +97,7 @@ def test_first_weights(start):
 
 @pytest.mark.parametrize("changes", [{}, {"mod_keep": 0.5}, {"mod_keep": 0.5, "seed": 1, "grid": 1},
                                      {"memory": "clam", "prune": True, "last_k": 2},
-                                     {"memory": "recent", "prune": True}, {"llm": grouped}], ids=str)
+                                     {"memory": "recent", "prune": True}, {"llm": grouped}], ids=" ".join)
 def test_training_is_streaming(changes):
     changes = changes | ({"llm": changes["llm"]()} if "llm" in changes else {})
     model = decided(**changes)

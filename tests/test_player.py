@@ -135,7 +135,7 @@ def test_a_record_is_bounded(monkeypatch):
     rows = page.record.content(live=None)["rows"]
     assert 50 <= len(rows["p"]) <= 100 and rows["first"] + len(rows["p"]) == 1000
     assert rows["text"][-1] == trace[-1]["text_tokens"] and page.record.said[0]["frame"] >= rows["first"]
-    assert "secret" not in page.html() and "password" not in page.html() and "10.0.0.7/door" in page.title
+    assert "secret" not in page.html() and page.title == "rtsp://user:***@10.0.0.7/door?password=***"
     assert not len(filled("camera", trace, said, wanted=False).record)
 
 
@@ -511,7 +511,7 @@ def test_nobody_delays_the_stream(monkeypatch):
 
 
 def test_several_inputs_and_options(tmp_path):
-    args = mock.Mock(html=str(tmp_path / "out"), serve=None, host=serve.HOST)
+    args = mock.Mock(html=str(tmp_path / "out"), serve=None, host=serve.HOST, state=None)
     runs = [mock.Mock(source=f"{name}.safetensors", files={}, live=False) for name in "ab"]
     for run, name in zip(runs, "ab"):
         run.name = name
@@ -522,7 +522,10 @@ def test_several_inputs_and_options(tmp_path):
         with run.page:
             run.page.tell(trace[0], said[0])
     assert embedded((tmp_path / "out" / "b.html").read_text())["said"][0]["text"] == said[0]["text"]
-    for changes in ({"host": "0.0.0.0"}, {"html": str(tmp_path / "nowhere" / "x"), "several": False}):
-        wrong = mock.Mock(**{"html": None, "serve": None, "host": serve.HOST} | changes)
+    for changes in ({"host": "0.0.0.0"}, {"html": str(tmp_path / "nowhere" / "x"), "several": False},
+                    {"html": str(tmp_path / "page.html"), "state": "s"}):
+        wrong = mock.Mock(**{"html": None, "serve": None, "host": serve.HOST, "state": None} | changes)
         with pytest.raises((BadData, OSError)):
             serve.Pages(wrong, runs[:1])
+    serve.Page("a.safetensors", str(tmp_path / "page.html"))
+    assert not (tmp_path / "page.html").exists()                                    # until there is something to show

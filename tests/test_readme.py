@@ -73,6 +73,15 @@ def test_the_first_command_narrates():
     assert "pip install -r requirements.txt && python stream.py toy/kitchen.mp4\n" in README.split("```")[1]
 
 
+def test_links_lead_to_headings_and_files():
+    headings = re.findall(r"^#+ (.+)$", README, re.M)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(([^)\s]+)\)", README)
+    assert len(links) > 5
+    for link in links:
+        assert link[1:] in slugs if link.startswith("#") else "://" in link or (ROOT / link).exists(), link
+
+
 def test_exercises_quote_code_and_tests():
     """EXERCISES.md: every line that goes is in its file once; every test that is named exists."""
     text = (ROOT / "EXERCISES.md").read_text()

@@ -18,6 +18,7 @@ import stream
 from helpers import ROOT
 from support import speech
 from support.common import BadData
+from support.subtitles import read_narrations
 from support.video import write_video
 from test_evaluate import command
 
@@ -264,7 +265,7 @@ def test_a_voice_that_hangs_gets_one_line(monkeypatch):
                                   {"start": -1, "end": 1, "text": "x"}, {"start": 0, "end": 1, "text": 3}], ids=str)
 def test_lines_that_are_no_narrations(line, tmp_path):
     with pytest.raises(BadData, match="line 2: expected"):
-        speech.read_spoken(jsonl(tmp_path / "a.jsonl", row(0, 1), line))
+        read_narrations(jsonl(tmp_path / "a.jsonl", row(0, 1), line))
 
 
 def test_videos_that_do_not_fit(tmp_path):

@@ -198,9 +198,20 @@ def test_look_of_an_unlike_narrator_is_refused(tmp_path):
         take(first)
 
 
+class Brightness(torch.nn.Module):
+    """An encoder of pictures: their brightness, so many times brighter."""
+
+    def __init__(self, times=1.0):
+        super().__init__()
+        self.register_buffer("times", torch.tensor(times))
+
+    def forward(self, frames):
+        return self.times * frames.float().mean((1, 2, 3), keepdim=True)[..., 0].expand(-1, 10, 1)
+
+
 def test_kept_features_are_not_written_again(tmp_path):
-    make = lambda limit: stages.scenes(lambda frames: torch.zeros(len(frames), 10, 1),
-                                       SimpleNamespace(encode=lambda text: [1]), limit, world.WORLDS["plain"], cache)
+    make = lambda limit: stages.scenes(Brightness(), SimpleNamespace(encode=lambda text: [1]), limit,
+                                       world.WORLDS["plain"], cache)
     cache = tmp_path / "x.safetensors"
     make(1)
     written = cache.stat().st_ino
@@ -211,11 +222,11 @@ def test_kept_features_are_not_written_again(tmp_path):
 
 
 def test_scenes_of_two_worlds_share_a_file(tmp_path):
-    """The frame tokens that are kept for one world are not taken for another's."""
-    brightness = lambda frames: frames.float().mean((1, 2, 3), keepdim=True)[..., 0].expand(-1, 10, 1)
-    layout = SimpleNamespace(encode=lambda text: [len(text)])
-    make = lambda name: stages.scenes(brightness, layout, 2, world.WORLDS[name], tmp_path / "x.safetensors")
+    """The frame tokens that are kept for one world, or of one encoder, are not taken for another's."""
+    layout, file = SimpleNamespace(encode=lambda text: [len(text)]), tmp_path / "x.safetensors"
+    make = lambda name, times=1.0: stages.scenes(Brightness(times), layout, 2, world.WORLDS[name], file)
     first, idle, again = make("plain"), make("night"), make("plain")
     for a, b, c in zip(first, idle, again):
         assert torch.equal(a.x, c.x) and len(b.x) == len(b.labels) == len(a.x) + 240 and b.variant.kinds == ("dark",)
         assert (b.labels.flatten(1).any(1) == (b.x[:, 0, 0] > 10)).all()           # what is lit has labels
+    assert torch.allclose(make("plain", 2.0)[0].x, 2 * first[0].x, rtol=1e-2)

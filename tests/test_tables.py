@@ -9,10 +9,11 @@ import pytest
 import data
 import evaluate
 import train
-from experiments import efficiency, paper, runs, tables
+from experiments import efficiency, objects, paper, runs, summary, tables
 from experiments.runs import Experiment, Runner, evaluate_command, needed, result, train_command
 from helpers import ROOT
 from support.common import BadData
+from test_commands import Parsed, catch_parser
 
 
 def test_rows_are_complete():
@@ -38,27 +39,49 @@ def test_training_commands_are_understood(name, monkeypatch):
     for kind in ("llm", "vision", "look", "init"):
         assert (getattr(options, kind) is None) == (getattr(given, kind) is None), kind
     assert "llm" not in train_command("flownar-c", 0, "out") and "--llm" in train_command("flownar-c", 1, "out")
-    for line in runs.real_commands(name, "stream", "", "ek100"):
-        if line.startswith("python train.py"):
-            monkeypatch.setattr(sys, "argv", line.split()[1:])
-            options = train.parse()
-            assert options.data == "ek100"
-            started = {"second": None, "second-tuned": "out/ego4d-flownar"}.get(name, f"out/ego4d-{name}")
-            assert options.init == started
+
+
+MAINS = {"evaluate.py": evaluate, "data.py": data, "experiments.efficiency": efficiency,
+         "experiments.summary": summary, "experiments.objects": objects}
+
+
+def understood(command: list[str], monkeypatch):
+    """A command, without `python`, through its own parser -> its options."""
+    monkeypatch.setattr(sys, "argv", command[command[0] == "-m":])
+    if sys.argv[0] == "train.py":
+        return train.parse()
+    with catch_parser(), pytest.raises(Parsed) as caught:
+        MAINS[sys.argv[0]].main()
+    return caught.value.args[0].parse_args(sys.argv[1:])
+
+
+@pytest.mark.parametrize("data", ["ego4d", "egoexo4d", "ek100"])
+def test_commands_for_real_data(data, monkeypatch):
+    """All are understood; a narrator is trained in one way, is read where it was written, and starts from one of Ego4D
+    that is trained, too."""
+    trained, started = {}, set()
+    for table in paper.TABLES.values():
+        for row in table.rows:
+            for line in runs.real_commands(row, table, data):
+                words = line.split()[1:]
+                options = understood(words, monkeypatch)
+                if words[0] == "train.py":
+                    assert trained.setdefault(options.output, line) == line and options.data == data
+                    started |= {options.init} - {None}
+                    assert options.epochs == (4 if data == "ek100" else 2)
+                elif words[0] == "evaluate.py":
+                    assert options.model in trained
+    ego4d = {line.split()[-1] for table in paper.TABLES.values() for row in table.rows
+             for line in runs.real_commands(row, table, "ego4d") if "train.py" in line}
+    assert started <= ego4d and bool(started) == (data != "ego4d")
 
 
 def test_evaluation_commands_are_understood(monkeypatch):
-    ran = []
-    for module in (evaluate, efficiency):
-        monkeypatch.setattr(module, "command_line", lambda run: ran.append(run))
     for table in paper.TABLES.values():
+        assert {column.evaluation for column in table.columns if not column.toy} <= paper.REAL_EVALUATIONS.keys()
         for experiment in needed(table, [0]):
-            command = evaluate_command(experiment, "out/tables")
-            monkeypatch.setattr(sys, "argv", command[command[0] == "-m":])
-            main = {"evaluate.py": evaluate.main, "experiments.efficiency": efficiency.main}.get(sys.argv[0])
-            if main:
-                main()
-                assert ran.pop()
+            understood(evaluate_command(experiment, "out/tables"), monkeypatch)
+    ran = []
     monkeypatch.setattr(data, "toy_command", ran.append)
     for command in paper.VIDEOS:
         data.main(command.format(videos="out/videos").split()[1:])
@@ -123,6 +146,17 @@ def test_a_narrator_of_another_command_is_refused(small, monkeypatch, tmp_path):
     assert not runs.RESULTS.exists()
 
 
+def test_a_narrator_and_videos_of_another_world_are_refused(small, tmp_path):
+    experiment = needed(small[0], [0])[0]
+    assert Runner("out", 1, "w")([experiment]) == []
+    (failed,) = Runner("out", 1, "another")([experiment])
+    assert "out/flownar-c-0 was trained by another world; delete it" in failed
+    (tmp_path / "out" / "videos").mkdir()
+    Runner("out", 1, "w").make_videos()
+    with pytest.raises(BadData, match="videos shows another world; delete it"):
+        Runner("out", 1, "another").make_videos()
+
+
 def test_costs_do_not_depend_on_the_seed(small, monkeypatch):
     table = small[0]._replace(columns=[paper.Column("GMACs", "cost", "gmacs")])
     monkeypatch.setitem(paper.EVALUATIONS, "cost", "cost")
@@ -163,9 +197,18 @@ def test_tables_show_means_and_how_many_seeds(small):
     table, _ = small
     Runner("out", 1, "w")(needed(table, [0, 1])[:-1])
     assert tables.markdown("T0", None, "w").splitlines() == [
-        "| T0. Small | *PPL* | F1 | seeds |", "| --- | --- | --- | --- |", "| flownar-c | *1.0* | 0.500 | 2 |",
-        "| flownar | *1.0* | 0.500 | 1 |", "| copied | *2.0* | - | 0 |"]
+        "| T0. Small (paper: Ego4D) | *PPL* | F1 | seeds |", "| --- | --- | --- | --- |",
+        "| flownar-c | *1.0* | 0.500 | 2 |", "| flownar | *1.0* | 0.500 | 1 |", "| copied | *2.0* | - | 0 |"]
     assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}, "copied": {}}
+
+
+def test_what_is_missing_changes_no_name(small, monkeypatch):
+    """Of two evaluations with one measure, the second one keeps its name, and the row says how few seeds it has."""
+    table = small[0]._replace(columns=[paper.Column("F1", "idle", "f1"), paper.Column("F1", "stream", "f1")])
+    monkeypatch.setitem(tables.TABLES, "T0", table)
+    Runner("out", 1, "w")([e for e in needed(table, [0, 1]) if e.evaluation == "stream"][:1])
+    assert tables.as_json("T0", None, "w")["flownar-c"] == {"stream/f1": 0.5}
+    assert tables.markdown("T0", None, "w").splitlines()[2] == "| flownar-c | *1.0* | - | 0.500 | 0-1 |"
 
 
 def printed(capsys, monkeypatch, *arguments):
@@ -182,8 +225,14 @@ def test_the_command(capsys, monkeypatch):
     real = run("T1", "--data", "ek100")
     assert "FlowNar-C: 24.09T 22.7M" in real and "python train.py --data ek100 --last-k 10 --init" in real
     shown = run("T5", "T9", "--show", "--json").splitlines()
-    assert json.loads(shown[-1]).keys() == {"T5", "T9"} and shown[0].startswith("| T5. Memory design |")
-    assert run("--list").count("\n") == len(paper.TABLES)
+    assert json.loads(shown[-1]).keys() == {"T5", "T9"} and shown[0].startswith("| T5. Memory design (paper: Ego4D) |")
+    listed = run("--list").splitlines()
+    assert len(listed) == len(paper.TABLES) + 1 and re.match(r"results by commit: [0-9a-f]{10}", listed[-1])
+    commands = run("T5", "--commands").splitlines()
+    assert "  CLAM: 2.086 2.237 45.4% 52.2%" in commands and len(commands) > 50
+    with pytest.raises(BadData, match="T4 has no numbers of EPIC-Kitchens in the paper, but of Ego4D"):
+        run("T4", "--data", "ek100")
+    assert "T16." in run("--data", "ek100")
 
 
 def test_the_readmes_tables_are_the_results():

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -34,8 +34,9 @@ from tqdm import tqdm
 import narrator as nar
 from baselines.lionfs import TwoEncoders, motion
 from support.checkpoint import fill
-from support.common import BadData, chunks, first_line, replacing, write_json
+from support.common import BadData, chunks, first_line, write_json, write_tensors
 from support.features import pairs
+from support.predictions import digest
 from toy import world
 
 # Options of train.py whose defaults differ: small models, smaller LoRA, and FlowNar-C, for videos of any length.
@@ -257,10 +258,10 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: i
            cache: Path | None = None) -> list[Scene]:
     """The first `limit` training videos of a world; a file `cache` keeps their frame tokens for the next time."""
     stored, found = load_file(cache) if cache and cache.exists() else {}, []
-    videos, mark = world.kitchens("train", limit, world=variant), crc32(repr(variant).encode())
+    videos, mark = world.kitchens("train", limit, world=variant), crc32((repr(variant) + digest(vision)).encode())
     before = len(stored)
     for seed, kitchen in tqdm(videos, total=limit, desc="encoding", unit="video"):
-        name = f"{seed} {mark:08x}"                             # a seed is another video in another world
+        name = f"{seed} {mark:08x}"                             # another video in another world, or by another encoder
         if name not in stored:
             pictures = map(kitchen.render, range(len(kitchen)))
             pictures = pairs(pictures) if isinstance(vision, TwoEncoders) else pictures
@@ -269,8 +270,7 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: i
         narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
         found.append(Scene(stored[name].float(), narrations, labels, variant))
     if cache and len(stored) > before:
-        with replacing(cache) as part:
-            save_file(stored, part)
+        write_tensors(cache, stored)
     return found
 
 
