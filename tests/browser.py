@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -19,6 +20,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run --disable-background-networking "
          "--disable-component-update --disable-sync --disable-quic --disable-gpu --mute-audio --hide-scrollbars "
          "--autoplay-policy=no-user-gesture-required --force-color-profile=srgb").split()
+# Chromium reads commands from 3 and writes answers to 4
+LAUNCH = ("import os; from sys import argv; "
+          "os.dup2(int(argv[1]), 3), os.dup2(int(argv[2]), 4), os.execv(argv[3], argv[3:])")
 KEYS = {" ": "Space", "Enter": "Enter", "Escape": "Escape", "Tab": "Tab", "ArrowLeft": "ArrowLeft",
         "ArrowRight": "ArrowRight"}
 TEXT = {"Enter": "\r", "Tab": None, "Escape": None, "ArrowLeft": None, "ArrowRight": None}
@@ -35,13 +39,9 @@ class Browser:
         self.profile = tempfile.mkdtemp()
         (theirs, self.out), (self.come, given) = os.pipe(), os.pipe()
         high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (theirs, given)]
-
-        def pipes():
-            os.dup2(high[0], 3), os.dup2(high[1], 4)
-
-        self.process = subprocess.Popen([CHROMIUM, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"],
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                        pass_fds=(3, 4), preexec_fn=pipes)
+        words = [CHROMIUM, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"]
+        self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *map(str, high), *words], pass_fds=high,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for end in (theirs, given, *high):
             os.close(end)
         self.number, self.rest, self.tabs = 0, b"", {}

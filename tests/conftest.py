@@ -1,9 +1,11 @@
 """Lets the tests import the files of the repository root; --slow also runs what takes minutes.
 
 No test asks the hub for a model (offline, a name that is no folder fails at once, not after a minute), and Java, which
-takes seconds to start, is started once for all tests of METEOR.
+takes seconds to start, is started once for all tests of METEOR. Where tests run side by side (pytest -n), each process
+has one thread. No test forks: a process with threads can hang in it.
 """
 import os
+import signal
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,9 @@ from pathlib import Path
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"                              # before transformers is imported
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"                         # before torch is imported
+signal.signal(signal.SIGINT, signal.default_int_handler)        # a background job is started with another
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
@@ -26,10 +31,6 @@ def one_java():
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes minutes; skipped without --slow")
 
 
 def pytest_collection_modifyitems(config, items):

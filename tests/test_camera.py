@@ -151,7 +151,9 @@ def test_what_is_live():
 @pytest.mark.parametrize("source", [
     "rtsp://u:SECRET@a/b", "rtsp://u:SEC:RET@a:554/b", "rtsp://u:SECRET/SECRET@a/b", "rtsp://:SECRET@a",
     "rtsp://u:12SECRET@a", "http://a/b?user=u&password=SECRET&x=1", "https://u:SECRET@a/b?token=SECRET#c",
-    "http://a/?apikey=SECRET"])
+    "http://a/?apikey=SECRET", "rtsp://a/user=admin&password=SECRET&channel=1", "http://a/stream;token=SECRET",
+    "rtsp://a/user=admin_password=SECRET_channel=1_stream=0", "rtsp://a/1/password=SECRET/2",
+    "http://a/?token=SEC_RET-SEC/RET"])
 def test_secrets_are_masked(source):
     assert "***" in sources.masked(source) and "SEC" not in sources.masked(source) + sources.source_name(source)
 
@@ -162,7 +164,7 @@ def test_what_has_no_secret_stays():
 
 
 def test_names_of_several(tmp_path):
-    forms = {"jsonl": str(tmp_path), "srt": None, "vtt": None, "trace": None}
+    forms = {"jsonl": str(tmp_path), "srt": None, "vtt": None, "trace": None, "state": None}
     names = [name for _, name, _ in outputs(argparse.Namespace(**forms, input=[
         "rtsp://u:p@10.0.0.7/door", "rtsp://10.0.0.8:554/door", "camera:1", "/dev/video2", "-", "a/b.mp4"]))]
     assert names == ["10.0.0.7-door", "10.0.0.8-554-door", "camera-1", "video2", "stdin", "b"]
@@ -445,8 +447,7 @@ def interrupted(url, tmp_path, moment, how) -> tuple[float, str]:
     """Seconds that the command takes to end, with exit code 130 and whole files; its stderr."""
     files = "--jsonl", tmp_path / "n", "--trace", tmp_path / "t"
     process = subprocess.Popen([sys.executable, "stream.py", *url, *map(str, files)], cwd=ROOT, text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until(lambda: moment(tmp_path), 60)
     began = time.monotonic()
     process.send_signal(how)
@@ -480,6 +481,18 @@ def test_interrupted_at_any_moment(sender, tmp_path, mode):
 
 
 # ------------------------------------------------------------------ several at once
+
+def test_what_fails_is_said_apart_from_the_narrations(tmp_path, capsys):
+    """On stderr, while the others go on; an output that cannot be written is one such failure, too."""
+    runs = [stream.Input(f"{name}.mp4", name, {}, False) for name in "ab"]
+    plain = argparse.Namespace(explain=False, repeats=False, speak=False, voice_command=None)
+    errors = BadData("a.mp4: no such file"), OSError(21, "Is a directory", "out/b.jsonl")
+    assert stream.show(iter([(i, Failed(error)) for i, error in enumerate(errors)]), runs, None, plain) == runs
+    out, err = capsys.readouterr()
+    assert out == "" and "a: a.mp4: no such file\n" in err and "Is a directory: 'out/b.jsonl'" in err
+    with pytest.raises(OSError):
+        stream.show(iter([(0, Failed(errors[1]))]), runs[:1], None, plain)
+
 
 def told(model, frames, ask):
     """A job: narrate frames whose passes are shared."""

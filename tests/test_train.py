@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import narrator as nar
 import train
 from helpers import ROOT, TOY, tiny, two_ranks, video
 from support import checkpoint, training
-from support.common import BadData, ahead
+from support.common import BadData, ahead, read_jsonl
 from toy import stages
 
 
@@ -100,6 +101,35 @@ def test_ctrl_c_keeps_the_state(tmp_path, monkeypatch):
     resumed, calls = interrupted(tmp_path / "b", monkeypatch, resume=True)
     assert calls[0] == 5 and losses(tmp_path / "b") == losses(tmp_path / "a")
     assert all(torch.equal(p, resumed.trainable()[name]) for name, p in whole.trainable().items())
+
+
+def test_interrupted_while_it_validates(tmp_path):
+    """The step is in the log and in the state; what the validation would have said is said on --resume."""
+    def run(folder, resume=False, at=None):
+        p = torch.nn.Parameter(torch.ones(3))
+
+        def backward(step):
+            (p ** 2).sum().backward()
+            return (p ** 2).sum().item(), 1
+
+        def validate(step):
+            if step == at:
+                raise KeyboardInterrupt
+            return {"val_loss": step} if step % 2 else {}
+
+        options = train.Options(output=str(folder), **({"resume": True} if resume else {}))
+        with nullcontext() if at is None else pytest.raises(KeyboardInterrupt):
+            train.fit("narrator", {"p": p}, backward, 6, 0.1, options, validate)
+        log = read_jsonl(folder / "narrator-log.jsonl")
+        return [(line["step"], line["loss"], line.get("val_loss")) for line in log]
+
+    whole = run(tmp_path / "a")
+    assert len(run(tmp_path / "b", at=3)) == 4 and training.unfinished(tmp_path / "b") and not training.unfinished(
+        tmp_path / "a")
+    assert run(tmp_path / "b", resume=True) == whole
+    run(tmp_path / "c", at=3)
+    with pytest.raises(BadData, match="is of an interrupted training; give --resume to go on, or delete it"):
+        train.train(train.Options(data="toy", output=str(tmp_path / "c")))
 
 
 def test_loss_falls():
@@ -356,8 +386,7 @@ def test_two_processes_are_one(whole):
 
 def ended(line, folder, how, environments):
     """Start a process in each environment and send all of them a signal as soon as there is a state; the processes."""
-    running = [subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment,
-                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # as stream's test
+    running = [subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
                for environment in environments]
     while running[0].poll() is None and not (folder / "narrator-state.safetensors").exists():
         time.sleep(0.005)
@@ -380,9 +409,11 @@ def test_killed_training_is_resumed(whole, tmp_path):
     assert all(torch.equal(w, two[name]) for name, w in one.items())
 
 
-def test_ctrl_c_exits_with_130(whole, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_exits_with_130(how, whole, tmp_path):
+    """And so does SIGTERM, by which schedulers end a job."""
     line = arguments(whole / "root", tmp_path / "out", "--save-every", 1, "--epochs", 1000)
-    process, = ended(line, tmp_path / "out", signal.SIGINT, [os.environ | {"OMP_NUM_THREADS": "1"}])
+    process, = ended(line, tmp_path / "out", how, [os.environ | {"OMP_NUM_THREADS": "1"}])
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and said.splitlines()[-1] == "interrupted" and "Traceback" not in said
     with safe_open(tmp_path / "out" / "narrator-state.safetensors", "pt") as file:
