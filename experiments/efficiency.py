@@ -172,8 +172,10 @@ def plot_efficiency(results: dict[str, dict], png: str, limit: float | None):
         speed.plot([row["frames"] for row in r["windows"]], [row["fps"] for row in r["windows"]], label=name)
     if limit:
         memory.axhline(limit / size, linestyle="--", color="grey")
-    shown = bars.bar(list(results), [r["fps"] for r in results.values()], color=[f"C{i}" for i in range(len(results))])
+    labels = [name.replace("LLM-", "LLM-\n") for name in results]
+    shown = bars.bar(labels, [r["fps"] for r in results.values()], color=[f"C{i}" for i in range(len(results))])
     bars.bar_label(shown, fmt="%.0f")
+    bars.margins(y=0.1)
     memory.set(xlabel="processed frames", xscale="log", ylabel=f"weights, cache and state, {unit}", ylim=(0, None),
                title="Memory")
     bars.set(ylabel="frames per second", title=f"Throughput over {max(r['frames'] for r in results.values())} frames")

@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -44,7 +45,7 @@ def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:
 
 
 def steps(connection, args: argparse.Namespace, name: str):
-    """One variant's process: a step for each True that arrives -> its seconds; then tokens and bytes."""
+    """One variant's process: a step for each True that arrives -> its seconds; after False, tokens and bytes."""
     narrator = new_narrator(args, name)
     device, config = narrator.device, narrator.config
     x = torch.randn(args.frames, config.J, config.width, device=device)
@@ -52,37 +53,48 @@ def steps(connection, args: argparse.Namespace, name: str):
                   for t in [0, *range(args.every - 1, args.frames, args.every)]]
     before = peak_memory(device)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    while connection.recv():
-        narrator.zero_grad()
-        began = clock()
-        loss, learned = narrator.loss(x, narrations)
-        (loss / learned).backward()
-        synchronise(device)
-        connection.send(clock() - began)
+    with suppress(EOFError):                                                              # nobody asks any more
+        while connection.recv():
+            narrator.zero_grad()
+            began = clock()
+            loss, learned = narrator.loss(x, narrations)
+            (loss / learned).backward()
+            synchronise(device)
+            connection.send(clock() - began)
     connection.send({"tokens": len(narrator.layout.sequence(narrations)), "peak_bytes": peak_memory(device),
                      "weights_bytes": before})
+
+
+def in_turn(args: argparse.Namespace) -> dict[str, dict]:
+    """What each variant's process measures: tokens, bytes, seconds of each step but the first, and their median."""
+    context, running, results = multiprocessing.get_context("spawn"), {}, {}
+    with ExitStack() as stack:
+        for name in VARIANTS:
+            here, there = context.Pipe()
+            process = context.Process(target=command_line, args=(partial(steps, there, args, name),))
+            process.start()
+            there.close()                                                                 # so that its end is noticed
+            stack.callback(process.join)
+            stack.callback(here.close)                                                    # which ends the process
+            running[name] = here, []
+        try:
+            for _ in range(args.steps + 1):
+                for name, (connection, seconds) in running.items():
+                    connection.send(True)
+                    seconds.append(connection.recv())
+            for name, (connection, seconds) in running.items():
+                connection.send(False)
+                results[name] = connection.recv() | {"step_s": median(seconds[1:]), "steps_s": seconds[1:]}
+        except (EOFError, ConnectionError) as error:
+            raise BadData(f"{name}: its process has ended, out of memory?") from error
+    return results
 
 
 def run_steps(args: argparse.Namespace):
     choose(args.device, args.dtype)                                                       # refused here, if at all
     if args.width % (2 * args.heads) or args.heads % args.kv_heads:
         raise BadData("the width must be a multiple of twice the number of heads, and that one of --kv-heads")
-    context, running, results = multiprocessing.get_context("spawn"), {}, {}
-    for name in VARIANTS:
-        here, there = context.Pipe()
-        context.Process(target=command_line, args=(partial(steps, there, args, name),), daemon=True).start()
-        there.close()                                                                     # so that its end is noticed
-        running[name] = here, []
-    try:
-        for _ in range(args.steps + 1):                                                   # the first is not counted
-            for name, (connection, seconds) in running.items():
-                connection.send(True)
-                seconds.append(connection.recv())
-        for name, (connection, seconds) in running.items():
-            connection.send(False)
-            results[name] = connection.recv() | {"step_s": median(seconds[1:]), "steps_s": seconds[1:]}
-    except (EOFError, ConnectionError) as error:
-        raise BadData(f"{name}: its process has ended, out of memory?") from error
+    results = in_turn(args)
     base = results["VideoLLM-online"]
     print_table([(name, {"tokens": r["tokens"], "step, s": r["step_s"], "to the baseline": r["step_s"] / base["step_s"],
                          "peak memory, MB": r["peak_bytes"] / 1e6,

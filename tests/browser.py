@@ -74,7 +74,7 @@ class Browser:
         data = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
         while data:
             data = data[os.write(self.out, data):]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             answer = self.read(deadline - time.monotonic())
             if answer and answer.get("id") == self.number:
@@ -120,7 +120,7 @@ class Tab:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 10):
+    def wait(self, expression: str, seconds: float = 30):
         """The first true value of an expression."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
