@@ -3,6 +3,7 @@
 TRAININGS       name -> the options of train.py that make the narrator
 EVALUATIONS     name -> the command that measures a narrator
 TABLES          name -> rows: a label, a training, options of the evaluations, the paper's numbers
+base2/          before a training: with another base (`on_base2`)
 
 `tables.py` shows them, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the miniature: copied rows of
 other works (all but FlowNar in Table 17), EgoExo4D and EPIC-Kitchens, which have rows of the same kind. `--data` prints
@@ -111,10 +112,10 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """`options` go to the evaluations of the table's columns; `part` is what a measure's {} stands for; `more` has the
-    paper's numbers for further data sets."""
+    """`training` may begin with the name of a base, as in base2/flownar; `options` go to the evaluations of the table's
+    columns; `part` is what a measure's {} stands for; `more` has the paper's numbers for further data sets."""
     label: str
-    training: str | None
+    training: str
     paper: str
     options: str = ""
     part: str = ""
@@ -129,6 +130,12 @@ class Table(NamedTuple):
     rows: list[Row]
     seeds: int = 1
     real: str = ""                                      # options of train.py on real data, for all rows
+
+
+def on_base2(*rows: Row) -> list[Row]:
+    """These rows, with narrators of a base of their own: another training of the same encoder, language model and stage
+    `look`. Numbers can be compared only where the base is the same."""
+    return [row._replace(training=f"base2/{row.training}") for row in rows]
 
 
 def streamed(evaluation: str = "stream", before: str = "") -> list[Column]:
@@ -166,21 +173,21 @@ TABLES = {
         Row("FlowNar", "flownar", "16.70T 59.2M 53.55 18.21 24.85 35.64 12.14 31.64",
             more={"egoexo4d": "21.12T 125.9M 51.40 27.28 32.99 75.33 24.46 51.29",
                   "ek100": "24.42T 65.3M 49.12 23.12 29.12 46.63 14.93 46.25"})], 2),
-    "T2": Table("Teacher-forced narration", "ego4d", TF, teacher(), [
+    "T2": Table("Teacher-forced narration", "ego4d", TF, teacher(), on_base2(
         Row("VideoLLM-online, 1 token", "cls", "2.430 2.320 42.6% -"),
         Row("VideoLLM-online", "online", "2.400 2.050 45.3% 49.0%"),
         Row("VideoLLM-MoD", "mod", "2.410 2.040 45.2% 48.9%"),
         Row("LION-FS", "lion", "2.090 2.150 46.1% 52.4%"),
         Row("FlowNar-C", "flownar-c", "2.006 2.219 46.1% 53.5%"),
-        Row("FlowNar", "flownar", "1.995 2.195 46.4% 53.9%")], real=LARGE),
+        Row("FlowNar", "flownar", "1.995 2.195 46.4% 53.9%")), real=LARGE),
     "T3": Table("Visual history, self-conditioned", "ego4d", "C M R", streamed() + MEMORY[2:], [
         Row("none", "none", "30.40 11.36 30.54"), Row("recent", "recent", "30.16 11.42 30.59"),
         Row("all, no DCM", "online", "28.04 11.33 29.86"), Row("CLAM", "flownar", "35.64 12.14 31.64")], 2),
-    "T4": Table("Trigger (toy: ends that are hard to see)", "ego4d", SC, streamed("hard"), [
+    "T4": Table("Trigger (toy: ends that are hard to see)", "ego4d", SC, streamed("hard"), on_base2(
         Row("static, VideoLLM-online", "hard-online", "37.11 10.46 12.68 24.26 11.34 28.90", "--static --theta 0.7"),
         Row("static, FlowNar", "hard", "35.84 15.68 16.78 30.28 11.69 30.38", "--static --theta 0.7"),
         Row("dynamic, VideoLLM-online", "hard-online", "47.59 11.23 16.29 28.04 11.33 29.86"),
-        Row("dynamic, FlowNar", "hard", "53.55 18.21 24.85 35.64 12.14 31.64")]),
+        Row("dynamic, FlowNar", "hard", "53.55 18.21 24.85 35.64 12.14 31.64"))),
     "T5": Table("Memory design", "ego4d", TF, MEMORY + teacher(), [
         Row("recent", "recent", "2.115 2.257 45.0% 51.7%"), Row("K-Means", "kmeans", "2.114 2.248 45.0% 51.7%"),
         Row("MovieChat", "moviechat", "2.105 2.265 45.1% 51.9%"),
@@ -200,22 +207,22 @@ TABLES = {
         Row("none", "none", "14.02T 57.5M 2.122 2.248"), Row("recent", "recent", "15.68T 58.8M 2.115 2.257"),
         Row("all, no DCM", "online", "18.06T 737.6M 2.118 2.245"), Row("CLAM", "flownar", "16.70T 59.2M 2.086 2.237")]),
     "T10": Table("Pretraining (toy: a second kitchen)", "ek100", TF, teacher("second-teacher") + [
-        Column("F1", "second", "f1", toy=True), Column("exact", "second", "exact", toy=True)], [
+        Column("F1", "second", "f1", toy=True), Column("exact", "second", "exact", toy=True)], on_base2(
         Row("from scratch", "second", "2.935 2.716 40.1% 43.2%", more={"egoexo4d": "2.005 1.095 33.0% 39.1%"}),
         Row("pretrained", "second-tuned", "2.266 2.679 41.2% 51.9%", more={"egoexo4d": "1.778 1.022 38.7% 46.4%"}),
-        Row("zero-shot", "flownar", "")]),
-    "T11": Table("Trigger (toy: as Table 4)", "ek100", SC, streamed("hard"), [
+        Row("zero-shot", "flownar", ""))),
+    "T11": Table("Trigger (toy: as Table 4)", "ek100", SC, streamed("hard"), on_base2(
         Row("static, VideoLLM-online", "hard-online", "48.79 7.94 10.52 28.54 14.21 45.77", "--static --theta 0.7"),
         Row("static, FlowNar", "hard", "38.39 19.39 18.04 37.33 14.66 45.26", "--static --theta 0.7"),
         Row("dynamic, VideoLLM-online", "hard-online", "51.07 8.74 12.98 29.00 14.23 45.26"),
-        Row("dynamic, FlowNar", "hard", "49.12 23.12 29.12 46.63 14.93 46.25")]),
-    "T12": Table("Thresholds (toy: ends that are hard to see)", "ek100", SC, streamed("hard"), [
+        Row("dynamic, FlowNar", "hard", "49.12 23.12 29.12 46.63 14.93 46.25"))),
+    "T12": Table("Thresholds (toy: ends that are hard to see)", "ek100", SC, streamed("hard"), on_base2(
         Row("static 0.8", "hard", "5.24 20.16 7.38 33.00 14.59 44.50", "--static --theta 0.8"),
         Row("static 0.7", "hard", "38.39 19.39 18.04 37.33 14.66 45.26", "--static --theta 0.7"),
         Row("static 0.6", "hard", "49.34 8.00 11.38 34.50 14.15 45.84", "--static --theta 0.6"),
         Row("static 0.4", "hard", "47.65 5.10 8.03 36.02 14.04 46.09", "--static --theta 0.4"),
         Row("dynamic 0.8", "hard", "49.12 23.12 29.12 46.63 14.93 46.25"),
-        Row("dynamic 0.7", "hard", "50.42 8.30 12.32 37.58 14.19 45.91", "--theta 0.7")]),
+        Row("dynamic 0.7", "hard", "50.42 8.30 12.32 37.58 14.19 45.91", "--theta 0.7"))),
     "T13": Table("Narration history", "ego4d", "MACs Cache PPL TimeDiff", COST + teacher()[:2] + MEMORY[:1], [
         Row("no frames, no narrations", "none-0", "12.55T 11.4M 2.182 2.289"),
         Row("CLAM, no narrations", "clam-0", "16.42T 13.0M 2.168 2.278"),
@@ -223,21 +230,21 @@ TABLES = {
         Row("CLAM, last 7", "clam-7", "16.47T 18.1M 2.136 2.264"),
         Row("CLAM, last 10", "flownar-c", "16.50T 20.2M 2.111 2.245"), Row("CLAM, all", "flownar", "")]),
     "T14": Table("Memory tokens", "ego4d", "MACs Cache PPL Fluency",
-                 COST + [teacher()[0], teacher()[2]] + MEMORY, [
+                 COST + [teacher()[0], teacher()[2]] + MEMORY, on_base2(
         Row("10 (toy: 5)", "tokens-5", "15.88T 58.5M 2.094 45.2%"),
         Row("20 (toy: 10)", "flownar", "16.70T 59.2M 2.086 45.4%"),
         Row("30 (toy: 15)", "tokens-15", "17.52T 59.9M 2.099 45.2%"),
-        Row("50 (toy: 25)", "tokens-25", "19.15T 61.3M 2.098 45.3%")]),
-    "T15": Table("CLAM on narrations", "ego4d", TF, teacher() + MEMORY[:1], [
-        Row("CLAM", "narrations", "2.174 2.275 44.0% 50.2%"), Row("last 10", "flownar-c", "2.111 2.245 45.0% 51.7%")]),
-    "T16": Table("Size of the language model", "ego4d", TF, teacher() + MEMORY[:1], [
+        Row("50 (toy: 25)", "tokens-25", "19.15T 61.3M 2.098 45.3%"))),
+    "T15": Table("CLAM on narrations", "ego4d", TF, teacher() + MEMORY[:1], on_base2(
+        Row("CLAM", "narrations", "2.174 2.275 44.0% 50.2%"), Row("last 10", "flownar-c", "2.111 2.245 45.0% 51.7%"))),
+    "T16": Table("Size of the language model", "ego4d", TF, teacher() + MEMORY[:1], on_base2(
         Row("1B (toy: 0.9 M)", "flownar", "2.086 2.237 45.4% 52.2%", more={"ek100": "2.266 2.679 41.2% 51.9%"}),
-        Row("8B (toy: 3.6 M)", "large", "1.995 2.195 46.4% 53.9%", more={"ek100": "2.105 2.635 41.5% 53.8%"})]),
+        Row("8B (toy: 3.6 M)", "large", "1.995 2.195 46.4% 53.9%", more={"ek100": "2.105 2.635 41.5% 53.8%"}))),
     "T17": Table("Video summary (toy: condensed by rule)", "ego4d", "C M R", [
-        Column("C", "summary", "cider"), Column("M", "summary", "meteor"), Column("R", "summary", "rouge_l")], [
-        Row("FlowNar", "flownar", "11.20 17.94 32.63"), Row("VideoLLM-online", "online", "")]),
+        Column("C", "summary", "cider"), Column("M", "summary", "meteor"), Column("R", "summary", "rouge_l")], on_base2(
+        Row("FlowNar", "flownar", "11.20 17.94 32.63"), Row("VideoLLM-online", "online", ""))),
     "objects": Table("Objects that are right (App. C.1)", "egoexo4d", "accuracy",
-                     [Column("accuracy", "objects", "object_accuracy")], [
+                     [Column("accuracy", "objects", "object_accuracy")], on_base2(
         Row("VideoLLM-online", "online", "33.8%"), Row("VideoLLM-MoD", "mod", "25.8%"),
-        Row("FlowNar", "flownar", "36.6%")]),
+        Row("FlowNar", "flownar", "36.6%"))),
 }

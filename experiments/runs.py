@@ -1,7 +1,7 @@
 """Carries out the experiments of `paper.py`: trains and evaluates what has no result yet.
 
 An interrupted run goes on where it stopped; nothing is trained twice. A result is a small file in experiments/results/:
-the commands, the commits, the seed, the fingerprint of the toy's worlds, the measures.
+the commands, the commits, the seed, fingerprints of the toy's worlds and of the base, the measures.
 """
 import hashlib
 import json
@@ -16,12 +16,13 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from experiments.paper import EVALUATIONS, LARGE, REAL_EVALUATIONS, TRAININGS, VIDEOS, Row, Table
+from experiments.paper import EVALUATIONS, LARGE, REAL_EVALUATIONS, TRAININGS, VIDEOS, Row, Table, Training
 from support.common import BadData, is_number, read_json, write_json
 from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
+STARTS = "llm", "vision", "look", "init"                    # fields of a Training: those that it starts from
 MADE = "training.json"                                      # beside a narrator: its command, the worlds, the commit
 
 
@@ -35,7 +36,7 @@ class Experiment(NamedTuple):
     @property
     def name(self) -> str:
         """What distinguishes it, as a file's name."""
-        return "-".join([self.training, self.evaluation, *words(self.options), str(self.seed)])
+        return "-".join([*self.training.split("/"), self.evaluation, *words(self.options), str(self.seed)])
 
 
 def words(options: str) -> list[str]:
@@ -45,8 +46,6 @@ def words(options: str) -> list[str]:
 
 def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Experiment]:
     """What a row shows of an evaluation; what a narrator costs does not depend on its seed."""
-    if not row.training:
-        return []
     seeds = [0] if evaluation == "cost" else seeds
     return [Experiment(row.training, evaluation, row.options, seed) for seed in seeds]
 
@@ -60,9 +59,16 @@ def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
 
 # ------------------------------------------------------------------------------------------- commands
 
+def options_of(training: str) -> Training:
+    """Of flownar or base2/flownar, where those that it starts from have the same base."""
+    base, given = training.rpartition("/")[0], TRAININGS[training.rpartition("/")[2]]
+    own = {kind: f"{base}/{name}" for kind in STARTS if base and (name := getattr(given, kind))}
+    return given._replace(**own)
+
+
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The toy's training, without `python`."""
-    given, models = TRAININGS[training], []
+    given, models = options_of(training), []
     for kind, base, part in (("llm", given.llm, "/llm"), ("vision", given.vision, "/vision"), ("look", given.look, "")):
         if base and (base, 0) != (training, seed):
             models.append(f"--{kind} {folder}/{base}-0{part}")
@@ -82,8 +88,9 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
 
 def real_commands(row: Row, table: Table, data: str) -> list[str]:
     """A row's commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
-    own = TRAININGS[row.training]
-    training, real = own.same or row.training, f"{own.real} {table.real}"
+    given = row.training.rpartition("/")[2]                                    # bases are the toy's
+    own = TRAININGS[given]
+    training, real = own.same or given, f"{own.real} {table.real}"
     size, scratch = "8b-" * (LARGE in real), data == "ego4d" or own.scratch
     out = f"out/{data}-{size}{training}" + "-scratch" * (scratch and data != "ego4d")
     start = "" if scratch else f"--init out/ego4d-{size}{training}"
@@ -143,6 +150,14 @@ def measures(printed: dict) -> dict[str, float | None]:
     return found
 
 
+def fingerprint_of_base(training: str, folder: str) -> str:
+    """Of the encoder and the language model of a training's base: those of flownar-c with seed 0."""
+    base, mark = Path(folder) / training.rpartition("/")[0] / "flownar-c-0", hashlib.sha256()
+    for file in sorted((ROOT / base).glob("*/model.safetensors")):
+        mark.update(file.read_bytes())
+    return mark.hexdigest()[:12]
+
+
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -190,13 +205,14 @@ class Runner:
             spent = {"evaluate": time.monotonic() - began, "train": self.minutes.get(experiment[::3])}
             RESULTS.mkdir(exist_ok=True)
             write_json(RESULTS / f"{experiment.name}.json", about(experiment, self.worlds) | {
+                "base": fingerprint_of_base(experiment.training, self.folder),
                 "commits": {"train": self.made(*experiment[::3])["commit"], "evaluate": self.commit},
                 "minutes": {name: round(s / 60, 1) if s else None for name, s in spent.items()},
                 "measures": measures(json.loads(printed.splitlines()[-1]))})
 
     def train(self, training: str, seed: int):
         """Train a narrator, and before it those that it starts from, unless they are there."""
-        given, out = TRAININGS[training], Path(self.folder) / f"{training}-{seed}"
+        given, out = options_of(training), Path(self.folder) / f"{training}-{seed}"
         for base in {(given.llm, 0), (given.vision, 0), (given.look, 0), (given.init, seed)} - {(training, seed)}:
             if base[0]:
                 self.train(*base)
@@ -210,7 +226,7 @@ class Runner:
                 which = "command" if made["command"] != command else "world"
                 raise BadData(f"{ROOT / out} was trained by another {which}; delete it, or choose another --output")
             if not (ROOT / out / "narrator.json").exists():
-                self.run(command + again, f"{training}-{seed}")
+                self.run(command + again, f"{training}-{seed}".replace("/", "-"))
                 self.minutes[training, seed] = None if again else time.monotonic() - began
 
     def made(self, training: str, seed: int) -> dict:

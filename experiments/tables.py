@@ -53,6 +53,15 @@ def markdown(name: str, seeds: list[int] | None, worlds: str) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def warn_of_bases(name: str, seeds: list[int] | None, worlds: str):
+    """Say so if the rows of a table have different encoders and language models."""
+    wanted = needed(TABLES[name], seeds or range(TABLES[name].seeds))
+    there = [kept for experiment in wanted if (kept := result(experiment, worlds))]
+    if len({kept.get("base") for kept in there}) > 1:
+        print(f"{name}: its narrators have different encoders and language models, so their numbers do not compare; to "
+              f"compare them, delete its files in experiments/results and run it again", file=sys.stderr)
+
+
 def digits(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
@@ -133,6 +142,8 @@ def run_tables(args: argparse.Namespace):
             TABLES[name], args.seeds or range(TABLES[name].seeds))]
         failed = Runner(args.output, args.jobs, worlds)(list(dict.fromkeys(wanted)))
     print("\n\n".join(markdown(name, args.seeds, worlds) for name in names))
+    for name in names:
+        warn_of_bases(name, args.seeds, worlds)
     for line in failed:
         print(line, file=sys.stderr)
     if args.json:

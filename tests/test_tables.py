@@ -21,12 +21,13 @@ def test_rows_are_complete():
         for row in table.rows:
             for numbers in filter(None, [row.paper, *row.more.values()]):
                 assert len(numbers.split()) == len(table.paper.split()), row
-            assert row.training is None or row.training in paper.TRAININGS
+            assert row.training.rpartition("/")[2] in paper.TRAININGS
+        assert len({row.training.rpartition("/")[0] for row in table.rows}) == 1       # narrators of one base
         assert {column.evaluation for column in table.columns} <= paper.EVALUATIONS.keys()
         assert len({row.label for row in table.rows}) == len(table.rows)
         assert table.seeds == (2 if table in map(paper.TABLES.get, ("T1", "T3", "T5")) else 1)
-    used = {row.training for table in paper.TABLES.values() for row in table.rows}
-    assert used - {None} == paper.TRAININGS.keys()
+    used = {row.training.rpartition("/")[2] for table in paper.TABLES.values() for row in table.rows}
+    assert used == paper.TRAININGS.keys()
     assert {"T" + str(i) for i in range(1, 18)} - {"T8"} <= paper.TABLES.keys()
 
 
@@ -39,6 +40,14 @@ def test_training_commands_are_understood(name, monkeypatch):
     for kind in ("llm", "vision", "look", "init"):
         assert (getattr(options, kind) is None) == (getattr(given, kind) is None), kind
     assert "llm" not in train_command("flownar-c", 0, "out") and "--llm" in train_command("flownar-c", 1, "out")
+
+
+@pytest.mark.parametrize("name", paper.TRAININGS)
+def test_a_base_is_a_world_of_its_own(name):
+    """The commands of base2/NAME are those of NAME, in another folder."""
+    for seed in (0, 1):
+        assert [word.replace("out/", "out/base2/") for word in train_command(name, seed, "out")] == train_command(
+            f"base2/{name}", seed, "out")
 
 
 MAINS = {"evaluate.py": evaluate, "data.py": data, "experiments.efficiency": efficiency,
@@ -95,7 +104,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
     row = lambda training: paper.Row(training, training, "1.0")
     table = paper.Table("Small", "ego4d", "PPL", [paper.Column("F1", "stream", "f1")],
-                        [row("flownar-c"), row("flownar"), paper.Row("copied", None, "2.0")], 2)
+                        [row("flownar-c"), row("flownar")], 2)
     monkeypatch.setattr(tables, "TABLES", {"T0": table})
     ran = []
 
@@ -198,8 +207,19 @@ def test_tables_show_means_and_how_many_seeds(small):
     Runner("out", 1, "w")(needed(table, [0, 1])[:-1])
     assert tables.markdown("T0", None, "w").splitlines() == [
         "| T0. Small (paper: Ego4D) | *PPL* | F1 | seeds |", "| --- | --- | --- | --- |",
-        "| flownar-c | *1.0* | 0.500 | 2 |", "| flownar | *1.0* | 0.500 | 1 |", "| copied | *2.0* | - | 0 |"]
-    assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}, "copied": {}}
+        "| flownar-c | *1.0* | 0.500 | 2 |", "| flownar | *1.0* | 0.500 | 1 |"]
+    assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}}
+
+
+def test_rows_of_different_bases_are_noticed(small, tmp_path, capsys):
+    table, _ = small
+    wanted = needed(table, [0, 1])
+    for number, part in enumerate((wanted[:2], wanted[2:])):
+        Runner("out", 1, "w")(part)
+        tables.warn_of_bases("T0", None, "w")
+        assert ("do not compare" in capsys.readouterr().err) == (number > 0)
+        (tmp_path / "out" / "flownar-c-0" / "llm").mkdir(exist_ok=True)
+        (tmp_path / "out" / "flownar-c-0" / "llm" / "model.safetensors").write_bytes(b"another")
 
 
 def test_what_is_missing_changes_no_name(small, monkeypatch):
