@@ -140,8 +140,7 @@ def on_base2(*rows: Row) -> list[Row]:
 
 def streamed(evaluation: str = "stream", before: str = "") -> list[Column]:
     """Columns of the self-conditioned protocol."""
-    names = {"Prec.": "precision", "Rec.": "recall", "F1": "f1", "C": "cider", "M": "meteor",
-             "R": "rouge_l"}
+    names = {"Prec.": "precision", "Rec.": "recall", "F1": "f1", "C": "cider", "M": "meteor", "R": "rouge_l"}
     return [Column(header, evaluation, before + measure) for header, measure in names.items()] + [
         Column("exact", evaluation, before + "exact", toy=True),
         Column("memory words", evaluation, before + "memory_words", toy=True)]

@@ -59,19 +59,26 @@ def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
 
 # ------------------------------------------------------------------------------------------- commands
 
+def base_and_name(training: str) -> tuple[str, str]:
+    """base2/flownar -> base2, flownar; flownar -> "", flownar."""
+    base, _, name = training.rpartition("/")
+    return base, name
+
+
 def options_of(training: str) -> Training:
     """Of flownar or base2/flownar, where those that it starts from have the same base."""
-    base, given = training.rpartition("/")[0], TRAININGS[training.rpartition("/")[2]]
-    own = {kind: f"{base}/{name}" for kind in STARTS if base and (name := getattr(given, kind))}
-    return given._replace(**own)
+    base, name = base_and_name(training)
+    given = TRAININGS[name]
+    return given._replace(**{kind: f"{base}/{other}" for kind in STARTS if base and (other := getattr(given, kind))})
 
 
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The toy's training, without `python`."""
     given, models = options_of(training), []
-    for kind, base, part in (("llm", given.llm, "/llm"), ("vision", given.vision, "/vision"), ("look", given.look, "")):
-        if base and (base, 0) != (training, seed):
-            models.append(f"--{kind} {folder}/{base}-0{part}")
+    for kind, part in (("llm", "/llm"), ("vision", "/vision"), ("look", "")):
+        other = getattr(given, kind)
+        if other and (other, 0) != (training, seed):
+            models.append(f"--{kind} {folder}/{other}-0{part}")
     start = f"--init {folder}/{given.init}-{seed}" if given.init else ""
     return " ".join(["train.py --data toy", f"--seed {seed}", given.method, given.toy, *models, start,
                      f"--output {folder}/{training}-{seed}"]).split()
@@ -88,9 +95,9 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
 
 def real_commands(row: Row, table: Table, data: str) -> list[str]:
     """A row's commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
-    given = row.training.rpartition("/")[2]                                    # bases are the toy's
-    own = TRAININGS[given]
-    training, real = own.same or given, f"{own.real} {table.real}"
+    _, name = base_and_name(row.training)                                      # bases are the toy's
+    own = TRAININGS[name]
+    training, real = own.same or name, f"{own.real} {table.real}"
     size, scratch = "8b-" * (LARGE in real), data == "ego4d" or own.scratch
     out = f"out/{data}-{size}{training}" + "-scratch" * (scratch and data != "ego4d")
     start = "" if scratch else f"--init out/ego4d-{size}{training}"
@@ -152,8 +159,8 @@ def measures(printed: dict) -> dict[str, float | None]:
 
 def fingerprint_of_base(training: str, folder: str) -> str:
     """Of the encoder and the language model of a training's base: those of flownar-c with seed 0."""
-    base, mark = Path(folder) / training.rpartition("/")[0] / "flownar-c-0", hashlib.sha256()
-    for file in sorted((ROOT / base).glob("*/model.safetensors")):
+    first, mark = ROOT / folder / base_and_name(training)[0] / "flownar-c-0", hashlib.sha256()
+    for file in sorted(first.glob("*/model.safetensors")):
         mark.update(file.read_bytes())
     return mark.hexdigest()[:12]
 
@@ -213,9 +220,9 @@ class Runner:
     def train(self, training: str, seed: int):
         """Train a narrator, and before it those that it starts from, unless they are there."""
         given, out = options_of(training), Path(self.folder) / f"{training}-{seed}"
-        for base in {(given.llm, 0), (given.vision, 0), (given.look, 0), (given.init, seed)} - {(training, seed)}:
-            if base[0]:
-                self.train(*base)
+        for other in {(given.llm, 0), (given.vision, 0), (given.look, 0), (given.init, seed)} - {(training, seed)}:
+            if other[0]:
+                self.train(*other)
         with self.lock(f"{training}-{seed}"):
             again, began = ["--resume"] if (ROOT / out).exists() else [], time.monotonic()
             command = train_command(training, seed, self.folder)

@@ -10,7 +10,7 @@ import data
 import evaluate
 import train
 from experiments import efficiency, objects, paper, runs, summary, tables
-from experiments.runs import Experiment, Runner, evaluate_command, needed, result, train_command
+from experiments.runs import Experiment, Runner, base_and_name, evaluate_command, needed, result, train_command
 from helpers import ROOT
 from support.common import BadData
 from test_commands import Parsed, catch_parser
@@ -21,12 +21,12 @@ def test_rows_are_complete():
         for row in table.rows:
             for numbers in filter(None, [row.paper, *row.more.values()]):
                 assert len(numbers.split()) == len(table.paper.split()), row
-            assert row.training.rpartition("/")[2] in paper.TRAININGS
-        assert len({row.training.rpartition("/")[0] for row in table.rows}) == 1       # narrators of one base
+            assert base_and_name(row.training)[1] in paper.TRAININGS
+        assert len({base_and_name(row.training)[0] for row in table.rows}) == 1       # narrators of one base
         assert {column.evaluation for column in table.columns} <= paper.EVALUATIONS.keys()
         assert len({row.label for row in table.rows}) == len(table.rows)
         assert table.seeds == (2 if table in map(paper.TABLES.get, ("T1", "T3", "T5")) else 1)
-    used = {row.training.rpartition("/")[2] for table in paper.TABLES.values() for row in table.rows}
+    used = {base_and_name(row.training)[1] for table in paper.TABLES.values() for row in table.rows}
     assert used == paper.TRAININGS.keys()
     assert {"T" + str(i) for i in range(1, 18)} - {"T8"} <= paper.TABLES.keys()
 
