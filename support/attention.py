@@ -26,6 +26,7 @@ from support.common import BadData
 NAME = "rectangles"           # of this attention among those of transformers
 PADDED = 1.1                  # segments share a rectangle that is at most so many times larger than they are,
 MOST_PAIRS = 2 ** 20          # and has at most so many pairs of query and key: its keys stay in a processor's cache
+KEPT = 2 ** 22                # up to so many numbers of gathered keys are kept for the backward pass
 Row, Rectangle = tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]
 
 
@@ -84,27 +85,42 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tenso
 
 
 class InRectangles(torch.autograd.Function):
-    """Attention one rectangle after the other, each computed again in the backward pass: q, k and v are all that is
-    kept, keys are gathered for one rectangle at a time, and their gradients are summed in place."""
+    """Attention one rectangle after the other. If they are small, they are kept for the backward pass; else only q, k
+    and v are, and each is computed again. The gradients of keys that several rectangles see are summed in place."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, parts: list[Rectangle], scale: float) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.parts, ctx.scale = parts, scale
+        ctx.parts, ctx.scale, ctx.kept = parts, scale, []
+        small = sum(keys.numel() for _, keys, _ in parts) * k[0].numel() <= KEPT
         out = torch.zeros_like(q)
-        for queries, keys, seen in parts:
-            out[queries] = attend(q[queries], k[keys], v[keys], seen, scale)
+        for part in parts:
+            computed = compute((q, k, v), part, scale)
+            out[part[0]] = computed[1].detach()
+            ctx.kept.append(computed if small else None)
         return out
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         whole = ctx.saved_tensors
         sums = [torch.zeros_like(y) for y in whole]
-        for queries, keys, seen in ctx.parts:
-            places = queries, keys, keys
-            with torch.enable_grad():
-                pieces = [y[place].requires_grad_() for y, place in zip(whole, places)]
-                out = attend(*pieces, seen, ctx.scale)
-            for total, place, more in zip(sums, places, torch.autograd.grad(out, pieces, gradient[queries])):
-                total.index_add_(0, place.flatten(), more.flatten(0, 1))
+        for part, kept in zip(ctx.parts, ctx.kept):
+            queries, keys, _ = part
+            pieces, out = kept or compute(whole, part, ctx.scale)
+            found = torch.autograd.grad(out, pieces, rows_at(gradient, queries))
+            for total, places, more in zip(sums, (queries, keys, keys), found):
+                total.index_add_(0, places.flatten(), more.flatten(0, 1))
         return *sums, None, None
+
+
+@torch.enable_grad()
+def compute(whole: tuple[Tensor, ...], part: Rectangle, scale: float) -> tuple[list[Tensor], Tensor]:
+    """The q, k and v of one rectangle, and what its queries attend to, ready for the backward pass."""
+    queries, keys, seen = part
+    pieces = [rows_at(y.detach(), places).requires_grad_() for y, places in zip(whole, (queries, keys, keys))]
+    return pieces, attend(*pieces, seen, scale)
+
+
+def rows_at(y: Tensor, places: Tensor) -> Tensor:
+    """y[places] for places [S, N]; faster, because rows are copied whole."""
+    return y.index_select(0, places.flatten()).unflatten(0, places.shape)

@@ -14,15 +14,53 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float):
         super().__init__()
-        self.base_layer, self.scale, self.dropout = base.requires_grad_(False), alpha / rank, nn.Dropout(dropout)
+        self.base_layer, self.scale, self.dropout = base.requires_grad_(False), alpha / rank, dropout
         self.lora_A = nn.Linear(base.in_features, rank, bias=False)
         self.lora_B = nn.Linear(rank, base.out_features, bias=False)
         nn.init.kaiming_uniform_(self.lora_A.weight, a=5 ** 0.5)
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        A, B = self.lora_A.weight.to(x.dtype), (self.scale * self.lora_B.weight).to(x.dtype)
-        return self.base_layer(x) + linear(linear(self.dropout(x), A), B)
+        p = self.dropout if self.training else 0.0
+        dropped = torch.rand(x.shape, device=x.device) < p if p else None
+        A, B = self.lora_A.weight.to(x.dtype), (self.scale / (1 - p or 1) * self.lora_B.weight).to(x.dtype)
+        return Sum.apply(x, dropped, self.base_layer.weight, self.base_layer.bias, A, B)
+
+
+class Sum(torch.autograd.Function):
+    """W x + bias + B A x', where x' is x with zeros where it is `dropped`, if that is given. The small product is added
+    to the large one in place, forward and backward; x, A x' and what is dropped are all that is kept."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, A: Tensor,
+                B: Tensor) -> Tensor:
+        y, inner = linear(x, weight, bias), linear(without(x, dropped), A)
+        ctx.save_for_backward(x, dropped, inner, weight, A, B)
+        add_product(y, inner, B)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        x, dropped, inner, weight, A, B = ctx.saved_tensors
+        rows, of_x = gradient.flatten(0, -2), linear(gradient, weight.t())
+        of_inner = linear(rows, B.t())
+        of_A = of_inner.t() @ without(x, dropped).flatten(0, -2)
+        of_B = (inner.flatten(0, -2).t() @ rows).t()
+        if dropped is None:
+            add_product(of_x, of_inner, A.t())
+        else:
+            of_x += without(linear(of_inner, A.t()).view_as(x), dropped)
+        return of_x, None, None, None, of_A, of_B
+
+
+def add_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    """y [.., E] += x [.., D] weight^T [D, E], in place."""
+    y = y.view(-1, len(weight))
+    torch.addmm(y, x.flatten(0, -2), weight.t(), out=y)                # not addmm_, which PyTorch's counter overlooks
+
+
+def without(x: Tensor, dropped: Tensor | None) -> Tensor:
+    return x if dropped is None else x.masked_fill(dropped, 0)
 
 
 def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):

@@ -43,8 +43,10 @@ def assert_as_the_dense_mask(model, x, narrations):
 
 @pytest.mark.parametrize("variant", [{}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
                                      {"last_k": 0, "narration_memory": 4}, {"memory": "none", "prune": False}], ids=str)
-def test_rectangles_are_the_mask(variant):
-    """Outputs and gradients; four heads of queries for two of keys."""
+@pytest.mark.parametrize("kept", [0, attention.KEPT])
+def test_rectangles_are_the_mask(kept, variant, monkeypatch):
+    """Outputs and gradients, of what is kept and of what is computed again; four heads of queries for two of keys."""
+    monkeypatch.setattr(attention, "KEPT", kept)
     model = tiny(llm=grouped(), **variant)
     assert_as_the_dense_mask(model, *video(model, 30, AT))
 

@@ -218,7 +218,7 @@ def test_lora_computes_in_the_dtype_of_its_base():
 
     class Products(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
                 dtypes.extend(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
             return function(*args, **(kwargs or {}))
 
@@ -233,6 +233,30 @@ def test_lora_computes_in_the_dtype_of_its_base():
     for weight, expected in ((layer.lora_A.weight, A.grad), (layer.lora_B.weight, B.grad)):
         assert weight.dtype == weight.grad.dtype == torch.float32
         assert (weight.grad - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", [(20, 64), (2, 10, 64)])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3, 1.0])
+def test_lora_and_its_gradients(dropout, bias, shape):
+    """Those of the formula, with dropout as well: the layer draws the same random numbers."""
+    torch.manual_seed(0)
+    layer = LoRALinear(torch.nn.Linear(64, 48, bias=bias), 8, 16, dropout)
+    torch.nn.init.normal_(layer.lora_B.weight)
+    x, g, results = torch.randn(shape), torch.randn(*shape[:-1], 48), []
+    for ours in (True, False):
+        leaves = x.clone().requires_grad_(), *(y.weight for y in (layer.lora_A, layer.lora_B))
+        torch.manual_seed(1)
+        if ours:
+            y = layer(leaves[0])
+        else:
+            kept = (torch.rand(shape) >= dropout) / (1 - dropout or 1)
+            y = layer.base_layer(leaves[0]) + 2 * (leaves[0] * kept) @ leaves[1].T @ leaves[2].T
+        results.append([y, *torch.autograd.grad(y, leaves, g)])
+    assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-4) for pair in zip(*results))
+    layer.eval()
+    assert torch.allclose(layer(x), layer.base_layer(x) + 2 * x @ layer.lora_A.weight.T @ layer.lora_B.weight.T,
+                          rtol=1e-4, atol=1e-4)
 
 
 def test_only_adapter_connector_and_memory_learn():
