@@ -39,7 +39,7 @@ def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:
     with torch.device(device):
         llm = LlamaForCausalLM(sizes).to(dtype)
     config = replace(nar.Config(lora_rank=args.rank, lora_alpha=2 * args.rank), **VARIANTS[name])
-    if args.checkpointing:
+    if name in args.checkpointing:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
     return nar.Narrator(llm, tokenizer, config).to(device).train()
 
@@ -114,7 +114,8 @@ def parser() -> argparse.ArgumentParser:
                                 ("kv-heads", 8, "of keys and values"), ("vocabulary", 2000, "its words, at least"),
                                 ("rank", 16, "of LoRA")):
         found.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
-    found.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
+    found.add_argument("--checkpointing", nargs="+", choices=list(VARIANTS), default=[], metavar="NAME",
+                       help=f"variants that recompute activations in the backward pass: {', '.join(VARIANTS)}")
     found.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
     found.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
     found.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -234,7 +234,7 @@ class Asking(list):
 def test_a_training_step_of_each_variant():
     """Two steps and the numbers; FlowNar feeds its memory besides what the baseline feeds."""
     small = ("--frames 8 --every 4 --words 3 --layers 2 --width 32 --inner 48 --heads 2 --kv-heads 1 --rank 2 "
-             "--device cpu --checkpointing")
+             "--device cpu --checkpointing FlowNar VideoLLM-online")
     args = training_step.parser().parse_args(small.split())
     tokens = {}
     for name in efficiency.VARIANTS:
