@@ -40,7 +40,7 @@ from support.predictions import digest
 from toy import world
 
 # Options of train.py whose defaults differ: small models, smaller LoRA, and FlowNar-C, for videos of any length.
-DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 4.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
+DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 3.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
             "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics", "long": 0.5,
             "limit": 800}
 
