@@ -24,10 +24,10 @@ class LoRALinear(nn.Module):
         p = self.dropout if self.training else 0.0
         dropped = torch.rand(x.shape, device=x.device) < p if p else None
         A, B = self.lora_A.weight.to(x.dtype), (self.scale / (1 - p or 1) * self.lora_B.weight).to(x.dtype)
-        return Sum.apply(x, dropped, self.base_layer.weight, self.base_layer.bias, A, B)
+        return ProductWithLoRA.apply(x, dropped, self.base_layer.weight, self.base_layer.bias, A, B)
 
 
-class Sum(torch.autograd.Function):
+class ProductWithLoRA(torch.autograd.Function):
     """W x + bias + B A x', where x' is x with zeros where it is `dropped`, if that is given. The small product is added
     to the large one in place, forward and backward; x, A x' and what is dropped are all that is kept."""
 
