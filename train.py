@@ -149,7 +149,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     saved, log = folder / f"{stage}-state.safetensors", folder / f"{stage}-log.jsonl"
     settings = {name: value for name, value in asdict(options).items() if name not in MAY_CHANGE}
     settings |= {"steps": steps, "weights": sum(p.numel() for p in parameters.values())}
-    optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0, fused=True)
     start = restore(saved, parameters, optimizer, settings) if options.resume and saved.exists() else 0
     if options.resume and not start and me == 0:
         print(f"{stage}: starts from the beginning, {saved} is not there", file=sys.stderr)

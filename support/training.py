@@ -117,7 +117,7 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
     for name, p in parameters.items():
         p.copy_(tensors[f"{name}|value"])
         if f"{name}|step" in tensors:                                # Adam counts the steps of each parameter
-            optimizer.state[p] = {"step": tensors[f"{name}|step"]} | {
+            optimizer.state[p] = {"step": tensors[f"{name}|step"].to(p.device)} | {
                 key: tensors[f"{name}|{key}"].to(p) for key in ("exp_avg", "exp_avg_sq")}
     torch.set_rng_state(tensors["random"])
     return step
