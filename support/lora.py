@@ -23,13 +23,15 @@ class LoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         p = self.dropout if self.training else 0.0
         dropped = torch.rand(x.shape, device=x.device) < p if p else None
-        A, B = self.lora_A.weight.to(x.dtype), (self.scale / (1 - p or 1) * self.lora_B.weight).to(x.dtype)
+        scale = self.scale / (1 - p) if p < 1 else 0.0                       # what is kept is scaled up, as in dropout
+        A, B = self.lora_A.weight.to(x.dtype), (scale * self.lora_B.weight).to(x.dtype)
         return ProductWithLoRA.apply(x, dropped, self.base_layer.weight, self.base_layer.bias, A, B)
 
 
 class ProductWithLoRA(torch.autograd.Function):
-    """W x + bias + B A x', where x' is x with zeros where it is `dropped`, if that is given. The small product is added
-    to the large one in place, forward and backward; x, A x' and what is dropped are all that is kept."""
+    """W x + bias + B A x' for x [.., D], where x' is x with zeros where it is `dropped`, if that is given. W and bias
+    are frozen. The small product is added to the large one in place, forward and backward; x, A x' and what is dropped
+    are all that is kept."""
 
     @staticmethod
     def forward(ctx, x: Tensor, dropped: Tensor | None, weight: Tensor, bias: Tensor | None, A: Tensor,
@@ -45,7 +47,7 @@ class ProductWithLoRA(torch.autograd.Function):
         rows, of_x = gradient.flatten(0, -2), linear(gradient, weight.t())
         of_inner = linear(rows, B.t())
         of_A = of_inner.t() @ without(x, dropped).flatten(0, -2)
-        of_B = (inner.flatten(0, -2).t() @ rows).t()
+        of_B = rows.t() @ inner.flatten(0, -2)
         if dropped is None:
             add_product(of_x, of_inner, A.t())
         else:
@@ -60,6 +62,7 @@ def add_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 def without(x: Tensor, dropped: Tensor | None) -> Tensor:
+    """x with zeros where it is dropped, if anything is."""
     return x if dropped is None else x.masked_fill(dropped, 0)
 
 
