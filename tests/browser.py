@@ -135,11 +135,11 @@ class Tab:
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def click(self, selector: str, number: int = 0):
-        """The middle of the element, scrolled to."""
-        x, y = self.js("(() => { const e = document.querySelectorAll(%s)[%d]; e.scrollIntoView({block: 'nearest'}); "
-                       "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] })()"
-                       % (json.dumps(selector), number))
-        self.press(x, y)
+        """The middle of the element, scrolled to, once it can be met there: after a first layout, at the latest."""
+        self.press(*self.wait(
+            "(() => { const e = document.querySelectorAll(%s)[%d]; e.scrollIntoView({block: 'nearest'}); "
+            "const b = e.getBoundingClientRect(), at = [b.x + b.width / 2, b.y + b.height / 2]; "
+            "return e.contains(document.elementFromPoint(...at)) && at })()" % (json.dumps(selector), number)))
 
     def key(self, key: str, shift: bool = False):
         text = TEXT.get(key, key)
@@ -179,6 +179,17 @@ class Tab:
         nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
         value = lambda node, name: str(node.get(name, {}).get("value", ""))
         return [(value(node, "role"), value(node, "name")) for node in nodes if not node["ignored"]]
+
+    def meets(self, role: str, name: str = "", seconds: float = 30) -> tuple[str, str]:
+        """Role and name of what a screen reader meets first with this role and this part of a name. It is waited for:
+        the tree follows the page, and content out of sight (content-visibility) enters it once it is laid out."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for found in self.tree():
+                if found[0] == role and name in found[1]:
+                    return found
+            time.sleep(0.02)
+        raise AssertionError(f"no {role} {name!r} in {self.tree()}")
 
     def close(self):
         self.browser.ask("Target.closeTarget", targetId=self.target)

