@@ -37,7 +37,7 @@ def plot_matrix(mask: Tensor, labels: list[str], kinds: list[int], png: str) -> 
     image = torch.where(mask, torch.tensor(kinds).add(1).expand_as(mask), 0)
     figure, axes = plt.subplots(figsize=(8, 8))
     colours = plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"])
-    axes.imshow(image, cmap=colours, vmin=0, vmax=3)
+    axes.imshow(image.numpy(), cmap=colours, vmin=0, vmax=3)
     axes.set_xticks(range(len(labels)), labels, fontsize=7)
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.set(title="Training mask: prompt grey, visual blue, narrations orange", xlabel="keys", ylabel="queries")

@@ -147,5 +147,5 @@ def curve(log: Path, png: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
     axes.plot(smooth, color="#2060a0")
-    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log")
+    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log" if any(losses) else "linear")
     save_figure(figure, png)
