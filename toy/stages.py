@@ -283,13 +283,13 @@ def last_seen(labels: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- look, recall
 
-def inventory(labels: Tensor, most: int, chance: random.Random, variant: world.World = world.WORLDS["plain"]) -> str:
-    """labels [9, 2] -> ' the drawer: green bowl\\nthe shelf: red cup', for some of the places in random order."""
-    places = [place for place, (kind, _) in enumerate(labels.tolist()) if kind]
-    lines = []
-    for place in chance.sample(places, min(most, len(places))):
-        lines.append(f"the {variant.places[place]}: {' '.join(variant.words(*labels[place].tolist()))}")
-    return " " + "\n".join(lines)
+def inventory(labels: Tensor, variant: world.World = world.WORLDS["plain"]) -> str:
+    """labels [9, 2] -> ' the shelf: red cup\\nthe drawer: green bowl', in the order of the places.
+
+    In random order nobody could tell which comes next, and it depended on the seed whether stage look learned to see.
+    """
+    return " " + "\n".join(f"the {place}: {' '.join(variant.words(*thing))}"
+                           for place, thing in zip(variant.places, labels.tolist()) if thing[0])
 
 
 def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
@@ -328,7 +328,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
     """What a pretrained language model knows before it becomes a narrator, in miniature: to name what an image shows.
 
     look      one frame, and the list of what is visible in it
-    recall    two frames with the memory of all before them, and the list of what is, or was last, at some places
+    recall    two frames with the memory of all before them, and the list of what is, or was last, at each place
 
     The frame that is listed is never one that shows no thing (in the dark).
     """
@@ -339,10 +339,10 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
         chance, x, starts, narrations = random.Random(f"{stage} {seed} {step}"), [], [], []
         for video in chance.choices(videos, k=batch):
             t = 1 + chance.choice(video.labels[1:-1].flatten(1).any(1).nonzero().flatten().tolist())
-            lists = [(0, encode(inventory(video.labels[t], 9, chance, video.variant)))]
+            lists = [(0, encode(inventory(video.labels[t], video.variant)))]
             if stage == "recall":
                 known = last_seen(video.labels[:t + 2])[-1]
-                lists.append((1, encode(inventory(known, 6, chance, video.variant))))
+                lists.append((1, encode(inventory(known, video.variant))))
             x.append(video.x[:t + len(lists)])
             starts.append(t)
             narrations.append(lists)
