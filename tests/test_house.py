@@ -1,4 +1,4 @@
-"""The house: what stands where, imports that only point down, short lines and functions, one meaning for each name."""
+"""The house: what stands where, imports that only point down, one meaning for each name."""
 import ast
 from collections import defaultdict
 
@@ -7,8 +7,8 @@ import pytest
 from helpers import ROOT
 
 TOP = ["clam.py", "data.py", "evaluate.py", "narrator.py", "stream.py", "train.py"]
-FOLDERS = ["baselines", "experiments", "support", "tests", "toy"]
-FILES = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] in TOP + FOLDERS]
+FOLDERS = ["baselines", "experiments", "support", "toy"]
+CODE = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] in TOP + FOLDERS]
 # imports point down: a file may import what its row names, and files of its own folder
 BELOW = {"support": [], "clam": ["support"], "baselines": ["clam", "support"],
          "narrator": ["baselines", "clam", "support"],
@@ -19,7 +19,6 @@ BELOW = {"support": [], "clam": ["support"], "baselines": ["clam", "support"],
          "train": ["data", "stream", "narrator", "baselines", "clam", "toy", "support"],
          "evaluate": ["data", "stream", "narrator", "baselines", "clam", "toy", "support"],
          "experiments": ["train", "evaluate", "data", "stream", "narrator", "baselines", "clam", "toy", "support"]}
-CODE = [path for path in FILES if path.relative_to(ROOT).parts[0] != "tests"]
 
 
 def module(path) -> str:
@@ -36,13 +35,8 @@ def imports(path):
         yield from (name for name in names if name in known)
 
 
-def functions(path):
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-
-
 def test_six_files_at_the_top():
     assert sorted(path.name for path in ROOT.glob("*.py")) == TOP
-    assert sum(len((ROOT / name).read_text().splitlines()) for name in TOP) <= 2600
 
 
 @pytest.mark.parametrize("path", CODE, ids=module)
@@ -66,15 +60,6 @@ def test_no_circles():
         assert free, f"these import each other: {sorted(above)}"
         for name in free:
             del above[name]
-
-
-@pytest.mark.parametrize("path", FILES, ids=module)
-def test_lines_and_functions_are_short(path):
-    lines = path.read_text().splitlines()
-    assert [i for i, line in enumerate(lines, 1) if len(line) > 120] == []
-    for node in functions(path):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 50, f"{node.name}, line {node.lineno}"
 
 
 def test_a_name_is_defined_once():

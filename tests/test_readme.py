@@ -1,4 +1,4 @@
-"""The README tells the truth: line counts, names of files and functions, commands and their options."""
+"""The README tells the truth: names of files and functions, commands and their options."""
 import ast
 import importlib
 import re
@@ -13,17 +13,15 @@ from helpers import ROOT
 from test_commands import Parsed, catch_parser
 
 README = (ROOT / "README.md").read_text()
-FILE_ROWS = dict(re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", README, re.M))
+FILE_ROWS = re.findall(r"^\| `([\w/]+\.py)` \| [^|]* \| [^|]* \|$", README, re.M)
 CODE_ROWS = re.findall(r"^\| ([^|]+) \|.* `([\w/]+\.py)`: (`[^|]*`) \|$", README, re.M)
 COMMANDS = sorted(set(re.findall(r"(?:python|\d) ((?:-m [\w.]+|\w+\.py) [^\n`#]*)", README)))
 
 
-def test_files_and_line_counts():
+def test_every_file_has_a_row():
     code = [path.relative_to(ROOT) for folder in (".", "baselines", "experiments", "support", "toy")
             for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
-    assert {str(path) for path in code} == set(FILE_ROWS)
-    assert {name: len((ROOT / name).read_text().splitlines()) for name in FILE_ROWS} == {
-        name: int(count) for name, count in FILE_ROWS.items()}
+    assert sorted(map(str, code)) == sorted(FILE_ROWS)
 
 
 def names(path):
