@@ -83,6 +83,12 @@ class Cache(Slots):
         """Length of C^nar, the prompt included."""
         return int((self.kind >= 0).sum()) - self.visual
 
+    @property
+    def kept(self) -> list[int]:
+        """Numbers of the first and the last narration with tokens in C^nar; [] if there are none."""
+        numbers = self.number[self.kind == NARRATION]
+        return [int(numbers.min()), int(numbers.max())] if len(numbers) else []
+
     def insert(self, tokens: Tokens, slots: np.ndarray) -> None:
         """From now on the slots hold these tokens."""
         self.kind[slots], self.segment[slots], self.number[slots] = tokens.kind, tokens.segment, tokens.number
@@ -125,11 +131,13 @@ class Decision:
     fed: Tokens | None = None   # the tokens fed with this frame, without the narration
     pruned: int = 0             # tokens removed after the narration
     restart: bool = False       # the segment was restarted before the frame
+    kept: list[int] | None = None       # Cache.kept
 
     def trace(self) -> dict:
         return {"frame": self.frame, "p_skip": self.p_skip, "theta": self.theta, "narrate": self.narration is not None,
                 "position": self.position, "text_tokens": self.text_tokens, "visual_tokens": self.visual_tokens,
-                "forced": self.forced} | ({"restart": True} if self.restart else {})
+                "forced": self.forced, "kept": self.kept} | (
+                    {"restart": True} if self.restart else {})
 
 
 class Context:
@@ -325,7 +333,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             c.position = c.bounds.turn_back(c.cache, c.position)
             c.segment, c.new = c.segment + 1, True                                    # line 19
         c.frame, c.decided = t + 1, (p_skip, theta, now)
-        yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned, again)
+        yield Decision(t, p_skip, theta, c.position, c.cache.text, c.cache.visual, narration, must, fed, pruned, again,
+                       c.cache.kept)
 
 
 # ---------------------------------------------------------------------- python stream.py

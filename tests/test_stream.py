@@ -385,7 +385,7 @@ def test_output_formats(kitchen):
     assert [row["frame"] for row in trace] == list(range(len(trace)))
     assert [row["frame"] for row in trace if row["narrate"]] == [y["frame"] for y in lines]
     assert list(trace[1]) == ["frame", "p_skip", "theta", "narrate", "position", "text_tokens", "visual_tokens",
-                              "forced"]
+                              "forced", "kept"]
     assert [row["frame"] for row in trace if row["forced"]] == [0, 303]      # the first and the last frame
     assert files["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\n")
     assert files["srt"].startswith("1\n00:00:00,000 --> 00:00:00,500\n")
