@@ -6,12 +6,17 @@
     /narrations.jsonl, /narrations.vtt
 
 The stream only puts a line into a queue and wakes whoever waits; each client has a thread of its own, so none can delay
-a narration. Read only. Nobody else's page can read it: the Host header must name this server (a name in a URL that
-leads here by DNS does not), and no other origin is allowed. Standard library; PyAV for pictures.
+a narration. There are at most CONNECTIONS of them, and each has HEAD seconds to say what it wants. The page of a long
+stream takes a second to make; it is made once for all who ask within CACHED seconds.
+
+Read only. Nobody else's page can read it: the Host header must name this server or its machine, or be an address (a
+name that somebody else lets lead here by DNS is none of these), and no other origin is allowed. Standard library; PyAV
+for pictures.
 """
 from __future__ import annotations
 
 import html
+import io
 import ipaddress
 import json
 import os
@@ -22,11 +27,11 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Semaphore, Thread
 from urllib.parse import quote, unquote
 
 import av
@@ -40,6 +45,11 @@ from support.subtitles import vtt_cue
 
 HOST, PORT, RING, SENTENCES = "127.0.0.1", 8765, 1000, 20_000     # of what is kept: events for those who come back
 QUIET, PAUSE = 15.0, 0.05               # seconds: between signs of life; between two writes to one client
+CONNECTIONS = 64                        # at a time; more are answered 503
+HEAD = 10.0                             # seconds until the head of a request must be there
+LONGEST = 65_536                        # bytes of it
+CACHED = 1.0                            # seconds for which a page that has been made is given again
+NOWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}    # for documents: nobody's
 JPEG = {"qmin": "3", "qmax": "3"}       # quality of pictures, of 1 (best) to 31
 
 
@@ -73,6 +83,9 @@ class Page(AbstractContextManager):
         self.title = Path(source).name if recorded else masked(source)
         self.news, self.events, self.step, self.ended = Condition(), deque(maxlen=RING), 0, False
         self.process, self.picture, self.coded = os.urandom(4).hex(), None, (None, b"")
+        self.newest_at = time.monotonic()                               # when the newest row came
+        self.making = Lock()                                            # one page is made at a time
+        self.made, self.made_at = b"", -CACHED                          # the last one, and when
         if path:
             apart(source, *others, path)
             check_writable(path)
@@ -89,6 +102,7 @@ class Page(AbstractContextManager):
             return
         with self.news:
             self.step += 1
+            self.newest_at = time.monotonic()
             text = json.dumps(self.record.add(row, narration))
             self.events.append((self.step, f"event: row\nid: {self.process}-{self.step}\ndata: {text}\n\n".encode()))
             if narration is not None:
@@ -106,15 +120,24 @@ class Page(AbstractContextManager):
         """The page as a file at `path`, or as it is served."""
         with self.news:
             live = None if path else {"process": self.process, "after": f"{self.process}-{self.step}",
-                                      "camera": self.camera}
-            content = self.record.content(live=live)
+                                      "camera": self.camera,
+                                      "quiet": round(time.monotonic() - self.newest_at, 1)}
+            record = self.record.so_far()
         source = self.video and (video_address(self.video, path) if path else "video")
-        return make_page(self.title, content, source)
+        return make_page(self.title, record.content(live=live), source)
+
+    def served(self) -> bytes:
+        """The page as it is served, at most CACHED seconds old. What came since, its events bring."""
+        with self.making:
+            if time.monotonic() - self.made_at >= CACHED:
+                self.made = self.html().encode()
+                self.made_at = time.monotonic()
+            return self.made
 
     def since(self, last: str) -> Iterator[bytes]:
         """Server-sent events of all that comes after the id `last`, for ever; a comment after QUIET seconds of none."""
-        process, _, step = last.rpartition("-")
-        step, told = int(step) if process == self.process and step.isdigit() else 0, False
+        known, told = re.fullmatch(rf"{self.process}-([0-9]{{1,15}})", last), False
+        step = min(int(known[1]), self.step) if known else 0
         with self.news:
             first = self.record.first if len(self.record) else None
         yield f"retry: 500\nevent: hello\ndata: {json.dumps({'process': self.process, 'first': first})}\n\n".encode()
@@ -174,13 +197,59 @@ def serve(pages: dict[str, Page], host: str, port: int) -> str:
         server = type("Server", (Server,), {"address_family": kind})((host, port), Handler)
     except (OSError, UnicodeError) as error:
         raise BadData(f"--serve: cannot listen at {host}:{port} ({error}); give another port, or 0 for any") from None
-    server.pages, server.host = pages, host
+    server.pages, server.names = pages, own_names(host)
     Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
+    shown = host
+    if host in ("", "0.0.0.0", "::"):                          # all of them: show one for others
+        shown = network_address(kind) or socket.gethostname()
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{server.server_address[1]}/"
+
+
+def network_address(kind: int) -> str | None:
+    """The address by which others reach this machine; None: it is on no network. Nothing is
+    sent."""
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((NOWHERE[kind], 9))
+            return probe.getsockname()[0]
+        except OSError:
+            return None
+
+
+def own_names(host: str) -> set[str]:
+    """Names by which this machine may be called, in small letters, where --host is `host`."""
+    name = socket.gethostname()
+    short = name.partition(".")[0]
+    return {one.lower() for one in ("localhost", host, name, short, f"{short}.local")}
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads, request_queue_size = True, 64
+
+    def __init__(self, *address):
+        self.places = Semaphore(CONNECTIONS)
+        super().__init__(*address)
+
+    def process_request(self, request, client_address):
+        """A thread for the connection, if there is a place for it."""
+        if not self.places.acquire(blocking=False):
+            request.settimeout(0)                              # who does not take the answer at once gets none
+            with suppress(OSError):
+                request.send(b"HTTP/1.1 503 Service Unavailable\r\n"
+                             b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:                                  # there was no thread
+            self.places.release()
+            raise
+
+    def process_request_thread(self, request, client_address):
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.places.release()
 
     def handle_error(self, request, client_address):
         """A client that is gone is no error."""
@@ -191,14 +260,37 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     protocol_version, timeout, server_version, sys_version = "HTTP/1.1", 30, "stream", ""   # timeout: of each write
 
+    def setup(self):
+        super().setup()
+        self.received = b""                                    # and not used yet
+
+    def handle_one_request(self):
+        """A request, once its head is there; it has no body. The connection of a client that takes
+        too long is closed."""
+        self.close_connection = True
+        latest = time.monotonic() + HEAD
+        while not (end := re.search(rb"\r?\n\r?\n", self.received)):
+            left = latest - time.monotonic()
+            if left <= 0 or len(self.received) > LONGEST:
+                return
+            self.connection.settimeout(left)
+            piece = self.connection.recv(LONGEST)
+            if not piece:
+                return
+            self.received += piece
+        self.connection.settimeout(self.timeout)
+        self.rfile = io.BytesIO(self.received[:end.end()])
+        self.received = self.received[end.end():]
+        super().handle_one_request()
+
     def log_message(self, *_):
         pass
 
     def invited(self) -> bool:
-        """Does the Host header name this server? An address, localhost, or what --host says."""
+        """Does the Host header name this server? An address, or a name of this machine."""
         host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]").lower()
         try:
-            return host in ("localhost", self.server.host.lower()) or bool(ipaddress.ip_address(host))
+            return host in self.server.names or bool(ipaddress.ip_address(host))
         except ValueError:
             return False
 
@@ -229,7 +321,7 @@ class Handler(BaseHTTPRequestHandler):
         if what in kinds:
             with page.news:
                 said = list(page.sentences)
-            body = (page.html().encode() if not what else page.jpeg() if what == "frame.jpg" else
+            body = (page.served() if not what else page.jpeg() if what == "frame.jpg" else
                     "".join(json.dumps(y) + "\n" for y in said).encode() if what == "narrations.jsonl" else
                     ("WEBVTT\n\n" + "".join(vtt_cue(y["start"], y["end"], y["text"]) for y in said)).encode())
         if body is None:
@@ -265,7 +357,7 @@ class Handler(BaseHTTPRequestHandler):
     def file(self, path: Path):
         """A file, or the range of it that is asked for."""
         size = path.stat().st_size
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        wanted = re.fullmatch(r"bytes=([0-9]{0,15})-([0-9]{0,15})", self.headers.get("Range", ""))
         low, high, code, more = 0, size - 1, 200, {"Accept-Ranges": "bytes"}
         if wanted and any(wanted.groups()):
             low, high = (max(0, size - int(wanted[2])), high) if not wanted[1] else (
