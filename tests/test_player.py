@@ -2,12 +2,16 @@
 import gzip
 import http.client
 import json
+import math
 import random
+import shutil
 import socket
 import struct
 import sys
+import threading
 import time
 from base64 import b64decode
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -56,7 +60,8 @@ def made(rows: int, every: int = 9) -> tuple[list[dict], list[dict]]:
             kept = [*kept, words + 4][-10:]
             text, visual = 41 + sum(kept) - 2, 0
         trace.append({"frame": frame, "p_skip": p, "theta": None if p is None else 0.5, "narrate": narrate,
-                      "position": position, "text_tokens": text, "visual_tokens": visual, "forced": frame == 0})
+                      "position": position, "text_tokens": text, "visual_tokens": visual, "forced": frame == 0,
+                      "kept": [max(0, len(said) - 10), len(said) - 1]})
     return trace, said
 
 
@@ -107,7 +112,7 @@ def read(path: Path) -> list[dict]:
                                      {"last_k": 2, "memory": "none"}, {"last_k": 2, "keep_newline": True},
                                      {"prune": False, "memory": "none"}], ids=str)
 def test_a_record_knows_what_is_in_the_cache(changes):
-    """From the trace's numbers alone: which narrations the next segment sees, and how long each part is."""
+    """From the trace: which narrations the next segment sees, and how long each part is."""
     model, record, numbers = tiny(llm=grouped(), **changes), player.Record(), random.Random(1)
     model.layout.assistant += model.layout.encode("So, ") if changes == {"last_k": 10} else []
     at = sorted({0, *numbers.sample(range(1, 50), 16)})
@@ -115,8 +120,12 @@ def test_a_record_knows_what_is_in_the_cache(changes):
     context, seen = stream.Context(model), []
     for decision in stream.narrate(model, x, forced=dict(given), context=context):
         record.add(decision.trace(), decision.narration and vars(decision.narration))
+        cache = context.cache
+        there = sorted(set(cache.number[cache.kind == NARRATION].tolist()))
+        first, last = decision.kept or (0, -1)
+        assert there == list(range(first, last + 1))
         if decision.narration:
-            cache, y = context.cache, record.said[-1]
+            y = record.said[-1]
             seen.append((sorted(set(cache.number[cache.kind == NARRATION].tolist())), cache.text))
     for (there, text), y in zip(seen, record.said, strict=True):
         assert there == list(range(y["n"] + 1 - y["kept"], y["n"] + 1))
@@ -126,6 +135,59 @@ def test_a_record_knows_what_is_in_the_cache(changes):
     layout = model.layout
     assert record.sizes["prompt"] == len(layout.prompt + layout.user + layout.newline)
     assert record.sizes["frame"] == layout.J + 1 and record.sizes["memory"] == (layout.M and layout.M + 2)
+
+
+def test_a_few_sentences_of_which_none_is_kept():
+    model, record = tiny(last_k=0), player.Record()
+    x, given = video(model, 21, (0, 20))
+    for decision in stream.narrate(model, x, forced=dict(given)):
+        record.add(decision.trace(), decision.narration and vars(decision.narration))
+        assert [y["kept"] for y in record.said] == [0] * len(record.said)
+        prompt = model.layout.prompt + model.layout.user + model.layout.newline
+        assert record.sizes["prompt"] == len(prompt)
+
+
+def test_a_trace_of_before_does_not_say_what_is_kept():
+    trace, said = made(40)
+    for row in trace:
+        del row["kept"]
+    page = filled("a.safetensors", trace, said)
+    assert page.record.sizes == {"prompt": 0, "memory": 12, "frame": 11}
+    assert [y["kept"] for y in page.record.said] == [0] * 5
+
+
+def test_a_record_goes_on_after_a_restart():
+    """The prompt's length is known again when all sentences that are kept have been seen."""
+    trace, said = made(300)
+    frames = {y["frame"]: y for y in said}
+    record = player.Record()
+    for row in trace[100:]:
+        record.add(row, frames.get(row["frame"]))
+        assert record.sizes["prompt"] == (41 if len(record.said) >= 10 else 0)
+    assert {y["kept"] for y in record.said} == {10}
+
+
+def test_a_record_stays_as_it_was(monkeypatch):
+    monkeypatch.setattr(player, "KEPT", 50)
+    trace, said = made(300)
+    frames = {y["frame"]: y for y in said}
+    record = player.Record()
+    for row in trace[:90]:
+        record.add(row, frames.get(row["frame"]))
+    before, content = record.so_far(), record.content()
+    for row in trace[90:]:
+        record.add(row, frames.get(row["frame"]))
+    assert before.content() == content
+    assert len(record.content()["rows"]["p"]) < 100 and record.first > 0
+
+
+def test_data_in_pieces(monkeypatch):
+    monkeypatch.setattr(player, "PIECE", 7)
+    content = filled("camera", *made(100)).record.content(live=None)
+    rows = {name: y if name == "first" else y.tolist() for name, y in content["rows"].items()}
+    whole = content | {"rows": rows}
+    assert "".join(player.json_pieces(content)) == json.dumps(whole)
+    assert json.loads(gzip.decompress(b64decode(player.packed(content)))) == whole
 
 
 def test_a_record_is_bounded(monkeypatch):
@@ -149,6 +211,27 @@ def test_files_that_do_not_fit_get_one_line(tmp_path):
     for rows in (trace[:3] + trace[4:], [{**trace[0], "p_skip": "x"}], [{"frame": 0}]):
         with pytest.raises(BadData, match="is no row of a trace"):
             player.read_record(good, lines(tmp_path / "bad.jsonl", rows))
+    for changes in ({"time": "x"}, {"time": 1e300}, {"time": None}, {"p_skip": math.nan},
+                    {"theta": math.inf}, {"frame": "a"}, {"frame": {}}, {"position": 1e300},
+                    {"kept": "a"}, {"kept": {}}, {"kept": [1, "a"]}, {"kept": [3]}):
+        bad = lines(tmp_path / "bad.jsonl", [trace[0] | changes, *trace[1:]])
+        with pytest.raises(BadData, match="line 1: is no row of a trace"):
+            player.read_record(good, bad)
+    for changes in ({"frame": "a"}, {"frame": {}}, {"frame": math.nan}, {"frame": 1.5}, {"n": []},
+                    {"tokens": 3}, {"wall": 5}, {"end": math.nan}):
+        bad = lines(tmp_path / "bad.jsonl", [said[0], said[1] | changes, *said[2:]])
+        for beside in (other, None):
+            with pytest.raises(BadData, match="line 2"):
+                player.read_record(bad, beside)
+
+
+def test_what_is_not_finite_gets_one_line():
+    """p([SKIP]) of damaged weights or features: told, not a traceback."""
+    trace, said = made(3)
+    page = filled("a.safetensors", trace[:2], said)
+    with pytest.raises(BadData, match="frame 2: p.*is nan"):
+        page.tell(trace[2] | {"p_skip": math.nan}, None)
+    assert len(page.record) == 2
 
 
 def test_command_line(tmp_path):
@@ -231,6 +314,84 @@ def test_page(where, kitchen, browser):
     assert tab.problems() == []
     own = ("file:", "data:", "blob:") if where == "file" else (url, "data:", "blob:")
     assert all(one.startswith(own) for one in tab.requests())
+    tab.close()
+
+
+@needs_chromium
+def test_captions_as_told(kitchen, browser):
+    """By default a sentence is shown with what it describes; as told, from the end of that on."""
+    said = read(kitchen / "jsonl")
+    tab = browser.tab((kitchen / "page.html").as_uri())
+    tab.wait(READY + " && document.querySelector('video').readyState >= 2")
+    lit = "document.querySelector('#list [aria-current] span')?.textContent"
+    caption = "document.querySelector('video').textTracks[0].activeCues?.[0]?.text"
+    tab.js(f"document.querySelector('video').currentTime = {said[20]['start'] + 0.3}")
+    tab.wait(f"{caption} === {json.dumps(said[20]['text'])} && {lit} === {caption}")
+    tab.click("#as-told")
+    tab.wait(f"{caption} === {json.dumps(said[19]['text'])} && {lit} === {caption}")
+    assert tab.js("document.querySelector('#as-told').getAttribute('aria-pressed')") == "true"
+    tab.click("#list button", 20)
+    tab.wait(f"Math.abs(document.querySelector('video').currentTime - {said[20]['end']}) < 0.1")
+    tab.wait(f"{caption} === {json.dumps(said[20]['text'])} && {lit} === {caption}")
+    tab.key("t")
+    tab.wait(f"{caption} === {json.dumps(said[21]['text'])} && {lit} === {caption}")
+    assert tab.problems() == []
+    tab.close()
+
+
+def hevc(path: Path):
+    """A short video in a format that few browsers play."""
+    try:
+        av.codec.Codec("libx265", "w")
+    except ValueError:
+        pytest.skip("this PyAV has no libx265")
+    with av.open(str(path), "w") as file:
+        coder = file.add_stream("libx265", rate=8)
+        coder.width, coder.height, coder.pix_fmt = 96, 96, "yuv420p"
+        coder.options = {"x265-params": "log-level=none"}
+        for n in range(8):
+            picture = np.full((96, 96, 3), 30 * n, np.uint8)
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24").reformat(format="yuv420p")
+            file.mux(coder.encode(frame))
+        file.mux(coder.encode())
+
+
+@needs_chromium
+@pytest.mark.parametrize("kind", ["camera", "waiting", "pipe", "features", "hevc", "moved"])
+def test_sentences_without_a_video(kind, tmp_path, browser):
+    """Where no video plays, the sentences can be read, and the page says what is missing."""
+    (trace, said), file, message = made(200), tmp_path / "page.html", ""
+    if kind in ("camera", "waiting"):
+        page = serve.Page("rtsp://10.0.0.7/door")
+        feed(page, trace, said, 0, 200 if kind == "camera" else 0)
+        url = served({"": page})
+    else:
+        source = tmp_path / "sub" / "my video.mp4"
+        source = {"pipe": "-", "features": "a.safetensors"}.get(kind, source)
+        (tmp_path / "sub").mkdir()
+        if kind == "hevc":
+            hevc(source)
+            message = "If it is HEVC"
+        if kind == "moved":
+            shutil.copy(KITCHEN, source)
+            message = "The video is not beside this page: there is no sub/my video.mp4."
+        file.write_text(filled(source, trace, said).html(file))
+        if kind == "moved":
+            source.unlink()
+        url = file.as_uri()
+    tab = browser.tab(url)
+    for width in (1280, 390):
+        tab.size(width, 800)
+        tab.wait(READY)
+        tab.wait(f"document.querySelector('#missing').textContent.includes({json.dumps(message)})")
+        tab.js("document.querySelector('#said').scrollIntoView()")
+        words = "Waiting for the first sentence" if kind == "waiting" else "You open drawer"
+        tab.wait("(() => { const box = document.querySelector('#list').getBoundingClientRect(); "
+                 "const first = document.elementFromPoint(box.x + box.width / 2, box.y + 15); "
+                 "return first?.innerText.includes('%s') })()" % words)
+        assert kind == "waiting" or tab.js("document.querySelector('#list').clientHeight") > 150
+        assert tab.js("document.documentElement.scrollWidth") <= width
+    assert [one for one in tab.problems() if "ERR_FILE_NOT_FOUND" not in one] == []
     tab.close()
 
 
@@ -391,6 +552,9 @@ def test_live(browser, monkeypatch):
     feed(page, trace, said, 100, 109)
     tab.wait(f"({shown}).length === 13")
     late = time.monotonic() - began
+    tab.wait("document.querySelector('#list [aria-current] span').textContent === "
+             "'You open drawer 12.'")
+    assert tab.js("document.querySelectorAll('#list [aria-current]').length") == 1
     tab.wait("document.querySelector('#picture').naturalWidth === 64 && "
              "document.querySelectorAll('.frame.drawn').length")
     assert tab.meets("log")
@@ -401,10 +565,16 @@ def test_live(browser, monkeypatch):
     port = int(url.rstrip("/").rsplit(":", 1)[1])
     Mortal.alive.pop().kill()
     tab.wait("document.querySelector('#state').textContent === 'no connection'")
-    feed(again, trace, said, 95, 127)
+    feed(again, trace, said, 95, 99)
     served({"": again}, port)
+    # The rows after these come again.
+    tab.wait("document.querySelector('#facts').textContent.endsWith(' 99 frames')")
+    assert tab.js(shown) == [y["text"] for y in said[:11]]
+    feed(again, trace, said, 99, 127)
     tab.wait(f"({shown}).length === 15")
     assert tab.js(shown) == [y["text"] for y in said[:15]]
+    tab.wait("document.querySelector('#totals').textContent.startsWith('prompt 4110 sentences')")
+    assert "other" not in tab.js("document.querySelector('#totals').textContent")
     feed(again, trace, said, 127, 200)
     tab.wait(f"({shown}).length === 23")
     assert tab.js(shown) == [y["text"] for y in said[:23]]
@@ -414,6 +584,25 @@ def test_live(browser, monkeypatch):
     served({"": new}, port)
     tab.wait(f"({shown}).length === 3")
     assert [one for one in tab.problems() if "ERR_" not in one] == []
+    tab.close()
+
+
+@needs_chromium
+def test_an_outage_is_said(browser):
+    """No new pictures: the page says so, and the curve has a gap where there were none."""
+    (trace, said), page = made(100), serve.Page("rtsp://10.0.0.7/door")
+    for row in trace:
+        row["time"] = row["frame"] / 2 + (30 if row["frame"] >= 50 else 0)
+    feed(page, trace, said, 0, 90)
+    page.newest_at -= 20
+    tab = browser.tab(served({"": page}))
+    text = "document.querySelector('#state').textContent"
+    tab.wait(f"{text}.startsWith('no new picture for 00:2')")
+    assert tab.js("document.querySelector('#stage').classList.contains('old')")
+    feed(page, trace, said, 90, 91)
+    tab.wait(f"{text} === 'live' && !document.querySelector('#stage').classList.contains('old')")
+    for curve in ("p", "theta"):
+        assert tab.js(f"document.querySelector('#{curve}').getAttribute('d')").count("M") == 2
     tab.close()
 
 
@@ -529,3 +718,129 @@ def test_several_inputs_and_options(tmp_path):
             serve.Pages(wrong, runs[:1])
     serve.Page("a.safetensors", str(tmp_path / "page.html"))
     assert not (tmp_path / "page.html").exists()                                    # until there is something to show
+
+
+# ---------------------------------------------------------------------- who may ask, and how much
+
+def raw(url: str, text: bytes, seconds: float = 5) -> bytes:
+    """What the server answers to these bytes, until it closes the connection."""
+    host, port = url.removeprefix("http://").rstrip("/").rsplit(":", 1)
+    got = b""
+    with socket.create_connection((host, int(port)), timeout=seconds) as client:
+        client.sendall(text)
+        with suppress(OSError):
+            while piece := client.recv(65536):
+                got += piece
+    return got
+
+
+def test_no_header_prints_a_traceback(capfd):
+    (trace, said), many = made(30), b"9" * 5000
+    page = filled(KITCHEN, trace, said)
+    url = served({"": page})
+    process = page.process.encode()
+    for wanted in (many + b"-", b"0-" + many, b"-" + many, "²-".encode("latin1")):
+        assert raw(url, b"GET /video HTTP/1.1\r\nHost: localhost\r\nRange: bytes=%b\r\n"
+                        b"Connection: close\r\n\r\n" % wanted).startswith(b"HTTP/1.1 200")
+    for path, header in ((b"/events", b"Last-Event-ID: " + process + b"-" + many),
+                         (b"/events?after=" + process + "-²".encode("latin1"), b"X: 1"),
+                         (b"/events?after=" + process + b"-" + many, b"X: 1")):
+        request = b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n" % (path, header)
+        assert raw(url, request, 0.5).count(b"event: row") == 30       # no id: all that there is
+    for path, header in ((b"/", b"Host: " + many), (many * 20, b"Host: localhost")):
+        request = b"GET %b HTTP/1.1\r\n%b\r\nConnection: close\r\n\r\n" % (path, header)
+        assert raw(url, request)[9:12] != b"200"
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_are_limited():
+    """Hundreds that are half open cost a few threads; the stream goes on, and so does the server
+    when they leave."""
+    (trace, said), page = made(100), serve.Page("camera")
+    url = served({"": page})
+    host, port = url.removeprefix("http://").rstrip("/").rsplit(":", 1)
+    threads, clients = threading.active_count(), []
+    for _ in range(300):
+        clients.append(socket.create_connection((host, int(port)), timeout=5))
+        with suppress(OSError):
+            clients[-1].sendall(b"GET / HT")
+    feed(page, trace, said, 0, 100)
+    assert threading.active_count() <= threads + serve.CONNECTIONS
+    closed = 0
+    for client in clients[serve.CONNECTIONS:]:
+        with suppress(ConnectionError):
+            assert client.recv(100)[9:12] in (b"", b"503")
+        closed += 1
+    assert closed == 300 - serve.CONNECTIONS
+    for client in clients:
+        client.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ask(url, "/")[0] == 200
+
+
+def test_a_slow_request_is_closed(monkeypatch):
+    monkeypatch.setattr(serve, "HEAD", 0.4)
+    url = served({"": filled("camera", *made(20))})
+    host, port = url.removeprefix("http://").rstrip("/").rsplit(":", 1)
+    client, began = socket.create_connection((host, int(port)), timeout=0.05), time.monotonic()
+    ended = False
+    while not ended and time.monotonic() < began + 10:                 # never silent for long
+        try:
+            client.sendall(b"x")
+            ended = client.recv(10) == b""
+        except TimeoutError:
+            pass
+        except ConnectionError:
+            ended = True
+    assert ended
+    two = b"GET /narrations.vtt HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2
+    assert raw(url, two).count(b"WEBVTT") == 2  # in one connection
+
+
+def test_no_page_delays_the_stream(monkeypatch):
+    """While pages are made, rows are told; all who ask at once get one page, and its events go on
+    where it ends."""
+    trace, said = made(100)
+    page = filled("camera", trace[:50], said)
+    url = served({"": page})
+    told, content, made_pages = threading.Event(), player.Record.content, []
+
+    def wait(record, **more):
+        assert told.wait(30)
+        made_pages.append(more["live"]["after"])
+        return content(record, **more)
+
+    monkeypatch.setattr(player.Record, "content", wait)
+    got = []
+    clients = [threading.Thread(target=lambda: got.append(ask(url, "/")[2])) for _ in range(6)]
+    for client in clients:
+        client.start()
+    while not page.making.locked():
+        time.sleep(0.01)
+    feed(page, trace, said, 50, 100)
+    told.set()
+    for client in clients:
+        client.join()
+    assert len(got) == 6 and set(got) == {got[0]} and made_pages == [f"{page.process}-50"]
+    data = embedded(got[0].decode())
+    assert len(data["rows"]["p"]) == 50 and len(data["said"]) == 6
+
+
+def test_addresses_for_other_devices(monkeypatch):
+    """Where all addresses are listened at, one is printed that others can open. The machine's own
+    names are answered, no other ones."""
+    page = filled("camera", *made(20))
+    url = serve.serve({"": page}, "0.0.0.0", 0)
+    host = url.removeprefix("http://").rpartition(":")[0]
+    assert host not in ("0.0.0.0", "127.0.0.1") and ask(url, "/")[0] == 200
+    monkeypatch.setattr(serve, "network_address", lambda kind: None)
+    monkeypatch.setattr(socket, "gethostname", lambda: "Laptop.example.org")
+    assert serve.serve({"": page}, "0.0.0.0", 0).startswith("http://Laptop.example.org:")
+    here = served({"": page})
+    for name, code in (("laptop.example.org", 200), ("LAPTOP:8765", 200), ("laptop.local", 200),
+                       ("192.168.1.5", 200), ("[fe80::1]:80", 200), ("localhost", 200),
+                       ("example.org", 403), ("laptop.evil.example", 403),
+                       ("127.0.0.1.evil.example", 403)):
+        assert ask(here, "/", Host=name)[0] == code, name
