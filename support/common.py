@@ -7,14 +7,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import signal
 import sys
+import time
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -72,16 +76,58 @@ def first_line(error: Exception) -> str:
 
 # ---------------------------------------------------------------------- files
 
+DAY = 24 * 3600.0                      # seconds after which a temporary file of an unknown process is left over
+PART = re.compile(r"\..+\.(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}\.part")
+
+
 def new_part(path: Path) -> Path:
-    """A new temporary file beside `path`. BadData if `path` cannot be written."""
+    """A new temporary file beside `path`, .NAME.MACHINE-PROCESS-RANDOM.part; those that killed processes have left in
+    this folder are removed. BadData if `path` cannot be written."""
     if path.is_dir():                                                                         # so is the path of ""
         raise BadData(f"{path}: is a directory; give the name of a file")
-    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+    remove_left_parts(path.parent.resolve())
+    part = path.with_name(f".{path.name}.{machine()}-{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
         part.touch()
     except OSError as error:
         raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
     return part
+
+
+@cache
+def machine() -> str:
+    """Eight hex digits for all processes whose numbers can be compared: of one machine, and of one container."""
+    try:
+        container = os.readlink("/proc/self/ns/pid")
+    except OSError:                                            # not Linux
+        container = ""
+    return sha256(f"{platform.node()} {container}".encode()).hexdigest()[:8]
+
+
+@cache
+def remove_left_parts(folder: Path) -> None:
+    """Remove from a folder, once in the life of this process, the temporary files of processes that live no more."""
+    try:
+        parts = [(path, PART.fullmatch(path.name)) for path in folder.glob(".*.part")]
+    except OSError:                                            # whoever writes will hear of it
+        return
+    for path, match in parts:
+        with suppress(OSError):                                # another process may remove it at the same moment
+            if match and is_left(path, *match.groups()):
+                path.unlink()
+
+
+def is_left(part: Path, where: str | None, process: str | None) -> bool:
+    """Has the process that wrote a temporary file ended? Of one elsewhere, and on Windows, nothing but the age tells:
+    there, signal 0 is no question, but Ctrl-C."""
+    if where == machine() and os.name != "nt":
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return True
+        except (PermissionError, OverflowError):               # it lives, but is another user's
+            pass
+    return time.time() - part.stat().st_mtime > DAY
 
 
 def check_writable(path: str | Path) -> None:

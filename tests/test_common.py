@@ -1,7 +1,9 @@
 """What all files share (common.py): how commands end, and files that appear whole."""
 import argparse
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -91,3 +93,25 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
 def test_a_byte_order_mark_is_no_content(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
     assert read_json(tmp_path / "a.json") == [1]
+
+
+def test_parts_of_killed_processes_are_removed(tmp_path):
+    """And no others: neither those of a process that is writing now, nor young ones of another machine."""
+    code = "import sys, time\nfrom support.common import new_part\nfrom pathlib import Path\n" \
+           "print(new_part(Path(sys.argv[1])).name, flush=True)\ntime.sleep(60)"
+    line = [sys.executable, "-c", code, str(tmp_path / "a.json")]
+    killed, writing = (subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    parts = [process.stdout.readline().strip() for process in (killed, writing)]
+    killed.kill()
+    killed.communicate()
+    elsewhere = {age: tmp_path / f".a.json.01234567-{killed.pid}-{age:08x}.part" for age in (60, 200_000)}
+    earlier = tmp_path / ".a.json.89abcdef.part"                   # as they were called before
+    users = tmp_path / ".a.json.part"
+    for age, path in [*elsewhere.items(), (200_000, earlier), (200_000, users)]:
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+    write_json(tmp_path / "a.json", [1])
+    writing.kill()
+    writing.communicate()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"a.json", parts[1], elsewhere[60].name, users.name}
