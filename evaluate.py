@@ -211,11 +211,33 @@ def truth_of(sample: data.Sample) -> Truth:
                    for (frame, text), memory in zip(sample.narrations, sample.memory_words)]], sample.origin, streamed)
 
 
-def fingerprint(sample: data.Sample) -> str:
-    """SHA-256 of what distinguishes videos of one name: times, ground truth and the first frame."""
-    first = next(iter(sample.frames())) if sample.read is None else sample.read(0, 1).numpy()
+def known_of(sample: data.Sample):
+    """A SHA-256 that goes on: so far of the times and the ground truth of a sample."""
     known = (sample.num_frames, sample.fps, sample.offset, sample.origin, sample.narrations, sample.tracks)
-    return sha256(repr(known).encode() + first.tobytes()).hexdigest()
+    return sha256(repr(known).encode())
+
+
+def watched(sample: data.Sample, mark) -> data.Sample:
+    """The same sample; each frame that is read from it is added to the SHA-256 `mark`."""
+    def pictures():
+        for picture in sample.frames():
+            mark.update(np.ascontiguousarray(picture))
+            yield picture
+
+    def read(start: int, stop: int) -> Tensor:
+        x = sample.read(start, stop)
+        mark.update(x.numpy())
+        return x
+
+    return replace(sample, source=sample.source and pictures, read=sample.read and read)
+
+
+def fingerprint(sample: data.Sample) -> str:
+    """SHA-256 of what distinguishes videos of one name: times, ground truth and all frames, in their order."""
+    mark = known_of(sample)
+    for _ in watched(sample, mark).tokens(lambda pictures: pictures):
+        pass
+    return mark.hexdigest()
 
 
 def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: nar.VisionEncoder | None) -> dict:
@@ -229,18 +251,19 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: na
 
 def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None, args: argparse.Namespace,
              folder: Predictions | None, ask: Callable) -> Iterator[tuple[str, list[dict]]]:
-    """The model's own narrations of a sample, in seconds of the video; those that are kept are not made again."""
-    mark = folder and fingerprint(sample)
-    if folder and folder.finished(sample.name, mark):
+    """The model's own narrations of a sample, in seconds of the video; those that are kept are not made again, if they
+    are of these frames. The frames of a video that is narrated are hashed as they are read."""
+    if folder and folder.mark_of(sample.name).exists() and folder.finished(sample.name, fingerprint(sample)):
         lines = folder.load_rows(sample.name)
     else:
+        mark = known_of(sample)
         context = stream.Context(narrator, lambda part: ask(narrator.decoder, part))
-        x = sample.tokens(lambda pictures: ask(vision.several, pictures), args.lookahead)
+        x = watched(sample, mark).tokens(lambda pictures: ask(vision.several, pictures), args.lookahead)
         decisions = stream.narrate(narrator, x, args.static, None, context, args.lookahead)
         lines = [vars(y.narration) for y in decisions if y.narration]
         lines = [y | {"start": y["start"] + sample.offset, "end": y["end"] + sample.offset} for y in lines]
         if folder:
-            folder.save_rows(sample.name, lines, mark)
+            folder.save_rows(sample.name, lines, mark.hexdigest())
     yield sample.name, lines
 
 

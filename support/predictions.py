@@ -36,7 +36,7 @@ class Predictions:
         """Whether the video is finished; BadData if the folder has another video of that name."""
         mark = self.mark_of(name)
         if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
-            raise BadData(f"{self.folder} holds predictions of another video {name}: "
+            raise BadData(f"{self.folder} holds predictions of another video {name}, or of one that has changed since: "
                           f"choose another --output, or delete it")
         return mark.exists() and self.file_of(name).exists()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import data
 import evaluate
 import narrator as nar
 from helpers import GOLDEN, ROOT, published, tiny, two_ranks, video
@@ -316,14 +317,29 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     assert "(dtype, weights)" in again("--dtype", "bfloat16")
     assert "(static)" in again("--static") and "(last_k)" in again("--last-k", 3)
     features = load_file(root / "features.safetensors")
-    save_file({name: y + 1 for name, y in features.items()}, root / "features.safetensors")
-    assert "another video val_0" in again()
+    for frame in (0, 5):                                                  # the first of the video, and a later one
+        changed = {name: y + (torch.arange(len(y)) == frame)[:, None, None] for name, y in features.items()}
+        save_file(changed, root / "features.safetensors")
+        assert "another video val_0" in again()
     save_file(features, root / "features.safetensors")
     assert again(ok=True) == first
     for p in model.trainable().values():
         torch.nn.init.zeros_(p)
     model.save(tmp_path / "model")
     assert "(weights)" in again()
+
+
+def test_a_fingerprint_is_of_every_picture():
+    """Of those that are rendered or decoded, too; it is the same however many of them are encoded at once."""
+    pictures = [np.full((2, 4, 3), n % 5, np.uint8) for n in range(9)]
+    sample = data.make_sample("a", [(0, "You look.", ())], 2.0, 9, lambda: iter(pictures))
+    whole, mark = evaluate.fingerprint(sample), evaluate.known_of(sample)
+    assert len(list(evaluate.watched(sample, mark).tokens(lambda several: several, 4))) == 9
+    assert mark.hexdigest() == whole
+    for n in (0, 4, 8):
+        pictures[n] = pictures[n] + 1
+        assert evaluate.fingerprint(sample) != whole
+        pictures[n] = pictures[n] - 1
 
 
 def test_no_name_leaves_the_folder(tmp_path):
