@@ -2,11 +2,13 @@
 
     python data.py rewrite --data ek100 --llm ID      EPIC's "open fridge" -> "You open the fridge."
 
-Sentences are kept in a .jsonl beside the result as they come, one [narration, sentence] a line; repeat it to resume.
+Sentences are kept in a .jsonl beside the result as they come, one ["MODEL: narration", sentence] a line; repeat it to
+resume. Those of another model, and those of files that do not name one, are not used.
 """
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -35,7 +37,11 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
     tracks = every_track(name, root, split, Notes())[:limit]
     texts = sorted({text for track in tracks for _, text in track.narrations + track.unseen})
     kept = target.with_suffix(".jsonl")
-    sentences = resume(kept)
+    known = resume(kept, f'["{llm}: narration", sentence]')
+    sentences = {text: known[f"{llm}: {text}"] for text in texts if f"{llm}: {text}" in known}
+    if others := sum(not key.startswith(f"{llm}: ") for key in known):
+        print(f"{kept}: {others} sentences are of another model than {llm}, or of none that is named; they are not "
+              f"used", file=sys.stderr)
     model, tokenizer = load_llm(llm, dtype)
     model.to(device).eval()
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -46,15 +52,15 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
                                      pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]
             lines = tokenizer.decode(written, skip_special_tokens=True).strip().splitlines()
             sentences[text] = lines[0].strip() if lines and lines[0].strip() else text
-            file.write(json.dumps([text, sentences[text]]) + "\n")
+            file.write(json.dumps([f"{llm}: {text}", sentences[text]]) + "\n")
             file.flush()
     write_json(target, published(name, tracks, sentences))
     print(f"{target}: {len(texts)} sentences, {len(tracks)} annotators")
 
 
-def resume(path: Path, form: str = "[narration, sentence]") -> dict[str, str]:
-    """The sentences of an earlier run, by what they were made of; an incomplete last line, left by a kill, is cut off
-    the file. form: what a line should be, for the error."""
+def resume(path: Path, form: str) -> dict[str, str]:
+    """The sentences of earlier runs, by the model and what it made them of; an incomplete last line, left by a kill, is
+    cut off the file. form: what a line should be, for the error."""
     if not path.exists():
         return {}
     content = path.read_bytes()

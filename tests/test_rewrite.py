@@ -22,24 +22,40 @@ def root(tmp_path):
     return tmp_path
 
 
-def run(root, name="ek100", *more):
-    data.main(["rewrite", "--data", name, "--root", str(root), "--llm", str(TOY / "llm"), "--device", "cpu", *more])
+LLM = str(TOY / "llm")
+
+
+def run(root, name="ek100", llm=LLM):
+    data.main(["rewrite", "--data", name, "--root", str(root), "--llm", llm, "--device", "cpu"])
 
 
 @pytest.mark.parametrize("torn", ["", '["You take the cup.", "You ta', "[", "\xff"])
 def test_rewrite_resumes(root, torn):
     """Sentences of an earlier run are kept; half a line at the end, left by a kill, is written anew."""
     kept = root / "annotations" / "refined_val_narrations.jsonl"
-    first = json.dumps(["You open the door.", "You pull the door open."]) + "\n"
+    first = json.dumps([f"{LLM}: You open the door.", "You pull the door open."]) + "\n"
     write(kept, "").write_bytes(first.encode() + torn.encode("latin-1"))
     run(root)
     rows = json.loads((root / "annotations" / "refined_val_narrations.json").read_text())["P01"]
     assert rows[0] == {"time": 1.0, "text": "You pull the door open."} and rows[1]["text"].strip()
     lines = kept.read_text().splitlines()
     assert len(lines) == 2 and lines[0] + "\n" == first
-    assert json.loads(lines[1]) == ["You take the cup.", rows[1]["text"]]
+    assert json.loads(lines[1]) == [f"{LLM}: You take the cup.", rows[1]["text"]]
     with pytest.raises(BadData, match="exists"):
         run(root)
+
+
+@pytest.mark.parametrize("before", ["", "another/model: "])
+def test_sentences_of_another_model_are_not_used(root, before, capsys):
+    """Nor those of a file that does not name one, as they once were; one line says so, and they stay in the file."""
+    kept = root / "annotations" / "refined_val_narrations.jsonl"
+    first = json.dumps([f"{before}You open the door.", "Not this one."]) + "\n"
+    write(kept, first)
+    run(root)
+    rows = json.loads((root / "annotations" / "refined_val_narrations.json").read_text())["P01"]
+    assert "Not this one." not in [row["text"] for row in rows] and kept.read_text().startswith(first)
+    assert len(kept.read_text().splitlines()) == 3
+    assert f"{kept}: 1 sentences are of another model than {LLM}, or of none that is named" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[1, 2]", b'["a"]', b"x", b"\xff", b"[" * 100_000])
@@ -47,7 +63,7 @@ def test_damaged_lines_are_named(tmp_path, line):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'["a", "b"]\n' + line + b"\n")
     with pytest.raises(BadData, match="x.jsonl, line 2: must be .narration, sentence.; delete the line"):
-        rewrite.resume(path)
+        rewrite.resume(path, "[narration, sentence]")
 
 
 def test_unseen_descriptions_stay_unseen(tmp_path, monkeypatch):
@@ -56,7 +72,8 @@ def test_unseen_descriptions_stay_unseen(tmp_path, monkeypatch):
                  {"timestamp": 2.0, "text": "C cuts.", "ego_visible": True}]
     write(tmp_path / "atomic_descriptions_val.json", json.dumps({"annotations": {"t": [{"descriptions": described}]}}))
     kept = tmp_path / "annotations" / "refined_egocentric_atomic_descriptions_gpt_val.jsonl"
-    write(kept, '["C sits.", "You sit."]\n["C cuts.", "You cut."]\n')
+    pairs = ("C sits.", "You sit."), ("C cuts.", "You cut.")
+    write(kept, "".join(json.dumps([f"{LLM}: {text}", sentence]) + "\n" for text, sentence in pairs))
     run(tmp_path, "egoexo4d")
     notes = rewrite.Notes()
     track, = rewrite.every_track("egoexo4d", tmp_path, "val", notes)
