@@ -11,6 +11,7 @@ What is put right is counted in Notes (annotations.py); what cannot be is refuse
 """
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 
 from support.annotations import Notes, frame_at, one_frame_each
 from support.checkpoint import ADAPTER, OWN, checkpoint_folder, read_object, required
-from support.common import BadData, read_json, read_text
+from support.common import BadData, rank, read_json, read_text
 from support.cues import as_sentence, read_cues
 from support.features import Store, read_header
 from support.narrations import Sentence, to_sentences
@@ -173,7 +174,7 @@ def made_with(folder: str, name: str) -> str:
 def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
     """Number of frames and settings of a video's features; BadData if they are missing, or the video is another one.
 
-    The time of the file is not compared: copies on other machines have their own.
+    A file of the same size and another time may be a copy, on another machine: `warn_of_times` says so, no more.
     """
     path, again = kept(folder, name), f"python data.py encode --data {folder} --model MODEL"
     if not path.exists():
@@ -184,14 +185,25 @@ def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str,
     return frames, made
 
 
+def warn_of_times(folder: Path, videos: list[Path]) -> None:
+    """A line about videos whose files have another time than those that were encoded, though the size is the same."""
+    if videos and rank()[0] == 0:
+        names = f"{videos[0].name} and {len(videos) - 1} more were" if videos[1:] else f"{videos[0].name} was"
+        print(f"{folder}: {names} written after the encoding, or copied (another time, the same size); if it is another "
+              f"video now: python data.py encode --data {folder} --model MODEL", file=sys.stderr)
+
+
 # ----------------------------------------------------------------------------------------- videos with narrations
 
 def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
     """The videos of a split, in the order of their names, at most `limit`, with their narrations placed on frames."""
     files, found, settings, store = list_videos(folder, notes), [], {}, None
+    with_another_time = []
     for name in choose_split(folder, list(files), split, notes)[:limit]:
         file, video = files[name]
         frames, made = encoded(folder, name, video)
+        if video and "mtime" in made and made["mtime"] != stamp(video)["mtime"]:
+            with_another_time.append(video)
         for key in EYES:
             if made[key] != settings.setdefault(key, made[key]):
                 raise BadData(f"{kept(folder, name)}: was made with {key} = {made[key]}, others with {settings[key]}: "
@@ -204,6 +216,7 @@ def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> li
                           f"({frames / fps:g} s); are they of another one?")
         store = store or Store(folder)
         found.append(Narrated(name, fps, frames, one_frame_each(wanted, frames - 1, notes), store))
+    warn_of_times(folder, with_another_time)
     return found
 
 

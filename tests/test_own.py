@@ -370,6 +370,22 @@ def test_only_what_is_new_or_has_changed_is_encoded(toys, tmp_path, monkeypatch)
         samples(folder)
 
 
+def test_a_video_of_the_same_size_and_another_time_is_said(tmp_path, capsys):
+    """It may be a copy, or another video: one line for all of them, and the features are used."""
+    times = {"mtime": "1000000000"}
+    folder = made(tmp_path, dict.fromkeys("abc", 10), **times)
+    for name in "abc":
+        os.utime(folder / f"{name}.mp4", ns=(10 ** 9, 10 ** 9))
+    assert len(samples(folder)) == 3 and "written after" not in capsys.readouterr().err
+    os.utime(folder / "a.mp4")
+    assert len(samples(folder)) == 3
+    assert f"{folder}: a.mp4 was written after the encoding, or copied" in capsys.readouterr().err
+    os.utime(folder / "c.mp4")
+    assert len(samples(folder)) == 3
+    lines = [line for line in capsys.readouterr().err.splitlines() if "written after" in line]
+    assert len(lines) == 1 and lines[0].startswith(f"{folder}: a.mp4 and 1 more were written after")
+
+
 def test_the_narrator_says_how_videos_are_encoded(tmp_path):
     """Its own encoder, rate and grid, unless others are given; a published folder has the published ones."""
     assert own.eyes(str(TOY), fps=None) == {"vision": str(TOY / "vision"), "fps": 2.0, "grid": 3}
