@@ -1,7 +1,8 @@
 """Carries out the experiments of `paper.py`: trains and evaluates what has no result yet.
 
 An interrupted run goes on where it stopped; nothing is trained twice. A result is a small file in experiments/results/:
-the commands, the commits, the seed, fingerprints of the toy's worlds and of the base, the measures.
+the commands, the commits, the seed, the recipe (paper.py), fingerprints of the toy's worlds and of the base, the
+measures. A new recipe's result replaces that of the one before.
 """
 import hashlib
 import json
@@ -16,14 +17,15 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from experiments.paper import EVALUATIONS, LARGE, REAL_EVALUATIONS, TRAININGS, VIDEOS, Row, Table, Training
+from experiments.paper import (EVALUATIONS, LARGE, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, Row, Table,
+                               Training)
 from support.common import BadData, is_number, read_json, write_json
 from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 STARTS = "llm", "vision", "look", "init"                    # fields of a Training: those that it starts from
-MADE = "training.json"                                      # beside a narrator: its command, the worlds, the commit
+MADE = "training.json"                                      # beside a narrator: its command, worlds, recipe, commit
 
 
 class Experiment(NamedTuple):
@@ -125,18 +127,26 @@ def fingerprint_of_worlds() -> str:
 
 
 def result(experiment: Experiment, worlds: str) -> dict | None:
-    """A result that is there and is of today's commands and worlds; else None. BadData for a damaged file."""
+    """A result that is there and is of today's commands and worlds, and of any recipe; else None. BadData for a damaged
+    file."""
     path = RESULTS / f"{experiment.name}.json"
     if not path.exists():
         return None
     kept = read_json(path)
     if not isinstance(kept, dict) or not isinstance(kept.get("measures"), dict):
         raise BadData(f"{path}: is not a result of experiments.tables; delete it")
+    kept = {"recipe": 1} | kept                                        # the first one was not written down
     return kept if {**kept, **about(experiment, worlds)} == kept else None
 
 
+def result_of_today(experiment: Experiment, worlds: str) -> dict | None:
+    """A `result` of today's recipe, which need not be made again."""
+    kept = result(experiment, worlds)
+    return kept if kept and kept["recipe"] == RECIPE else None
+
+
 def about(experiment: Experiment, worlds: str) -> dict:
-    """What makes a result one of this experiment, as its file says it."""
+    """What makes a result one of this experiment, as its file says it, in any recipe."""
     commands = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
                 "evaluate": evaluate_command(experiment, "out/tables")}
     return {name: " ".join(["python", *command]) for name, command in commands.items()} | {
@@ -203,7 +213,7 @@ class Runner:
             self.carry_out(experiment._replace(evaluation="long"))
         self.train(experiment.training, experiment.seed)
         with self.lock(experiment.name):
-            if result(experiment, self.worlds):
+            if result_of_today(experiment, self.worlds):
                 return
             if "{videos}" in EVALUATIONS[experiment.evaluation]:
                 self.make_videos()
@@ -212,6 +222,7 @@ class Runner:
             spent = {"evaluate": time.monotonic() - began, "train": self.minutes.get(experiment[::3])}
             RESULTS.mkdir(exist_ok=True)
             write_json(RESULTS / f"{experiment.name}.json", about(experiment, self.worlds) | {
+                "recipe": RECIPE,
                 "base": fingerprint_of_base(experiment.training, self.folder),
                 "commits": {"train": self.made(*experiment[::3])["commit"], "evaluate": self.commit},
                 "minutes": {name: round(s / 60, 1) if s else None for name, s in spent.items()},
@@ -228,21 +239,27 @@ class Runner:
             command = train_command(training, seed, self.folder)
             if not again:
                 (ROOT / out).mkdir(parents=True)
-                write_json(ROOT / out / MADE, {"command": command, "worlds": self.worlds, "commit": self.commit})
-            elif (made := self.made(training, seed))["command"] != command or made["worlds"] != self.worlds:
-                which = "command" if made["command"] != command else "world"
-                raise BadData(f"{ROOT / out} was trained by another {which}; delete it, or choose another --output")
+                write_json(ROOT / out / MADE, {"command": command, "worlds": self.worlds, "recipe": RECIPE,
+                                                "commit": self.commit})
+            else:
+                made = self.made(training, seed)
+                wanted = {"command": (made["command"], command), "world": (made["worlds"], self.worlds),
+                          "recipe": (made["recipe"], RECIPE)}
+                for which, (there, here) in wanted.items():
+                    if there != here:
+                        raise BadData(f"{ROOT / out} was trained by another {which}; delete it, or choose another "
+                                      f"--output")
             if not (ROOT / out / "narrator.json").exists():
                 self.run(command + again, f"{training}-{seed}".replace("/", "-"))
                 self.minutes[training, seed] = None if again else time.monotonic() - began
 
     def made(self, training: str, seed: int) -> dict:
-        """How a narrator was trained: {"command", "worlds", "commit"}; BadData if nothing says so."""
+        """How a narrator was trained: {"command", "worlds", "recipe", "commit"}; BadData if nothing says so."""
         folder = ROOT / self.folder / f"{training}-{seed}"
         kept = read_json(folder / MADE) if (folder / MADE).exists() else None
         if not isinstance(kept, dict) or not {"command", "worlds", "commit"} <= kept.keys():
             raise BadData(f"{folder} does not say how it was trained; delete it, or choose another --output")
-        return kept
+        return {"recipe": 1} | kept                            # the first one was not written down
 
     def make_videos(self):
         """The videos of 1, 3, 6 and 11 minutes."""

@@ -9,7 +9,8 @@
 
 Trained narrators, predictions and messages are kept in --output; what was interrupted goes on. Results are files in
 experiments/results/, one for each narrator, evaluation and seed; those that other commands or other worlds have made
-are not shown. --list says at which commits they were made; a + means changed files.
+are not shown. Those of another recipe (paper.py) stand in rows of their own, whose last column says so, and are made
+anew when the table is completed. --list says at which commits they were made; a + means changed files.
 
 The paper's numbers are in italics, as printed there: precision, recall, F1, C, M and R in hundredths. Ours are shares,
 and means over seeds. GMACs: of 240 frames; cache: after 480 (`experiments.efficiency`: a narration every 8 frames).
@@ -21,43 +22,55 @@ from collections import Counter
 
 import numpy as np
 
-from experiments.paper import TABLES, Column, Row, Table
+from experiments.paper import RECIPE, TABLES, Column, Row, Table
 from experiments.runs import (Runner, cores, evaluate_command, experiments_of, fingerprint_of_worlds, needed,
-                              real_commands, result, train_command)
+                              real_commands, result, result_of_today, train_command)
 from support.common import BadData, command_line, in_range, positive_int
 
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 
-def measured(row: Row, column: Column, seeds: list[int], worlds: str) -> list[float]:
-    """A number of ours, for each seed that has a result."""
+def measured(row: Row, column: Column, seeds: list[int], worlds: str, recipe: int) -> list[float]:
+    """A number of ours, for each seed that has a result of a recipe."""
     kept = [result(experiment, worlds) for experiment in experiments_of(row, column.evaluation, seeds)]
-    found = [one["measures"].get(column.measure.format(row.part)) for one in kept if one]
+    found = [one["measures"].get(column.measure.format(row.part)) for one in kept if one and one["recipe"] == recipe]
     return [value for value in found if value is not None]
 
 
+def recipes_of(row: Row, table: Table, seeds: list[int], worlds: str) -> list[int]:
+    """The recipes of the results that a row has, today's first; today's alone if there are none."""
+    kept = [result(experiment, worlds) for experiment in needed(table._replace(rows=[row]), seeds)]
+    return sorted({one["recipe"] for one in kept if one}, reverse=True) or [RECIPE]
+
+
 def markdown(name: str, seeds: list[int] | None, worlds: str) -> str:
-    """A table as Markdown. The last column says how many seeds the row has: all of its cells, or from - to."""
+    """A table as Markdown. The last column says how many seeds the row has: all of its cells, or from - to; where there
+    are results of other recipes than today's, a column after it says of which one the row is."""
     table = TABLES[name]
     seeds = seeds or list(range(table.seeds))
+    rows = [(row, recipe) for row in table.rows for recipe in recipes_of(row, table, seeds, worlds)]
+    several = any(recipe != RECIPE for _, recipe in rows)
     lines = [[f"{name}. {table.title} (paper: {DATA[table.data]})", *(f"*{header}*" for header in table.paper.split()),
-              *(column.header for column in table.columns), "seeds"]]
+              *(column.header for column in table.columns), "seeds", *["recipe"] * several]]
     lines.append(["---"] * len(lines[0]))
-    for row in table.rows:
-        found = {column: measured(row, column, seeds, worlds) for column in table.columns}
+    for row, recipe in rows:
+        found = {column: measured(row, column, seeds, worlds, recipe) for column in table.columns}
         cells = [digits(np.mean(values)) if values else "-" for values in found.values()]
         paper = row.paper.split() or ["-"] * len(table.paper.split())
         counts = [len(values) for column, values in found.items() if column.evaluation != "cost"]
         lines.append([row.label, *(f"*{number}*" for number in paper), *cells,
-                      "-".join(map(str, sorted({min(counts), max(counts)})))])
+                      "-".join(map(str, sorted({min(counts), max(counts)}))), *[str(recipe)] * several])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def warn_of_bases(name: str, seeds: list[int] | None, worlds: str):
-    """Say so if the rows of a table have different encoders and language models."""
+    """Say so if the rows of a table have different recipes, or different encoders and language models."""
     wanted = needed(TABLES[name], seeds or range(TABLES[name].seeds))
     there = [kept for experiment in wanted if (kept := result(experiment, worlds))]
-    if len({kept.get("base") for kept in there}) > 1:
+    if len({kept["recipe"] for kept in there}) > 1:
+        print(f"{name}: its rows are of different recipes, so their numbers do not compare; complete it: python -m "
+              f"experiments.tables {name}", file=sys.stderr)
+    elif len({kept.get("base") for kept in there}) > 1:
         print(f"{name}: its narrators have different encoders and language models, so their numbers do not compare; to "
               f"compare them, delete its files in experiments/results and run it again", file=sys.stderr)
 
@@ -67,13 +80,17 @@ def digits(value: float) -> str:
 
 
 def as_json(name: str, seeds: list[int] | None, worlds: str) -> dict[str, dict[str, float]]:
-    """{row: {measure: mean over seeds}}; where two evaluations give a measure, the second one's name stands before."""
+    """{row: {measure: mean over seeds}}; where two evaluations give a measure, the second one's name stands before. A row
+    of another recipe has its number in the name."""
     table, keys = TABLES[name], {}
     for column in table.columns:
         key = column.measure.replace("by_duration/{}/", "")
         keys[column] = f"{column.evaluation}/{key}" if key in keys.values() else key
-    found = {row.label: {keys[column]: measured(row, column, seeds or list(range(table.seeds)), worlds)
-                         for column in table.columns} for row in table.rows}
+    seeds, found = seeds or list(range(table.seeds)), {}
+    for row in table.rows:
+        for recipe in recipes_of(row, table, seeds, worlds):
+            label = row.label if recipe == RECIPE else f"{row.label} (recipe {recipe})"
+            found[label] = {keys[column]: measured(row, column, seeds, worlds, recipe) for column in table.columns}
     return {label: {key: float(np.mean(values)) for key, values in measures.items() if values}
             for label, measures in found.items()}
 
@@ -90,13 +107,15 @@ def list_costs(names: list[str], seeds: list[int] | None, worlds: str):
     for name in names:
         table = TABLES[name]
         wanted = needed(table, seeds or range(table.seeds))
-        missing = [experiment for experiment in wanted if not result(experiment, worlds)]
+        missing = [experiment for experiment in wanted if not result_of_today(experiment, worlds)]
+        earlier = sum(result(experiment, worlds) is not None for experiment in missing)
         trainings = {experiment[::3] for experiment in missing}
         known = all(mean.values())
         minutes = len(trainings) * mean["train"] + len(missing) * mean["evaluate"] if known else 0
         cost = f", about {minutes:.0f} minutes" if known else ""
         print(f"{name:8} {table.title}: {len(wanted) - len(missing)} of {len(wanted)} results"
-              + (f"; lacks {len(missing)}, of {len(trainings)} narrators{cost} on one core" if missing else ""))
+              + (f"; lacks {len(missing)}, of {len(trainings)} narrators{cost} on one core" if missing else "")
+              + (f"; shown until then: {earlier} of an earlier recipe" if earlier else ""))
     print("results by commit: " + ", ".join(f"{commit} {count}" for commit, count in commits.most_common()))
 
 

@@ -222,6 +222,36 @@ def test_rows_of_different_bases_are_noticed(small, tmp_path, capsys):
         (tmp_path / "out" / "flownar-c-0" / "llm" / "model.safetensors").write_bytes(b"another")
 
 
+def with_recipe(monkeypatch, number):
+    for module in (runs, tables):
+        monkeypatch.setattr(module, "RECIPE", number)
+
+
+def test_results_of_another_recipe_are_apart(small, monkeypatch, tmp_path, capsys):
+    """They are shown in rows of their own, never averaged with today's, and made anew when the table is completed."""
+    table, ran = small
+    Runner("out", 1, "w")(needed(table, [0, 1]))
+    today = tables.markdown("T0", None, "w")
+    with_recipe(monkeypatch, runs.RECIPE + 1)
+    earlier = runs.RECIPE - 1
+    assert tables.markdown("T0", None, "w").splitlines() == [
+        f"{line} {more} |" for line, more in zip(today.splitlines(), ("recipe", "---", earlier, earlier))]
+    tables.list_costs(["T0"], None, "w")
+    assert "0 of 4 results; lacks 4" in (said := capsys.readouterr().out) and "4 of an earlier recipe" in said
+    experiment = needed(table, [1])[0]
+    assert "out/flownar-c-0 was trained by another recipe; delete it" in Runner("out", 1, "w")([experiment])[0]
+    ran.clear()
+    monkeypatch.setattr(runs, "measures", lambda printed: {"f1": 0.75})
+    assert Runner("new", 1, "w")([experiment]) == [] and "flownar-c-1" in ran
+    assert tables.markdown("T0", None, "w").splitlines()[2:] == [
+        f"| flownar-c | *1.0* | 0.750 | 1 | {runs.RECIPE} |", f"| flownar-c | *1.0* | 0.500 | 1 | {earlier} |",
+        f"| flownar | *1.0* | 0.500 | 2 | {earlier} |"]
+    assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.75}, f"flownar-c (recipe {earlier})": {"f1": 0.5},
+                                               f"flownar (recipe {earlier})": {"f1": 0.5}}
+    tables.warn_of_bases("T0", None, "w")
+    assert "T0: its rows are of different recipes" in capsys.readouterr().err
+
+
 def test_what_is_missing_changes_no_name(small, monkeypatch):
     """Of two evaluations with one measure, the second one keeps its name, and the row says how few seeds it has."""
     table = small[0]._replace(columns=[paper.Column("F1", "idle", "f1"), paper.Column("F1", "stream", "f1")])
@@ -268,6 +298,7 @@ def test_results_belong_to_the_list():
     names = {e.name: e for table in paper.TABLES.values() for e in needed(table, range(2))}
     for file in runs.RESULTS.glob("*.json"):
         assert file.stem in names and result(names[file.stem], worlds), file.name
+        assert json.loads(file.read_text())["recipe"] in paper.RECIPES, file.name
 
 
 def test_names_tell_experiments_apart():
