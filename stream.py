@@ -51,7 +51,7 @@ from support.serve import Page, Pages, page_options
 from support.sources import all_live, masked
 from support.speech import Speaker, speech_options
 from support.subtitles import Writers, outputs, timestamp
-from support.suspend import State
+from support.suspend import State, save_on_ctrl_c
 from support.together import Ask, Failed, side_by_side
 
 TOY, TOY_SIZE = Path(__file__).parent / "toy" / "checkpoint", (96, 96)      # the bundled narrator, its videos' pixels
@@ -350,9 +350,15 @@ class Input:
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
                   ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
         """Narrate it, and write the files: each Decision, with the row of its narration in the JSONL if it has one."""
+        with self.state:
+            yield from self.narrated(narrator, encoder, args, ask)
+
+    def narrated(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
+                 ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
+        """See `decisions`, which locks the state."""
         self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
         lookahead = 1 if self.live else args.lookahead
-        if not self.state.resume(narrator, encoder and partial(ask, encoder.several)):
+        if not self.state.resume(narrator, encoder and partial(ask, encoder.several), args.static):
             return
         frames, self.total, self.video = open_frames(
             self.source, narrator.config, lambda pictures: ask(encoder.several, self.page.see(pictures)), lookahead,
@@ -362,7 +368,8 @@ class Input:
             tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
                        "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
         with ExitStack() as stack:
-            writers, clock = Writers(self.files, stack, "" if self.live else self.source, self.state.files), None
+            source, clock = "" if self.live else self.source, None
+            writers = Writers(self.files, stack, source, self.state.files, self.live)
             if self.live:
                 frames = self.video.unbroken(self.state.frames(frames), self.context.restart)
                 clock = lambda: self.video.time
@@ -381,6 +388,8 @@ class Input:
                 self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
                 self.state.keep(writers, row is not None)
                 yield decision, row
+                if self.state.stopped:
+                    return
             self.state.end(writers)
         if not self.count:
             raise BadData(f"{masked(self.source)} has no frames")
@@ -413,7 +422,7 @@ def run_files(args: argparse.Namespace):
         narrator.decoder.compile()
     jobs, began = [partial(run.decisions, narrator, encoder, args) for run in runs], time.perf_counter()
     width = len(runs) if live else min(args.batch, len(runs))                  # no camera waits for another one's end
-    with closing(side_by_side(jobs, width)) as items:
+    with save_on_ctrl_c(runs), closing(side_by_side(jobs, width)) as items:
         failed = show(items, runs, narrator, args)
     for run in runs:
         if run not in failed and not live:
@@ -472,6 +481,9 @@ def main():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"also write {name.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     parser.add_argument("--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
+    parser.add_argument("--overwrite", action="store_true",
+                        help="replace output files that stream.py has not written, and narrations beside the video "
+                             "under its name (a.srt beside a.mp4), which train.py --data takes for your own")
     page_options(parser)
     speech_options(parser)
     args = parser.parse_args()

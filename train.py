@@ -66,6 +66,7 @@ class Options:
     start: str = option("published", "first weights: as in the published code, or from statistics of training features "
                         "with learned targets in CLAM (not the paper's)", ("published", "statistics"))
     resume: bool = option(False, "continue an interrupted run in --output")
+    overwrite: bool = option(False, "train anew where --output holds a finished narrator, which is then lost")
     memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
     memory_tokens: int = option(20, "memory tokens, M", positive_int)
     memory_heads: int = option(8, "heads of the memory, if it has any (published, not in the paper)", positive_int)
@@ -134,7 +135,8 @@ def schedule(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + cos(pi * (step - rising) / max(1, steps - rising)))
 
 
-MAY_CHANGE = {"output", "device", "resume", "save_every", "val_limit", "checkpointing"}  # options, on --resume
+# options, on --resume
+MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing"}
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tuple[float, int]], steps: int, lr: float,
@@ -418,6 +420,9 @@ def train(options: Options):
     began = time.perf_counter()
     if not options.resume and (state := unfinished(Path(options.output))):
         raise BadData(f"{state} is of an interrupted training; give --resume to go on, or delete it")
+    if not (options.resume or options.overwrite) and (Path(options.output) / checkpoint.ADAPTER).exists():
+        raise BadData(f"{options.output} holds a finished narrator; choose another --output, or give --overwrite to "
+                      f"train it anew")
     if options.data == "toy":
         if rank()[1] > 1:
             raise BadData("the toy trains in one process: start it without torchrun")

@@ -6,25 +6,29 @@ The file holds all that a Context (stream.py) carries from frame to frame: keys 
 memories' states, numbers; and how long the output files were. It is written between two frames, when nothing has been
 read ahead: the passes to come are then those of a stream that was not interrupted, bit for bit. Whatever came after
 that moment is cut off the output files, and narrated again. A live source cannot be seen again: it is saved after each
-narration, too, and its segment is restarted.
+narration, too, its segment is restarted, and its output files keep every whole line. Ctrl-C saves a recording first.
+No two processes share a file: it is locked until the stream, or its process, ends (`take_lock`).
 
 What would go on in nonsense is refused: another source, tokenizer, connector or memory, other settings that shape the
-cache. Language model and vision model prove themselves, on the prompt and on a test picture: no large file is hashed,
-and device and dtype may differ. safetensors with numbers as JSON; no pickle.
+cache; other thresholds and bounds are said. Language model and vision model prove themselves, on the prompt and on a
+test picture: no large file is hashed, and device and dtype may differ. safetensors with numbers as JSON; no pickle.
 """
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from glob import escape
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -36,12 +40,13 @@ from support.common import BadData, apart, check_writable, write_tensors
 from support.decode import Part, Slots
 from support.predictions import digest
 from support.sources import is_elsewhere, masked
+from support.subtitles import timestamp
 
 FORMAT = 1
 EVERY = 60.0                           # seconds, about, between two savings; of a live source at most
 # settings of a narrator that change nothing in what is saved; models and their LoRA prove themselves
-FREE = {"llm", "vision", "vision_second", "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", "theta",
-        "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position"}
+MAY_DIFFER = "theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position"   # `tell_changes`
+FREE = {"llm", "vision", "vision_second", "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", *MAY_DIFFER}
 TENSORS = "state", "readable", "memory", "history_state", "history"             # of a Context; some can be None
 NUMBERS = "position", "segment", "new", "last_narrated", "told", "frame", "decided"
 BOUNDS = "began", "since", "asked", "mark", "count", "turned"
@@ -54,23 +59,41 @@ class State:
     files       of the outputs, what Writers.written said at that moment; None in a new stream
     began       frames that had been narrated before; `skip`: those of a recording, which need not be encoded
     live        of a live source: the time of day at which its time was 0, and the last sentence reported
+    stopping    the stream shall end as soon as it can be saved (`save_on_ctrl_c`); stopped: it has been saved for that
+
+    As a context manager, it gives its lock back at the end.
     """
 
     def __init__(self, path: str | None, run):
         self.path, self.run, self.files, self.writers = path, run, None, None
         self.began, self.skip, self.live, self.saved = 0, 0, None, time.monotonic()
+        self.stopping = self.stopped = False
+        self.lock: BinaryIO | None = None
 
-    def resume(self, narrator, encode: Callable[[Tensor], Tensor] | None) -> bool:
+    def __enter__(self) -> State:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.lock is not None:
+            release_lock(self.lock)
+            self.lock = None
+
+    def resume(self, narrator, encode: Callable[[Tensor], Tensor] | None, static: bool = False) -> bool:
         """Load the file, if it is there, into the new Context of the input -> whether there is anything left to do.
 
-        encode: the vision model, if there is one, pictures uint8 [B, H, W, 3] -> frame tokens. BadData, before anything
-        is changed, if the file is damaged, or if it is of another stream.
+        encode: the vision model, if there is one, pictures uint8 [B, H, W, 3] -> frame tokens; static: as in `narrate`.
+        BadData, before anything is changed, if the file is damaged, of another stream, or used by another process.
         """
         if not self.path:
             return True
+        if self.stopping:                                      # before its turn came
+            self.stopped = True
+            return False
         run, path = self.run, Path(self.path)
         apart(path, "" if run.live else run.source, *filter(None, run.files.values()))
         check_writable(path)
+        self.lock = take_lock(path)
+        self.settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER} | {"static": static}
         self.whose, found = identity(narrator, run.source, run.live), path.exists()
         if found:
             about, tensors = read_state(path)
@@ -81,8 +104,6 @@ class State:
         self.dtype, self.proof = str(narrator.llm.dtype), prove(narrator, run.context, encode)
         if found:
             self.load(path, about, tensors)
-        for part in path.parent.glob(f".{escape(path.name)}.*.part"):              # of a run killed while it wrote
-            part.unlink(missing_ok=True)
         return True
 
     def load(self, path: Path, about: dict, tensors: dict[str, Tensor]) -> None:
@@ -90,7 +111,7 @@ class State:
         run = self.run
         try:
             check_proof(path, tensors, self.proof, 1e-3 if about["dtype"] == self.dtype == "torch.float32" else 5e-2)
-            check_files(path, run.files, about["files"]["bytes"])
+            check_files(path, run.files, about["files"]["bytes"], run.live)
             unpack(run.context, about["stream"], tensors)
             run.peak, self.files, self.live = about["peak"], about["files"], about["live"]
         except BadData:
@@ -103,6 +124,7 @@ class State:
         else:
             self.skip = self.began
         tqdm.write(f"{path}: goes on after {run.count} frames, {run.context.segment} narrations", sys.stderr)
+        tell_changes(path, about.get("settings", {}), self.settings)
 
     def frames(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         """Those of a live source, whose time goes on by the wall clock. If the wait for one is interrupted, all that
@@ -123,9 +145,13 @@ class State:
     def keep(self, writers, narrated: bool) -> None:
         """Between two frames: save the stream if it is time to, and if nothing has been read ahead."""
         self.writers = writers
-        due = narrated and self.run.live or time.monotonic() - self.saved >= EVERY
+        due = narrated and self.run.live or time.monotonic() - self.saved >= EVERY or self.stopping
         if self.path and due and not self.run.context.ahead:
             self.save()
+            if self.stopping:
+                self.stopped = True
+                tqdm.write(f"{self.path}: saved; the same command goes on after {self.run.count} frames, at "
+                           f"{timestamp(self.run.context.decided[2])}", sys.stderr)
 
     def end(self, writers) -> None:
         """After the last frame."""
@@ -140,7 +166,7 @@ class State:
         if run.live and run.video.wall:
             self.live = datetime.fromisoformat(run.video.wall).timestamp() - run.video.time, run.video.reported
         about = {"whose": self.whose, "dtype": self.dtype, "done": done, "peak": run.peak, "live": self.live,
-                 "files": self.writers.written()}
+                 "files": self.writers.written(), "settings": self.settings}
         write_state(self.path, run.context, about, self.proof)
         self.saved = time.monotonic()
 
@@ -169,7 +195,75 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
 
 def damaged(path: str | Path, error: Exception) -> BadData:
     return BadData(f"{path}: is damaged, or no state of a stream ({type(error).__name__}); delete it, or give another "
-                   f"--state")
+                   f"--state (a recording then begins anew, and its outputs with it; those of a live source go on)")
+
+
+# ---------------------------------------------------------------------- one process, and how it ends
+
+def take_lock(path: Path) -> BinaryIO:
+    """The open file .NAME.lock beside a file: locked for this process until `release_lock`, or until the process ends,
+    in whatever way. BadData if another process has it."""
+    name = path.with_name(f".{path.name}.lock")
+    while True:
+        try:
+            file = open(name, "ab")
+        except OSError as error:
+            raise BadData(f"{name}: cannot be written ({error.strerror}); choose another --state") from error
+        try:
+            if os.name == "nt":
+                import msvcrt
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.close()
+            raise BadData(f"{path}: is in use by another stream.py; end that one first, or give another "
+                          f"--state") from error
+        except OSError as error:                               # some network file systems have no locks
+            print(f"{path}: cannot be locked here ({error.strerror}); see to it that no other process uses it",
+                  file=sys.stderr)
+            return file
+        with suppress(OSError):                                # whoever had it may have removed it just now
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
+                return file
+        file.close()
+
+
+def release_lock(file: BinaryIO) -> None:
+    """Remove the file of `take_lock` while it is still locked, so that nobody holds a lock of a file that is gone;
+    Windows removes only what is closed, and what nobody else has opened."""
+    if os.name == "nt":
+        file.close()
+    with suppress(OSError):
+        os.unlink(file.name)
+    file.close()
+
+
+@contextmanager
+def save_on_ctrl_c(runs: list) -> Iterator[None]:
+    """Within it, Ctrl-C (or SIGTERM) ends recordings that have a state as soon as they can be saved: after the frames
+    that have been read ahead. Then it is raised; a second one is raised at once. Other inputs are left as they are: a
+    live source is always saved, and one that comes through a pipe could keep Ctrl-C waiting."""
+    patient = all(run.state.path and not run.live and not is_elsewhere(run.source) for run in runs)
+    if not patient or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_) -> None:
+        for run in runs:
+            run.state.stopping = True
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if any(run.state.stopped for run in runs):
+        raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------- what a stream carries
@@ -260,6 +354,14 @@ def compare(path: Path, there: dict, here: dict) -> None:
                           f"another --state")
 
 
+def tell_changes(path: Path, there: dict, here: dict) -> None:
+    """Say which thresholds and bounds differ from those of a state; earlier versions did not save them."""
+    changes = [f"{name} = {value} (was {there[name]})" for name, value in here.items()
+               if name in there and there[name] != value]
+    if changes:
+        tqdm.write(f"{path}: goes on with {', '.join(changes)}", sys.stderr)
+
+
 @torch.no_grad()
 def prove(narrator, context, encode: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
     """What the models answer to a test: the logits [V] after the prompt, the tokens [J, D] of a picture. The cache of
@@ -285,13 +387,14 @@ def check_proof(path: Path, there: dict[str, Tensor], here: dict[str, Tensor], t
             raise BadData(f"{path}: was saved with another {which}; give the same, or another --state")
 
 
-def check_files(path: Path, files: dict[str, str | None], sizes: dict[str, int]) -> None:
-    """BadData if the outputs are not those that a state goes on with, each at least as long as it was."""
+def check_files(path: Path, files: dict[str, str | None], sizes: dict[str, int], live: bool) -> None:
+    """BadData if the outputs are not those that a state goes on with, each at least as long as it was. Those of a live
+    source are appended to, whatever is in them: somebody may have put an old one away."""
     files = {name: file for name, file in files.items() if file}
     if files.keys() != sizes.keys():
         listed = " ".join(f"--{name}" for name in sizes) or "no output files"
         raise BadData(f"{path}: was saved with {listed}; give the same, or another --state")
-    for name, file in files.items():
+    for name, file in files.items() if not live else ():
         if not os.path.exists(file) or os.path.getsize(file) < sizes[name]:
             there = "shorter than it was" if os.path.exists(file) else "missing"
             raise BadData(f"{file}: is {there}, and {path} goes on with it; put it back, or give another --state")

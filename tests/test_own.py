@@ -119,7 +119,7 @@ def test_published_weights_are_fine_tuned_and_new_ones_started(tmp_path):
     known |= {"data": str(slow), "memory_heads": 2, "memory_tokens": 4, "lora_rank": 4}
     with pytest.raises(BadData, match="1 frames a second; the narrator needs .* 2"):
         train.train(train.Options(data=str(slow), init=str(TOY), output=str(tmp_path / "no"), device="cpu"))
-    train.train(train.Options(**known, llm=str(TOY / "llm")))
+    train.train(train.Options(**known, llm=str(TOY / "llm"), overwrite=True))
     config = nar.Narrator.load(str(tmp_path / "out")).config
     assert (config.fps, config.vision) == (1.0, "some/model")
     assert "2 frames a second, the narrator needs 1" in command(

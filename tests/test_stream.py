@@ -432,6 +432,46 @@ def test_several_inputs(tmp_path, monkeypatch, capsys):
     assert call(stream, ["a.safetensors", "./a.safetensors"])[1].startswith("error: several inputs are called a;")
 
 
+def test_outputs_of_all_inputs_are_apart(tmp_path, monkeypatch):
+    """x's trace and the JSONL of x.trace would be one file; so would an output and another input."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("x", "x.trace", "y"):
+        features(f"{name}.safetensors", torch.randn(2, 10, 128))
+    code, err = call(stream, ["x.safetensors", "x.trace.safetensors", "--jsonl=out", "--trace=out"])
+    assert (code, err.count("\n")) == (1, 1) and err.startswith("error: out/x.trace.jsonl: is given twice")
+    assert not list((tmp_path / "out").iterdir())
+
+
+ANNOTATED = "1\n00:00:00,000 --> 00:00:01,000\nYou look.\n\n"
+
+
+@pytest.mark.parametrize("output, content, says", [
+    ("--srt=x.srt", ANNOTATED, "beside a video narrations of its name are taken for your own"),
+    ("--srt=./x.srt", ANNOTATED, "beside a video"), ("--vtt=x.vtt", "WEBVTT\n\n", "beside a video"),
+    ("--trace=x.csv", "1,You look.\n", "beside a video"), ("--jsonl=x.json", "[]", "beside a video"),
+    ("--jsonl=n.jsonl", "a diary\n", "is not what --jsonl writes"), ("--srt=n.srt", "a diary\n", "is not what --srt"),
+    ("--vtt=n.vtt", ANNOTATED, "is not what --vtt"), ("--trace=n.trace", '{"n": 0}', "is not what --trace writes")])
+def test_files_of_ones_own_are_not_replaced_unasked(tmp_path, monkeypatch, output, content, says):
+    monkeypatch.chdir(tmp_path)
+    features("x.safetensors", torch.randn(2, 10, 128))
+    file = tmp_path / output.partition("=")[2]
+    file.write_text(content)
+    line = ["x.safetensors", "--device=cpu", output]
+    code, err = call(stream, line)
+    assert (code, err.count("\n")) == (1, 1) and says in err and "--overwrite" in err and file.read_text() == content
+    assert call(stream, [*line, "--overwrite"])[0] == 0 and file.read_text() != content
+
+
+def test_a_command_is_given_again(tmp_path, monkeypatch):
+    """Its own outputs are replaced, wherever they are, but for narrations beside the video."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    features("x.safetensors", torch.randn(2, 10, 128))
+    for _ in range(2):
+        assert call(stream, ["x.safetensors", "--device=cpu", "--jsonl=x.jsonl", "--srt=out/x.srt", "--vtt=out/x.vtt",
+                             "--trace=x.trace.jsonl"])[0] == 0
+
+
 def test_clock():
     assert timestamp(74.5) == "00:01:14.5" and timestamp(3600.0, ",", 3) == "01:00:00,000"
     assert timestamp(59.96) == "00:01:00.0"

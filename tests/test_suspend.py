@@ -22,7 +22,7 @@ import narrator as nar
 import stream
 from baselines.mod import Fewer
 from helpers import ROOT, grouped, tiny, video
-from support import suspend
+from support import camera, suspend
 from support.common import BadData
 from support.features import encode_pictures
 from support.subtitles import Writers
@@ -273,11 +273,83 @@ def test_interrupted_and_resumed(half, tmp_path, monkeypatch):
     """Ctrl-C: what was saved last stands, and the rest is narrated again. Thresholds, which may differ, do not here."""
     assert len((tmp_path / "trace").read_text().splitlines()) == 19
     assert stopped(half.line, 9, monkeypatch)[0] == 130
-    assert call(stream, half.line)[0] == 0
+    code, errors = call(stream, half.line)
+    assert code == 0 and "goes on with" not in errors
     often = contents(tmp_path)
     (tmp_path / "s").unlink()
     assert call(stream, half.line)[0] == 0 and contents(tmp_path) == often
     assert len(often["trace"].splitlines()) == 40 and len(often["jsonl"].splitlines()) > 5
+
+
+def signalled(line, after, monkeypatch, how=signal.SIGINT):
+    """The command, which gets a signal when so many rows of the trace are there."""
+    rows = []
+
+    def trace(self, row, original=Writers.trace):
+        if len(rows) == after:
+            signal.raise_signal(how)
+        rows.append(row)
+        original(self, row)
+    with monkeypatch.context() as patch:
+        patch.setattr(Writers, "trace", trace)
+        return call(stream, line)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_a_recording(half, tmp_path, monkeypatch, how):
+    """At the next frame at which it can, and it says where it goes on; then nothing has been lost or doubled."""
+    (tmp_path / "s").unlink()
+    before = signal.getsignal(signal.SIGINT)
+    code, errors = signalled(half.line, 9, monkeypatch, how)
+    frame = read_state(tmp_path / "s")[0]["stream"]["frame"]
+    assert code == 130 and 10 <= frame <= 13
+    assert f"s: saved; the same command goes on after {frame} frames, at 00:00:0{frame / 2}\n" in errors
+    assert errors.endswith("interrupted\n") and signal.getsignal(signal.SIGINT) is before
+    code, errors = call(stream, half.line)
+    assert code == 0 and f"goes on after {frame} frames" in errors
+    often = contents(tmp_path)
+    (tmp_path / "s").unlink()
+    assert call(stream, half.line)[0] == 0 and contents(tmp_path) == often
+    without = [word for word in half.line if "--state" not in word]
+    code, errors = signalled(without, 9, monkeypatch)
+    assert code == 130 and errors.endswith("interrupted\n") and "saved" not in errors
+
+
+def test_ctrl_c_saves_several_recordings(half, tmp_path, monkeypatch):
+    """All that have begun are saved; one whose turn had not come begins the next time."""
+    def line(folder, *more):
+        inputs = [str(tmp_path / f"{name}.safetensors") for name in "xyz"]
+        return [*inputs, "--model=m", "--device=cpu", "--batch=2", f"--jsonl={folder}", *more]
+    shutil.copy(tmp_path / "x.safetensors", tmp_path / "z.safetensors")
+    again = line(tmp_path / "often", f"--state={tmp_path / 'states'}")
+    assert call(stream, line(tmp_path / "once"))[0] == 0
+    code, errors = signalled(again, 9, monkeypatch)
+    assert code == 130 and errors.count(": saved; the same command goes on") == 2, errors
+    assert {file.name for file in (tmp_path / "states").iterdir()} == {"x.state", "y.state"}
+    assert call(stream, again)[0] == 0
+
+    def sentences(folder):
+        rows = [json.loads(row) for name in "xyz" for row in open(tmp_path / folder / f"{name}.jsonl")]
+        return [(row["n"], row["frame"], row["text"]) for row in rows]
+    assert sentences("often") == sentences("once")
+
+
+def test_a_state_is_of_one_process(half, tmp_path, monkeypatch):
+    """Who comes second is refused in one line, and changes nothing; a lock ends with its process, even by kill -9."""
+    code = ("import sys, time\nfrom pathlib import Path\nfrom support.suspend import take_lock\n"
+            "lock = take_lock(Path(sys.argv[1]))\nprint('locked', flush=True)\ntime.sleep(60)")
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s")], cwd=ROOT, stdout=subprocess.PIPE,
+                             text=True)
+    assert other.stdout.readline() == "locked\n"
+    before = everything(tmp_path)
+    code, errors = call(stream, half.line)
+    assert (code, errors) == (1, f"error: {tmp_path / 's'}: is in use by another stream.py; end that one first, or "
+                                 f"give another --state\n")
+    assert before == everything(tmp_path)
+    other.kill()
+    other.communicate()
+    assert call(stream, half.line)[0] == 0
+    assert not list(tmp_path.glob(".s.*"))
 
 
 def changed(model, part):
@@ -329,14 +401,18 @@ def test_refused_by_name(kind, half, tmp_path):
 
 
 def test_what_may_differ(half, tmp_path):
-    """Thresholds; names of models; the place of the file."""
+    """Thresholds and bounds, which are said; names of models; the place of the file."""
     (tmp_path / "moved").mkdir()
     (tmp_path / "x.safetensors").rename(tmp_path / "moved" / "z.safetensors")
     half.line[0] = str(tmp_path / "moved" / "z.safetensors")
     half.model.config.llm = "another/name"
     changes = "--theta=0.5", "--refractory=1", "--static", "--lookahead=2", "--max-segment=9"
+    theta = half.model.config.theta
     code, errors = call(stream, [*half.line, *changes])
     assert code == 0 and "goes on after" in errors
+    said, = [line for line in errors.splitlines() if "goes on with" in line]
+    assert said == (f"{tmp_path / 's'}: goes on with theta = 0.5 (was {theta}), refractory = 1.0 (was 4.0), "
+                    f"max_segment = 9.0 (was None), static = True (was False)")
     assert [json.loads(row)["frame"] for row in (tmp_path / "trace").read_text().splitlines()] == list(range(40))
 
 
@@ -392,8 +468,8 @@ def at_every_frame(**changes):
     return tiny(last_k=2, fps=10.0, theta=1.0, theta_low=1.0, max_new_tokens=2, **changes)
 
 
-def live(folder, model, ask=Alone()):
-    files = {"jsonl": folder / "jsonl", "trace": folder / "trace", "state": folder / "s"}
+def live(folder, model, ask=Alone(), names=("jsonl", "trace", "state")):
+    files = {name: folder / name.replace("state", "s") for name in names}
     run = stream.Input(lavfi(25), "", files, True)
     return run, run.decisions(model, Eyes(), arguments(), ask)
 
@@ -414,6 +490,71 @@ def test_a_camera_goes_on(tmp_path):
     passed = (again.video.arrived - run.video.arrived)                               # both by the monotonic clock
     assert abs(after[-1][1]["end"] - before[-1][1]["end"] - passed) < 0.1 and since
     assert [json.loads(row)["frame"] for row in (tmp_path / "trace").read_text().splitlines()] == list(range(9))
+
+
+def rows_of(path):
+    return [json.loads(row) for row in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def no_repeats(monkeypatch):
+    """Each sentence is a subtitle, too, though it is that of the frame before."""
+    monkeypatch.setattr(camera, "REPEAT", -1.0)
+
+
+def test_a_killed_camera_loses_no_line(tmp_path, no_repeats):
+    """What was written after the last saving stays, but half a line; numbers go on after it."""
+    names = "jsonl", "srt", "vtt", "trace", "state"
+    run, steps = live(tmp_path, at_every_frame(), names=names)
+    saved = [list(islice(steps, 3)), (tmp_path / "s").read_bytes()][1]
+    list(islice(steps, 3))
+    steps.close()
+    torn = {"jsonl": '{"n": 6, "fra', "srt": "7\n00:00:00,6", "vtt": "00:00:00.600 --> 00:00:00.700\nYou l",
+            "trace": '{"frame": 6'}
+    before = {}
+    for name, half_a_line in torn.items():
+        before[name] = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(before[name] + half_a_line)
+    (tmp_path / "s").write_bytes(saved)                              # as if it had been killed before the next saving
+    for _ in range(2):
+        run, steps = live(tmp_path, at_every_frame(), names=names)
+        list(islice(steps, 2))
+        steps.close()
+    for name, text in before.items():
+        assert (tmp_path / name).read_text().startswith(text)
+    assert [row["n"] for row in rows_of(tmp_path / "jsonl")] == list(range(10))
+    assert [row["frame"] for row in rows_of(tmp_path / "jsonl")] == list(range(10))
+    assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(10))
+    cues = (tmp_path / "srt").read_text().split("\n\n")[:-1]
+    assert [int(cue.split("\n")[0]) for cue in cues if "-->" in cue] == list(range(1, 11))
+    assert (tmp_path / "vtt").read_text().count(" --> ") == 10
+
+
+@pytest.mark.parametrize("names", [("jsonl", "trace"), ("jsonl", "srt", "vtt"), ("srt", "state"), ("vtt", "state")])
+def test_a_camera_appends(tmp_path, no_repeats, names):
+    """Without --state, too, and after a damaged state was deleted, as its message says."""
+    for start in range(3):
+        run, steps = live(tmp_path, at_every_frame(), names=names)
+        list(islice(steps, 2))
+        steps.close()
+        (tmp_path / "s").unlink(missing_ok=True)
+    if "jsonl" in names:
+        assert [row["n"] for row in rows_of(tmp_path / "jsonl")] == list(range(6))
+    if "trace" in names:
+        assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(6))
+    if "srt" in names:
+        assert re.findall(r"^(\d+)\n\d", (tmp_path / "srt").read_text(), re.M) == list("123456")
+    if "vtt" in names:
+        text = (tmp_path / "vtt").read_text()
+        assert text.count("WEBVTT") == 1 and text.count(" --> ") == 6
+
+
+@pytest.mark.parametrize("content", ["a diary\n", '{"n": 3, "frame": 7\n'])
+def test_a_camera_leaves_other_files_alone(tmp_path, content):
+    (tmp_path / "jsonl").write_text(content)
+    with pytest.raises(BadData, match="jsonl: (is not what --jsonl writes|its last line is damaged)"):
+        next(live(tmp_path, at_every_frame(), names=["jsonl"])[1])
+    assert (tmp_path / "jsonl").read_text() == content
 
 
 class Interrupted(Alone):

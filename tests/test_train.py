@@ -472,6 +472,21 @@ def test_options_that_do_not_fit_are_refused(tmp_path, given, says):
     assert not (tmp_path / "out").exists() and (says == "nowhere" or "\n" not in str(caught.value))
 
 
+def test_a_finished_narrator_is_not_replaced_unasked(tmp_path, monkeypatch):
+    """--overwrite does it; --resume, which goes on, needs no leave."""
+    tiny(width=16).save(tmp_path / "out")
+    before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    trained = []
+    monkeypatch.setattr(train, "train_annotated", trained.append)
+    given = {"data": "ek100", "output": str(tmp_path / "out")}
+    with pytest.raises(BadData, match="out holds a finished narrator; choose another --output, or give --overwrite"):
+        train.train(train.Options(**given))
+    assert not trained and before == {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    for more in ({"overwrite": True}, {"resume": True}, {"output": str(tmp_path / "another")}):
+        train.train(train.Options(**given | more))
+    assert len(trained) == 3
+
+
 def test_toy_refuses_before_it_trains(tmp_path):
     with pytest.raises(BadData, match="heads"):
         train.train(train.Options(data="toy", memory_heads=3, output=str(tmp_path / "out")))
@@ -527,7 +542,7 @@ def test_fine_tuning(tmp_path):
     assert all(torch.allclose(p, second.trainable()[name], atol=1e-6) for name, p in first.trainable().items())
     tiny(width=32).save(tmp_path / "wide")
     with pytest.raises(BadData, match="16 wide"):
-        train.train(train.Options(**given, init=str(tmp_path / "wide")))
+        train.train(train.Options(**given, init=str(tmp_path / "wide"), overwrite=True))
 
 
 # ------------------------------------------------------------------ --start, and what a checkpoint names
