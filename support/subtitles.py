@@ -53,6 +53,7 @@ class Writers:
             open(path, "a", encoding="utf-8").close()
         mode = "a" if before or live else "w"
         self.files = {name: stack.enter_context(open(path, mode, encoding="utf-8")) for name, path in paths.items()}
+        self.live, self.row_at = live, 0                  # row_at: where the last row of a live trace begins
         self.last: dict | None = before["last"] if before else None
         self.shift: dict[str, int] = {}                   # what is added to the numbers of a row; see `numbered`
         self.least = before.get("shift", {}) if before else {}
@@ -76,8 +77,7 @@ class Writers:
                 self.files[name].truncate(end.whole)
             for key, number in end.numbers.items():
                 self.following[key] = max(self.following[key], number + 1)
-        if self.last and "trace" in ends and ends["trace"].numbers.get("frame", -1) >= self.last["frame"]:
-            self.last = None                              # it was written after that moment
+        self.last = None                                  # rows of a live trace do not wait
 
     def numbered(self, row: dict) -> dict:
         """A row with the numbers that it has in the files: those of its stream, unless a live source's files have rows
@@ -106,14 +106,21 @@ class Writers:
         self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
 
     def trace(self, row: dict) -> None:
-        """row: at least "frame"; of two rows of one frame (the last frame may be decided twice) the second counts."""
+        """row: at least "frame"; of two rows of one frame (the last frame may be decided twice) the second counts. So a
+        row waits for the next one; that of a live source, which a kill would lose, is written at once."""
         row = self.numbered(row)
-        if self.last is not None and self.last["frame"] != row["frame"]:
+        again = self.last is not None and self.last["frame"] == row["frame"]
+        if self.live and "trace" in self.files:
+            if again:
+                self.files["trace"].truncate(self.row_at)
+            self.row_at = os.fstat(self.files["trace"].fileno()).st_size
+            self.put("trace", json.dumps(row) + "\n")
+        elif self.last is not None and not again:
             self.put("trace", json.dumps(self.last) + "\n")
         self.last = row
 
     def finish(self) -> None:
-        if self.last is not None:
+        if self.last is not None and not self.live:
             self.put("trace", json.dumps(self.last) + "\n")
         self.last = None
 

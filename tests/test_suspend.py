@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 
 import numpy as np
@@ -506,8 +506,10 @@ def test_a_killed_camera_loses_no_line(tmp_path, no_repeats):
     """What was written after the last saving stays, but half a line; numbers go on after it."""
     names = "jsonl", "srt", "vtt", "trace", "state"
     run, steps = live(tmp_path, at_every_frame(), names=names)
-    saved = [list(islice(steps, 3)), (tmp_path / "s").read_bytes()][1]
     list(islice(steps, 3))
+    saved = (tmp_path / "s").read_bytes()
+    list(islice(steps, 3))
+    assert len(rows_of(tmp_path / "trace")) == 6                     # none waits for the next one
     steps.close()
     torn = {"jsonl": '{"n": 6, "fra', "srt": "7\n00:00:00,6", "vtt": "00:00:00.600 --> 00:00:00.700\nYou l",
             "trace": '{"frame": 6'}
@@ -547,6 +549,17 @@ def test_a_camera_appends(tmp_path, no_repeats, names):
     if "vtt" in names:
         text = (tmp_path / "vtt").read_text()
         assert text.count("WEBVTT") == 1 and text.count(" --> ") == 6
+
+
+def test_a_live_trace_has_one_row_for_a_frame(tmp_path):
+    """Of a frame that is decided twice, when a live source ends, the second row."""
+    for start in (0, 2):
+        with ExitStack() as stack:
+            writers = Writers({"trace": tmp_path / "trace"}, stack, live=True)
+            for frame, narrate in ((0, True), (1, False), (1, True)):
+                writers.trace({"frame": frame, "narrate": narrate})
+        assert rows_of(tmp_path / "trace")[start:] == [{"frame": start, "narrate": True},
+                                                       {"frame": start + 1, "narrate": True}]
 
 
 @pytest.mark.parametrize("content", ["a diary\n", '{"n": 3, "frame": 7\n'])
