@@ -172,9 +172,9 @@ def test_look_is_taken_over(tmp_path):
         before = {name: p.clone() for name, p in second.memory.named_parameters()}
         stages.before_narrating(lambda stage, *more: done.append(stage), second, [scene(0, 32)], 1e-3, 0, False,
                                 str(tmp_path))
-        looked = stages.sighted(second)
+        looked = stages.look_parameters(second)
         assert len(looked) == 4 + 2 * (7 * second.llm.config.num_hidden_layers + 1) and done == ["recall"]
-        assert all(torch.equal(p, stages.sighted(first)[name]) for name, p in looked.items())
+        assert all(torch.equal(p, stages.look_parameters(first)[name]) for name, p in looked.items())
         assert all(torch.equal(p, before[name]) for name, p in second.memory.named_parameters())
 
 

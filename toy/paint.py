@@ -1,8 +1,8 @@
-"""The pictures of the miniature kitchen: its furniture, things, hands and effects, painted without any file.
+"""The pictures of the miniature kitchen: furniture, things, hands and effects, without any file.
 
-A sprite is a small picture with transparency, [pixels, pixels, 4]: red, green, blue and alpha. It is painted from masks
-in flat colours, from back to front, at five times its resolution, and then averaged.
-Furniture is grey or brown: colours belong to things.
+A sprite is a small picture with transparency, [pixels, pixels, 4]: red, green, blue and alpha. It is
+painted from masks in flat colours, from back to front, at five times its resolution, and then
+averaged. Furniture is grey or brown: colours belong to things.
 """
 from functools import lru_cache
 
@@ -20,7 +20,7 @@ HAND_LIFT = (28, 18)
 GLOVE = (4, 5)
 CORNER = (7, 25)                               # clutter
 
-# The coordinates of a cell's fine pixels: 0 in the middle, -16 .. 16. V points down, U to the right.
+# The coordinates of a cell's fine pixels: 0 in the middle, -16 .. 16. V is down, U to the right.
 FINE = 5                                       # fine pixels in a pixel, both ways
 GRID = (np.arange(CELL * FINE) + 0.5) / FINE - CELL / 2
 V, U = np.meshgrid(GRID, GRID, indexing="ij")                  # [160, 160] each
@@ -203,7 +203,7 @@ def effect_sprite(effect: int, phase: int) -> np.ndarray:
 
 @lru_cache(maxsize=None)
 def hand_sprite(pose: str) -> np.ndarray:
-    """[32, 32, 4], the palm in the middle; pose "reach", "act", "lift", or "glove" (the other cook)."""
+    """[32, 32, 4], the palm in the middle. Your pose, or "glove" for the other cook."""
     rgb = TEAL if pose == "glove" else SKIN
     if pose == "act":                          # a fist; lines part its fingers
         layers = [(ellipse(0, 0, 5.4, 5), rgb)]

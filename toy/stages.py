@@ -1,16 +1,22 @@
-"""The stages of the toy's training that come before the paper's own: what large pretrained models already know, small
-ones have to learn first. train.py runs the stages in this order and then trains the narrator.
+"""The stages of the toy's training that come before the paper's own.
 
-    encoder     a small SigLIP learns to see, supervised with the labels of training frames
-    egocentric  with --width-second: another one, for LION-FS, learns from pairs of frames what hands do
-    language    a small Llama learns to read: the world's sentences, and to look facts up in its context
-    look        (both stay frozen from here on) LoRA and connector learn to name what a frame shows, place by place
-    remember    the memory learns, without the language model, to keep what was last seen in the places that hide it now
+Small models first have to learn what large pretrained models already know. train.py runs the stages
+in this order and then trains the narrator.
+
+    encoder     a small SigLIP learns to see, from the labels of training frames
+    egocentric  with --width-second: a second encoder, for LION-FS, learns from pairs of frames what
+                hands do
+    language    a small Llama learns to read: the world's sentences, and to look up facts in its
+                context
+    look        LoRA and connector learn to name what a frame shows, place by place; from here on
+                the encoders and the Llama's own weights are frozen
+    remember    the memory learns, without the language model, to keep what was last seen in the
+                places that hide it now
     recall      the language model learns to name that, from the memory tokens
 
-All labels are those of training videos; labels of test videos are never used. Each stage is one function; `fit(name,
-parameters, backward, steps, lr)` is train.py's loop, where backward(step) runs forward and backward of one batch and
-returns its loss and number of tokens.
+All labels are those of training videos; labels of test videos are never used. Each stage is one
+function. `fit(name, parameters, backward, steps, lr)` is train.py's loop; backward(step) runs
+forward and backward of one batch and returns its loss and its number of tokens.
 """
 from __future__ import annotations
 
@@ -39,48 +45,78 @@ from support.features import pairs
 from support.predictions import digest
 from toy import world
 
-# Options of train.py whose defaults differ: small models, smaller LoRA, and FlowNar-C, for videos of any length.
-DEFAULTS = {"output": "out/toy", "lr": 7e-4, "batch": 4, "epochs": 3.0, "lora_dropout": 0.0, "memory_dropout": 0.0,
-            "memory_tokens": 10, "memory_heads": 4, "lora_rank": 16, "last_k": 10, "start": "statistics", "long": 0.5,
-            "limit": 800}
+# Options of train.py whose defaults differ: small models with a smaller LoRA, and FlowNar-C, for
+# videos of any length.
+DEFAULTS = {
+    "output": "out/toy",
+    "lr": 7e-4,
+    "batch": 4,
+    "epochs": 3.0,
+    "lora_dropout": 0.0,
+    "memory_dropout": 0.0,
+    "memory_tokens": 10,
+    "memory_heads": 4,
+    "lora_rank": 16,
+    "last_k": 10,
+    "start": "statistics",
+    "long": 0.5,
+    "limit": 800,
+}
 
 
-# ---------------------------------------------------------------------------------------------- encoder
+# ------------------------------------------------------------------------- encoder
 
-WIDTH = 128                                                                     # of the encoder, D
+WIDTH = 128                                    # of the encoder, D
 
 
 class HandHeads(nn.Module):
-    """What stage egocentric predicts from a frame's tokens: what hands do in each cell, and where and what yours does.
+    """What stage egocentric predicts from a frame's tokens: what hands do in each cell, and where
+    your hand is and what it does.
     """
 
-    CELL = world.EFFECT, world.HAND, world.HELD                           # labels of each cell
-    FRAME = 1 + 9, world.SIZES[world.HAND], world.SIZES[world.EFFECT], 2  # your hand's place and pose, effect, carries
+    CELL = world.EFFECT, world.HAND, world.HELD                # labels of each cell
+    FRAME = (                                  # classes of what is predicted once for each frame
+        1 + 9,                                 # place of your hand; 0: none
+        world.SIZES[world.HAND],               # its pose
+        world.SIZES[world.EFFECT],
+        2,                                     # does it carry something?
+    )
 
     def __init__(self, width: int):
         super().__init__()
-        self.cell = nn.Linear(width, sum(world.SIZES[i] for i in self.CELL))
+        self.cell = nn.Linear(width, sum(world.SIZES[label] for label in self.CELL))
         self.frame = nn.Linear(width, sum(self.FRAME))
 
     def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
-        """x [B, J, D], labels [B, 9, A] -> cross entropy, rare classes weighted up."""
-        cells = self.cell(x[:, 1:]).split([world.SIZES[i] for i in self.CELL], dim=-1)
-        total = sum(F.cross_entropy(rearrange(y, "b n c -> (b n) c"), labels[..., i].flatten(), weights[i])
-                    for i, y in zip(self.CELL, cells))
-        hand, carries = labels[..., world.HAND], labels[..., world.HELD] == world.YOURS
-        targets = (torch.where(hand.any(1), hand.argmax(1) + 1, 0), hand.amax(1), labels[..., world.EFFECT].amax(1),
-                   carries.any(1).long())
-        frame = self.frame(x[:, 0]).split(self.FRAME, dim=-1)
-        return total + 0.3 * sum(F.cross_entropy(y, target) for y, target in zip(frame, targets))
+        """x [B, J, D], labels [B, 9, A] -> cross entropy; `weights` for the classes of a label."""
+        # The first token is of the whole frame, the others are of the nine cells.
+        sizes = [world.SIZES[label] for label in self.CELL]
+        cells = self.cell(x[:, 1:]).split(sizes, dim=-1)       # [B, 9, classes] for each label
+        total = 0
+        for label, logits in zip(self.CELL, cells):
+            logits = rearrange(logits, "b n c -> (b n) c")
+            total = total + F.cross_entropy(logits, labels[..., label].flatten(), weights[label])
+
+        hand = labels[..., world.HAND]                         # [B, 9]
+        carries = labels[..., world.HELD] == world.YOURS       # [B, 9]
+        targets = (
+            torch.where(hand.any(1), hand.argmax(1) + 1, 0),
+            hand.amax(1),
+            labels[..., world.EFFECT].amax(1),
+            carries.any(1).long(),
+        )
+        frame = self.frame(x[:, 0]).split(self.FRAME, dim=-1)  # [B, classes] for each target
+        losses = [F.cross_entropy(logits, target) for logits, target in zip(frame, targets)]
+        return total + 0.3 * sum(losses)
 
 
 class CellHeads(HandHeads):
-    """What stage encoder predicts: all labels of each cell, and where and what the hand does.
+    """What stage encoder predicts: all labels of each cell, and where the hand is and what it does.
 
-    `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot and of its cell's
-    type and colour. Keys, values and gates of CLAM are linear in the token, and the part of a key that belongs to other
-    slots adds up over a thousand tokens. So it is not enough that a token can be classified: what CLAM is to remember
-    has to be coded linearly.
+    `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot
+    and of its cell's type and colour. Keys, values and gates of CLAM are linear in the token, and
+    the part of a key that belongs to other slots adds up over a thousand tokens. So it is not
+    enough that a token can be classified: what CLAM is to remember has to be coded linearly.
     """
 
     CELL = range(len(world.SIZES))
@@ -91,99 +127,149 @@ class CellHeads(HandHeads):
 
     def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
         """As above, plus the code's squared error."""
-        slot, thing = self.code(x).split([10, 12], dim=-1)
-        shown = torch.cat([F.one_hot(labels[..., i], 7)[..., 1:] for i in (0, 1)], dim=-1)
-        return (super().loss(x, labels, weights) + 30 * (slot - torch.eye(10)).square().sum(-1).mean()
-                + 3 * (thing[:, 1:] - shown).square().sum(-1).mean())
+        slot, thing = self.code(x).split([10, 12], dim=-1)     # [B, J, 10], [B, J, 12]
+        # One-hot vectors of type and colour; class 0, none, is all zero.
+        kind = F.one_hot(labels[..., world.TYPE], 7)[..., 1:]
+        colour = F.one_hot(labels[..., world.COLOUR], 7)[..., 1:]
+        shown = torch.cat([kind, colour], dim=-1)              # [B, 9, 12]
+        slot_error = (slot - torch.eye(10)).square().sum(-1).mean()
+        thing_error = (thing[:, 1:] - shown).square().sum(-1).mean()
+        return super().loss(x, labels, weights) + 30 * slot_error + 3 * thing_error
 
 
 def augment(frames: Tensor) -> Tensor:
-    """uint8 [B, H, W, 3] -> normalised [B, 3, H, W], with the brightness, blur and coarse colour of real files."""
-    x = rearrange(frames, "b h w c -> b c h w").contiguous() / 255                    # else all below is slow
+    """uint8 [B, H, W, 3] -> normalised [B, 3, H, W], as varied as the pictures of real files are.
+
+    Brightness, sharpness and noise vary, and half of the batches have coarse colours.
+    """
+    # Without `contiguous`, everything below is slow.
+    x = rearrange(frames, "b h w c -> b c h w").contiguous() / 255
     x = x * (0.9 + 0.2 * torch.rand(len(x), 1, 1, 1))
-    if torch.rand(()) < 0.5:                                    # half the colour resolution, as in yuv420p
-        grey = x.mean(1, keepdim=True)
-        x = grey + F.interpolate(F.avg_pool2d(x - grey, 2), scale_factor=2, mode="bilinear")
     if torch.rand(()) < 0.5:
-        x = x.lerp(F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False), 0.5 * torch.rand(()))
+        # Half the colour resolution, as in yuv420p.
+        grey = x.mean(1, keepdim=True)
+        coarse = F.avg_pool2d(x - grey, 2)
+        x = grey + F.interpolate(coarse, scale_factor=2, mode="bilinear")
+    if torch.rand(()) < 0.5:
+        blurred = F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
+        x = x.lerp(blurred, 0.5 * torch.rand(()))
     x = x + 0.01 * torch.rand(()) * torch.randn_like(x)
     return (x.clamp(0, 1) - 0.5) / 0.5
 
 
-def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 2400, batch: int = 32,
-            videos: int = 1600, each: int = 12):
-    """Train a small SigLIP on `each` frames of each of a world's first training videos; write it to folder."""
-    learn_to_see(fit, "encoder", small_vision(WIDTH), CellHeads(WIDTH), sights(seed, variant, videos, each), folder,
-                 steps, batch)
+def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 2400,
+            batch: int = 32, videos: int = 1600, each: int = 12):
+    """Train a small SigLIP on `each` frames of each of a world's first training videos.
+
+    The model is written to `folder`.
+    """
+    model = small_vision(WIDTH)
+    heads = CellHeads(WIDTH)
+    pictures = training_pictures(seed, variant, videos, each)
+    learn_to_see(fit, "encoder", model, heads, pictures, folder, steps, batch)
 
 
-def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 1200, batch: int = 32,
-               videos: int = 1600, each: int = 12, width: int = WIDTH):
-    """Likewise a stand-in for an egocentric video encoder, which sees each frame with the one before it: what LION-FS
-    (baselines/lionfs.py) would take from EgoVLPv2. Raises BadData unless width is a multiple of 4."""
+def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 1200,
+               batch: int = 32, videos: int = 1600, each: int = 12, width: int = WIDTH):
+    """Likewise train a stand-in for an egocentric video encoder: EgoVLPv2 of LION-FS.
+
+    It sees each frame with the one before it (baselines/lionfs.py). Raises BadData unless width is
+    a multiple of 4.
+    """
     if width % 4:
-        raise BadData(f"--width-second must be a multiple of 4, not {width}: the toy's encoders have four heads")
-    learn_to_see(fit, "egocentric", small_vision(width), HandHeads(width), sights(seed, variant, videos, each, moving),
-                 folder, steps, batch)
+        raise BadData(f"--width-second must be a multiple of 4, not {width}: "
+                      "the toy's encoders have four heads")
+    model = small_vision(width)
+    heads = HandHeads(width)
+    pictures = training_pictures(seed, variant, videos, each, moving)
+    learn_to_see(fit, "egocentric", model, heads, pictures, folder, steps, batch)
 
 
 def moving(kitchen: world.Kitchen, frame: int) -> np.ndarray:
     """What the stand-in sees of a frame and of the one before it, uint8 [H, W, 3]."""
-    pair = np.concatenate([kitchen.render(t) for t in (frame, max(0, frame - 1))], axis=2)
+    before = max(0, frame - 1)
+    pair = np.concatenate([kitchen.render(frame), kitchen.render(before)], axis=2)     # [H, W, 6]
     return motion(torch.from_numpy(pair)).numpy()
 
 
 def small_vision(width: int) -> nn.Module:
     from transformers import SiglipVisionConfig, SiglipVisionModel
-    return SiglipVisionModel(SiglipVisionConfig(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=3,
-                                                num_attention_heads=4, image_size=world.SIZE, patch_size=16))
+    config = SiglipVisionConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=world.SIZE,
+        patch_size=16,
+    )
+    return SiglipVisionModel(config)
 
 
-def sights(seed: int, variant: world.World, videos: int, each: int,
-           see: Callable = world.Kitchen.render) -> tuple[Tensor, Tensor]:
-    """What a vision model sees of `each` frames of each video, uint8 [N, H, W, 3], and their labels [N, 9, A].
+def training_pictures(seed: int, variant: world.World, videos: int, each: int,
+                      see: Callable = world.Kitchen.render) -> tuple[Tensor, Tensor]:
+    """Pictures for a vision model, uint8 [N, H, W, 3], and their labels [N, 9, A].
 
-    Up to half of them are frames in which you carry something: at random, hardly any would be chosen.
+    `see(kitchen, frame)` gives a picture. There are `each` of each video. Up to half of them show
+    you carrying something: at random, hardly any would.
     """
-    chance, frames, labels = random.Random(seed), [], []
+    chance = random.Random(seed)
+    pictures = []
+    labels = []
     for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
         kitchen = world.Kitchen(number, world=variant)
-        every = kitchen.labels()
-        carried = np.flatnonzero((every[..., world.HELD] == world.YOURS).any(1)).tolist()
-        others = sorted(set(range(len(kitchen))) - set(carried))
-        chosen = carried[:each // 2] + chance.sample(others, each - len(carried[:each // 2]))
-        frames.extend(see(kitchen, frame) for frame in chosen)
-        labels.extend(every[chosen])
-    return torch.from_numpy(np.stack(frames)), torch.from_numpy(np.stack(labels)).long()
+        cells = kitchen.labels()                               # [T, 9, A]
+        carrying = (cells[..., world.HELD] == world.YOURS).any(1)
+        carried = np.flatnonzero(carrying).tolist()
+        others = np.flatnonzero(~carrying).tolist()
+        chosen = carried[:each // 2]
+        chosen = chosen + chance.sample(others, each - len(chosen))
+        pictures.extend(see(kitchen, frame) for frame in chosen)
+        labels.extend(cells[chosen])
+    return torch.from_numpy(np.stack(pictures)), torch.from_numpy(np.stack(labels)).long()
 
 
-def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads, examples: tuple[Tensor, Tensor],
-                 folder: Path, steps: int, batch: int):
-    """Train a vision model with its heads on frames [N, H, W, 3] and labels [N, 9, A]; write the model to folder."""
-    (frames, labels), weights = examples, []
-    for i, size in enumerate(world.SIZES):
-        counts = torch.bincount(labels[..., i].flatten(), minlength=size).clamp_min(1).float()
+def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
+                 examples: tuple[Tensor, Tensor], folder: Path, steps: int, batch: int):
+    """Train a vision model with its heads; write the model to `folder`.
+
+    examples    pictures, uint8 [N, H, W, 3], and their labels [N, 9, A]
+    """
+    frames, labels = examples
+    # A class counts by the root of its frequency: rare classes have larger weights.
+    weights = []
+    for label, size in enumerate(world.SIZES):
+        counts = torch.bincount(labels[..., label].flatten(), minlength=size)
+        counts = counts.clamp_min(1).float()
         weights.append(counts.rsqrt() * counts.sum() / counts.sqrt().sum())
-    parameters = dict(nn.ModuleDict({"model": model, "heads": heads}).named_parameters())
 
     def backward(step: int) -> tuple[float, int]:
         rows = torch.randint(len(frames), (batch,))
-        loss = heads.loss(nar.frame_tokens(model, augment(frames[rows]), 3), labels[rows], weights)
+        x = nar.frame_tokens(model, augment(frames[rows]), 3)  # [B, J, D]
+        loss = heads.loss(x, labels[rows], weights)
         loss.backward()
         return loss.item(), batch * 10
 
-    fit(stage, parameters, backward, steps, 1.5e-3)
+    both = nn.ModuleDict({"model": model, "heads": heads})
+    fit(stage, dict(both.named_parameters()), backward, steps, 1.5e-3)
     model.to(torch.bfloat16).save_pretrained(folder)
-    processor = {"image_processor_type": "SiglipImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-                 "size": {"height": world.SIZE, "width": world.SIZE}, "do_resize": True, "do_normalize": True}
+    processor = {
+        "image_processor_type": "SiglipImageProcessor",
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "size": {"height": world.SIZE, "width": world.SIZE},
+        "do_resize": True,
+        "do_normalize": True,
+    }
     write_json(folder / "preprocessor_config.json", processor)
 
 
-# ---------------------------------------------------------------------------------------------- language
+# ------------------------------------------------------------------------- language
 
-def batches(tokenizer, length: int, batch: int, seed: int, variant: world.World) -> Iterator[Tensor]:
+def batches(tokenizer, length: int, batch: int, seed: int,
+            variant: world.World) -> Iterator[Tensor]:
     """Endless token batches [batch, length] of a world's documents."""
-    documents, ids = world.documents(seed, variant), []
+    documents = world.documents(seed, variant)
+    ids = []
     while True:
         while len(ids) < batch * length:
             text = tokenizer(next(documents), add_special_tokens=False)["input_ids"]
@@ -193,152 +279,239 @@ def batches(tokenizer, length: int, batch: int, seed: int, variant: world.World)
 
 
 def make_tokenizer(folder: Path, seed: int, variant: world.World):
-    """Byte-level BPE with Llama 3's way of splitting, learned on a world's documents and the layout's pieces."""
+    """Byte-level BPE that splits text as Llama 3 does; written to `folder`.
+
+    It learns from a world's documents and from the pieces of the token layout.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
-    split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    split = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                  r"|\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"), byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(split, "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=640,
+        special_tokens=["<|begin_of_text|>", "<|eot_id|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     documents = world.documents(seed, variant)
-    pieces = [nar.SYSTEM + "\n\n", f"User: {nar.INSTRUCTION}\n", "[", "]\n", ",", "Assistant:", "\n"]
-    tokenizer.train_from_iterator([next(documents) for _ in range(2000)] + pieces * 50, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
-                                      clean_up_tokenization_spaces=False)
+    texts = [next(documents) for _ in range(2000)]
+    prompt = [nar.SYSTEM + "\n\n", f"User: {nar.INSTRUCTION}\n"]
+    pieces = [*prompt, "[", "]\n", ",", "Assistant:", "\n"]
+    tokenizer.train_from_iterator(texts + pieces * 50, trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|begin_of_text|>",
+        eos_token="<|eot_id|>",
+        clean_up_tokenization_spaces=False,
+    )
     wrapped.save_pretrained(folder)
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500, batch: int = 8,
-             length: int = 256, width: int = 128):
-    """Train a small Llama on a world's documents (next-token prediction); write it and its tokenizer to folder.
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500,
+             batch: int = 8, length: int = 256, width: int = 128):
+    """Train a small Llama on a world's documents (next-token prediction).
 
-    Raises BadData unless width is a multiple of 8.
+    The model and its tokenizer are written to `folder`. Raises BadData unless width is a multiple
+    of 8.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
     if width % 8:
-        raise BadData(f"--llm-width must be a multiple of 8, not {width}: there are four heads of even width")
+        raise BadData(f"--llm-width must be a multiple of 8, not {width}: "
+                      "there are four heads of even width")
     tokenizer = make_tokenizer(folder, seed, variant)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
-                         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=131072,
-                         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, tie_word_embeddings=True,
-                         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     llm = LlamaForCausalLM(config)
-    for module in llm.modules():    # the library's 0.02 is for wide models: at such widths attention would start flat
+    # The library's 0.02 is for wide models: with small widths, attention would start flat.
+    for module in llm.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
+
     source = batches(tokenizer, length, batch, seed, variant)
     pool = [next(source) for _ in range(steps)]
 
     def backward(step: int) -> tuple[float, int]:
-        loss = llm(input_ids=pool[step], labels=pool[step]).loss
+        ids = pool[step]
+        loss = llm(input_ids=ids, labels=ids).loss
         loss.backward()
-        return loss.item(), pool[step].numel()
+        return loss.item(), ids.numel()
 
     fit("language", dict(llm.named_parameters()), backward, steps, 2e-3)
     llm.to(torch.bfloat16).save_pretrained(folder)
 
 
-# ---------------------------------------------------------------------------------------------- the training videos
+# ------------------------------------------------------------------------- the training videos
 
 @dataclass
 class Scene:
-    """A training video: x [T, J, D], narrations (frame, ids without EOT), labels [T, 9, 2] (type, colour; 0: none)."""
-    x: Tensor
-    narrations: list[tuple[int, list[int]]]
-    labels: Tensor
+    """A training video."""
+    x: Tensor                                  # [T, J, D]
+    narrations: list[tuple[int, list[int]]]    # (frame, token ids without EOT)
+    labels: Tensor                             # [T, 9, 2]: type, colour; 0: none
     variant: world.World = world.WORLDS["plain"]
 
 
-def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: int, variant: world.World,
-           cache: Path | None = None) -> list[Scene]:
-    """The first `limit` training videos of a world; a file `cache` keeps their frame tokens for the next time."""
-    stored, found = load_file(cache) if cache and cache.exists() else {}, []
-    videos, mark = world.kitchens("train", limit, world=variant), crc32((repr(variant) + digest(vision)).encode())
-    before = len(stored)
-    for seed, kitchen in tqdm(videos, total=limit, desc="encoding", unit="video"):
-        name = f"{seed} {mark:08x}"                             # another video in another world, or by another encoder
-        if name not in stored:
+def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: int,
+           variant: world.World, cache: Path | None = None) -> list[Scene]:
+    """The first `limit` training videos of a world.
+
+    A file `cache` keeps their frame tokens for the next time.
+    """
+    stored = {}
+    if cache and cache.exists():
+        stored = load_file(cache)
+    stored_before = len(stored)
+    # A seed gives other videos in another world, and other tokens by another encoder.
+    mark = crc32((repr(variant) + digest(vision)).encode())
+    videos = []
+    kitchens = world.kitchens("train", limit, world=variant)
+    for seed, kitchen in tqdm(kitchens, total=limit, desc="encoding", unit="video"):
+        key = f"{seed} {mark:08x}"
+        if key not in stored:
             pictures = map(kitchen.render, range(len(kitchen)))
-            pictures = pairs(pictures) if isinstance(vision, TwoEncoders) else pictures
-            stored[name] = torch.cat([vision(torch.from_numpy(np.stack(some))) for some in chunks(pictures, 64)]).half()
+            if isinstance(vision, TwoEncoders):
+                pictures = pairs(pictures)
+            tokens = []
+            for chunk in chunks(pictures, 64):
+                tokens.append(vision(torch.from_numpy(np.stack(chunk))))       # [<= 64, J, D]
+            stored[key] = torch.cat(tokens).half()
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
-        narrations = [(n.frame, layout.encode(" " + n.text)) for n in kitchen.narrations]
-        found.append(Scene(stored[name].float(), narrations, labels, variant))
-    if cache and len(stored) > before:
+        narrations = []
+        for narration in kitchen.narrations:
+            narrations.append((narration.frame, layout.encode(" " + narration.text)))
+        videos.append(Scene(stored[key].float(), narrations, labels, variant))
+    if cache and len(stored) > stored_before:
         write_tensors(cache, stored)
-    return found
+    return videos
 
 
 def last_seen(labels: Tensor) -> Tensor:
-    """What each place showed last, up to and including each frame: labels [T, 9, 2] -> [T, 9, 2], 0: nothing so far."""
-    frame = torch.arange(len(labels))[:, None]
-    last = torch.where(labels[..., 0] > 0, frame, 0).cummax(0).values                # [T, 9]
+    """What each place showed last, up to and including each frame.
+
+    labels [T, 9, 2] -> [T, 9, 2]; 0: nothing so far
+    """
+    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
+    last = torch.where(labels[..., 0] > 0, frame, 0).cummax(0).values          # [T, 9]
     return labels[last, torch.arange(9)]
 
 
-# ---------------------------------------------------------------------------------------------- look, recall
+# ------------------------------------------------------------------------- look, recall
 
 def inventory(labels: Tensor, variant: world.World = world.WORLDS["plain"]) -> str:
     """labels [9, 2] -> ' the shelf: red cup\\nthe drawer: green bowl', in the order of the places.
 
-    In random order nobody could tell which comes next, and it depended on the seed whether stage look learned to see.
+    In random order nobody could tell which comes next, and it depended on the seed whether stage
+    look learned to see.
     """
-    return " " + "\n".join(f"the {place}: {' '.join(variant.words(*thing))}"
-                           for place, thing in zip(variant.places, labels.tolist()) if thing[0])
+    lines = []
+    for place, (kind, colour) in zip(variant.places, labels.tolist()):
+        if kind:
+            lines.append(f"the {place}: {' '.join(variant.words(kind, colour))}")
+    return " " + "\n".join(lines)
 
 
 def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
                narrations: list[list[tuple[int, list[int]]]]) -> tuple[Tensor, int]:
-    """Narrator.loss of the ends of several videos in one pass -> sum over the learned tokens, their number.
+    """Narrator.loss of the ends of several videos, in one pass.
 
-    x [T, J, D] of each video, the frame at which its sequence starts, and its narrations (frame from there on, ids), as
-    many for each; the memory sees all frames. Sequences are padded at their ends, where no other token sees it. Routers
-    take one sequence at a time.
+    x           of each video, [T, J, D]; the memory sees all frames
+    starts      of each video, the frame at which its sequence starts
+    narrations  of each video, (frame counted from its start, ids); as many for each video
+    Returns the sum over the learned tokens, and their number.
+
+    Sequences are padded at their ends, where no other token sees the padding.
     """
+    # Routers take one sequence at a time.
     if narrator.routing.layers and len(x) > 1:
-        parts = [short_loss(narrator, *([y] for y in one)) for one in zip(x, starts, narrations)]
-        return sum(loss for loss, _ in parts), sum(learned for _, learned in parts)
-    rows, (layout, config) = [narrator.layout.sequence(one) for one in narrations], (narrator.layout, narrator.config)
+        total = 0
+        learned = 0
+        for video in zip(x, starts, narrations):
+            loss, count = short_loss(narrator, *([value] for value in video))
+            total = total + loss
+            learned += count
+        return total, learned
+
+    layout = narrator.layout
+    config = narrator.config
+    rows = [layout.sequence(sentences) for sentences in narrations]
+    longest = max(len(row) for row in rows)
     for row in rows:
-        row.add([layout.eot] * (max(map(len, rows)) - len(row)), nar.PROMPT, segment=0)
-    tokens, memory, history = sum(rows, nar.Tokens()), None, None
+        row.add([layout.eot] * (longest - len(row)), nar.PROMPT, segment=0)
+    tokens = sum(rows, nar.Tokens())           # of all rows, one after the other
+
+    # After every sentence but the last, the memories are read.
+    memory = None
     if layout.M and len(narrations[0]) > 1:
-        read_at = torch.tensor([[narrator.read_at(start + frame) for frame, _ in one[:-1]]
-                                for start, one in zip(starts, narrations)])
-        memory, _ = narrator.memory(pad_sequence([y.flatten(0, 1) for y in x], batch_first=True), read_at)
+        read_at = []
+        for start, sentences in zip(starts, narrations):
+            read_at.append([narrator.read_at(start + frame) for frame, _ in sentences[:-1]])
+        frames = pad_sequence([video.flatten(0, 1) for video in x], batch_first=True)  # [B, T J, D]
+        memory, _ = narrator.memory(frames, torch.tensor(read_at))
+    history = None
     if layout.N and len(narrations[0]) > 1:
-        history = torch.cat([narrator.narration_memory(*narrator.spoken(one[:-1]))[0] for one in narrations])
-    e = narrator.embed(torch.tensor(tokens.ids), torch.cat([y[start:] for y, start in zip(x, starts)]),
-                       narrator.embed_memory(memory, history))
+        history = []
+        for sentences in narrations:
+            embedded = narrator.spoken(sentences[:-1])
+            history.append(narrator.narration_memory(*embedded)[0])
+        history = torch.cat(history)
+
+    shown = torch.cat([video[start:] for video, start in zip(x, starts)])
+    ids = torch.tensor(tokens.ids)
+    e = narrator.embed(ids, shown, narrator.embed_memory(memory, history))     # [B L, D]
     mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
-    hidden = narrator.llm.model(inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
-                                attention_mask=mask[:, None], use_cache=False).last_hidden_state
+    output = narrator.llm.model(
+        inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
+        attention_mask=mask[:, None],                                          # [B, 1, L, L]
+        use_cache=False,
+    )
+    hidden = output.last_hidden_state.flatten(0, 1)                            # [B L, D]
+    # Token i + 1 is predicted at token i.
     learned = torch.tensor(tokens.learn[1:]).nonzero()[:, 0]
-    logits = narrator.logits(hidden.flatten(0, 1).index_select(0, learned))
-    return F.cross_entropy(logits, torch.tensor(tokens.ids)[learned + 1], reduction="sum"), len(learned)
+    logits = narrator.logits(hidden.index_select(0, learned))
+    return F.cross_entropy(logits, ids[learned + 1], reduction="sum"), len(learned)
 
 
-def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int, lr: float,
-                seed: int, batch: int = 8):
-    """What a pretrained language model knows before it becomes a narrator, in miniature: to name what an image shows.
+def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int,
+                lr: float, seed: int, batch: int = 8):
+    """Train a narrator to name what it is shown, as large pretrained language models can.
 
     look      one frame, and the list of what is visible in it
-    recall    two frames with the memory of all before them, and the list of what is, or was last, at each place
+    recall    two frames with the memory of all frames before them, and the list of what is, or was
+              last, at each place
 
-    The frame that is listed is never one that shows no thing (in the dark).
+    A frame that shows no thing (in the dark) is never listed.
     """
     narrator.train()
     encode = narrator.layout.encode
 
     def backward(step: int) -> tuple[float, int]:
-        chance, x, starts, narrations = random.Random(f"{stage} {seed} {step}"), [], [], []
+        chance = random.Random(f"{stage} {seed} {step}")
+        x = []
+        starts = []
+        narrations = []
         for video in chance.choices(videos, k=batch):
-            t = 1 + chance.choice(video.labels[1:-1].flatten(1).any(1).nonzero().flatten().tolist())
+            # Neither the first nor the last frame: stage recall needs one before and one after.
+            with_things = video.labels[1:-1].flatten(1).any(1).nonzero().flatten()
+            t = 1 + chance.choice(with_things.tolist())
             lists = [(0, encode(inventory(video.labels[t], video.variant)))]
             if stage == "recall":
                 known = last_seen(video.labels[:t + 2])[-1]
@@ -348,69 +521,108 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
             narrations.append(lists)
         loss, learned = short_loss(narrator, x, starts, narrations)
         (loss / learned).backward()
-        return loss.item() / learned, learned + narrator.config.J * sum(map(len, narrations))
+        frames = sum(len(lists) for lists in narrations)
+        return loss.item() / learned, learned + narrator.config.J * frames
 
     fit(stage, narrator.trainable(), backward, steps, lr)
 
 
+def look_parameters(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
+    """What stage look trains: LoRA and connector."""
+    parameters = {}
+    for name, parameter in narrator.trainable().items():
+        if ".lora_" in name or ".connector." in name:
+            parameters[name] = parameter
+    return parameters
+
+
 def take_over(narrator: nar.Narrator, path: Path):
-    """Set LoRA and connector as in a state of train.py; BadData if it is unfinished, or of other sizes."""
+    """Set LoRA and connector to those of a state of train.py.
+
+    Raises BadData if its stage is unfinished, or if the sizes differ.
+    """
     try:
         with safe_open(path, "pt") as file:
-            about, weights = file.metadata(), {name: file.get_tensor(f"{name}|value") for name in sighted(narrator)}
-        finished = int(about["step"]) == json.loads(about["settings"])["steps"]
+            header = file.metadata()
+            weights = {}
+            for name in look_parameters(narrator):
+                weights[name] = file.get_tensor(f"{name}|value")
+        finished = int(header["step"]) == json.loads(header["settings"])["steps"]
     except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise BadData(f"--look: {path} is not the finished stage of a like narrator ({first_line(error)})") from error
+        raise BadData(f"--look: {path} is not the finished stage of a like narrator "
+                      f"({first_line(error)})") from error
     if not finished:
-        raise BadData(f"--look: {path} is of an unfinished stage; continue that training with --resume")
+        raise BadData(f"--look: {path} is of an unfinished stage; "
+                      "continue that training with --resume")
     with torch.no_grad():
-        fill(sighted(narrator), weights, path)
+        fill(look_parameters(narrator), weights, path)
 
 
-def sighted(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
-    """What stage look trains."""
-    return {name: p for name, p in narrator.trainable().items() if ".lora_" in name or ".connector." in name}
+# ------------------------------------------------------------------------- remember
 
+def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int,
+             lr: float = 1e-3, batch: int = 4, reads: int = 12):
+    """Train a memory alone, with a linear head that is not kept.
 
-# ---------------------------------------------------------------------------------------------- remember
-
-def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int, lr: float = 1e-3,
-             batch: int = 4, reads: int = 12):
-    """A memory alone, with a linear head that is not kept: memory token 1 + p gives type and colour of what place p
-    showed last, wherever it shows nothing now; if there are fewer, each serves several places. Up to four videos in a
-    row make a long one."""
-    first, shares = min(1, memory.M - 1), -(-9 // max(1, memory.M - 1))
-    head, chance = nn.Linear(memory.width, shares * sum(world.SIZES[:2])), random.Random(f"remember {seed}")
-    plan = [[chance.choices(range(len(videos)), k=chance.randint(1, 4)) for _ in range(batch)] for _ in range(steps)]
+    Memory token 1 + p gives type and colour of what place p showed last, wherever the place shows
+    nothing now. If there are fewer memory tokens than places, a token serves several places. Up to
+    four videos in a row make a long one, with `reads` read-outs for each.
+    """
+    first = min(1, memory.M - 1)               # a memory of one token serves all places with it
+    tokens_used = max(1, memory.M - 1)
+    shares = -(-9 // tokens_used)              # places for each memory token, rounded up
+    classes = world.SIZES[:2]
+    head = nn.Linear(memory.width, shares * sum(classes))
+    chance = random.Random(f"remember {seed}")
+    plan = []                                  # of each step, the videos of each row
+    for _ in range(steps):
+        rows = []
+        for _ in range(batch):
+            rows.append(chance.choices(range(len(videos)), k=chance.randint(1, 4)))
+        plan.append(rows)
 
     def backward(step: int) -> tuple[float, int]:
-        total, tokens = 0.0, 0
+        total = 0.0
+        tokens = 0
         for row in plan[step]:
-            x, labels = (torch.cat([getattr(videos[i], name) for i in row]) for name in ("x", "labels"))
+            x = torch.cat([videos[i].x for i in row])                          # [T, J, D]
+            labels = torch.cat([videos[i].labels for i in row])                # [T, 9, 2]
             frames = torch.randperm(len(x))[:reads * len(row)].sort().values
-            known, hidden = last_seen(labels)[frames], labels[frames][..., 0] == 0
-            hidden &= known[..., 0] > 0
-            tokens_read, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), (frames[None] + 1) * x.shape[1])
-            answers = rearrange(head(tokens_read[0, :, first:]), "n m (s a) -> n (s m) a", s=shares)[:, :9]
-            answers = answers.split(world.SIZES[:2], dim=-1)
-            loss = sum(F.cross_entropy(y[hidden], known[hidden][:, i], reduction="sum") for i, y in enumerate(answers))
-            loss = loss / batch / max(1, int(hidden.sum()))                     # nothing may be hidden in a short video
+            known = last_seen(labels)[frames]                                  # [reads, 9, 2]
+            shows_nothing = labels[frames][..., 0] == 0                        # [reads, 9]
+            hidden = shows_nothing & (known[..., 0] > 0)
+
+            read_at = (frames[None] + 1) * x.shape[1]
+            read_out, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), read_at)  # [1, reads, M, D]
+            answers = head(read_out[0, :, first:])
+            answers = rearrange(answers, "n m (s a) -> n (s m) a", s=shares)[:, :9]
+            loss = 0
+            for i, logits in enumerate(answers.split(classes, dim=-1)):        # type, colour
+                target = known[hidden][:, i]
+                loss = loss + F.cross_entropy(logits[hidden], target, reduction="sum")
+            # In a short video, it may be that nothing is hidden.
+            loss = loss / batch / max(1, int(hidden.sum()))
             loss.backward()
-            total, tokens = total + loss.item(), tokens + x[..., 0].numel()
+            total += loss.item()
+            tokens += x[..., 0].numel()
         return total, tokens
 
-    fit("remember", dict(nn.ModuleDict({"memory": memory, "head": head}).named_parameters()), backward, steps, lr)
+    both = nn.ModuleDict({"memory": memory, "head": head})
+    fit("remember", dict(both.named_parameters()), backward, steps, lr)
 
 
-# ---------------------------------------------------------------------------------------------- the order
+# ------------------------------------------------------------------------- the order
 
 STEPS = {"look": 1400, "remember": 900, "recall": 600}
 
 
-def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float, seed: int,
-                     alone: bool = True, look: str | None = None):
-    """What a new narrator learns before the paper's training; `remember` is for memories that can learn, if `alone`.
-    With the folder of another training, its stage `look` is taken over: narrators that are compared see equally well.
+def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float,
+                     seed: int, alone: bool = True, look: str | None = None):
+    """What a new narrator learns before the paper's training.
+
+    alone   also run stage remember, if the memory has anything to learn
+    look    the folder of another training, whose stage look is taken over: narrators that are
+            compared see equally well
     """
     if look:
         take_over(narrator, Path(look) / "look-state.safetensors")

@@ -245,7 +245,7 @@ class Kitchen:
     Raises ValueError for a negative seed or less than one segment.
 
     Each purpose has a random generator of its own, so that a new kind of world leaves the rest as
-    it was. Events use the seed alone, the others (seed, n) with n = 1 for a frame's noise, 2 for the
+    it was. Events use the seed alone, the others (seed, n): n is 1 for a frame's noise, 2 for the
     furniture, 3 for the light, 4 for clutter and idle time, 5 for what covers the camera.
     """
 
