@@ -1,18 +1,21 @@
-"""Objects that narrations make up (paper App. C.1), and what the made-up ones have to do with the picture (App. C.5).
+"""Objects that narrations make up (paper App. C.1), and do pictures explain them (App. C.5)?
 
     python -m experiments.objects --pred out/predictions --data egoexo4d --llm Qwen/Qwen3-8B
     python -m experiments.objects --pred out/predictions --data toy --world clutter
 
-Each true sentence is compared with that of the predicted segment that fits it best, as in `evaluate.py score`. A
-language model names the objects that a sentence says are in use, or the toy's templates do (`--llm none`). Two objects
-match if they are one word but for article and plural, or if the language model says so.
+Each true sentence is compared with that of the predicted segment that fits it best, as in
+`evaluate.py score`. A language model names the objects that a sentence says are in use, or the
+toy's templates do (`--llm none`). Two objects match if they are one word but for article and
+plural, or if the language model says so.
 
-The paper reports one *object accuracy* (FlowNar 36.6 %, VideoLLM-online 33.8 %, VideoLLM-MoD 25.8 %) and neither its
-questions nor how it averages. Here it is the share of all predicted objects that match one of their pair's true
-objects; `objects_found` is the share of all true objects that are matched; `..._of_pairs` are means over pairs instead.
+The paper reports one *object accuracy* (FlowNar 36.6 %, VideoLLM-online 33.8 %, VideoLLM-MoD
+25.8 %). It gives neither its questions nor how it averages. Here object accuracy is the share of
+all predicted objects that match one of their pair's true objects; `objects_found` is the share of
+all true objects that are matched; `..._of_pairs` are means over pairs instead.
 
-For the toy's rendered videos it also asks the kitchen: how many of the wrong things were in sight, though not in use
-(`by_chance`: how many of all 36 things were in sight then), and what is missed in which light.
+For the toy's rendered videos it also asks the kitchen: how many of the wrong things were in sight,
+though not in use (`by_chance`: how many of all 36 things were in sight then), and what is missed in
+which light.
 """
 import argparse
 import json
@@ -33,8 +36,10 @@ from support.common import BadData, command_line, one_line, print_table
 from support.narrations import Sentence, Truth, is_list_of, paired, read_predictions
 from toy import world
 
-LIGHT = 0.1, 0.3, 0.6                          # the groups of segments by light begin here; daylight is 0.7 to 1.15
-OBJECTS = """List the objects that the person in the sentence touches or uses, as a JSON list of short singular nouns.
+# Segments are grouped by their light. These are the bounds of the groups; daylight is 0.7 to 1.15.
+LIGHT = (0.0, 0.1, 0.3, 0.6, np.inf)
+OBJECTS = """\
+List the objects that the person in the sentence touches or uses, as a JSON list of short singular nouns.
 No places, no parts of the body. Answer with the list alone; if there is no object, answer [].
 Sentence: You pour water from the jugs into the glass on the table.
 Objects: ["water", "jug", "glass"]
@@ -42,7 +47,8 @@ Sentence: You walk to the window with your hands up.
 Objects: []
 Sentence: {sentence}
 Objects:"""
-SAME = """Can both words name the same object in a description of a video? Answer yes or no.
+SAME = """\
+Can both words name the same object in a description of a video? Answer yes or no.
 Words: mug, cup
 Answer: yes
 Words: spoon, plate
@@ -51,58 +57,68 @@ Words: {one}, {other}
 Answer:"""
 
 
-# ---------------------------------------------------------------------- which objects a sentence names
+# ------------------------------------------------------------- which objects a sentence names
 
 @lru_cache(maxsize=None)
 def templates() -> list[re.Pattern]:
-    """The toy's sentences, of all its worlds; a match's groups are the objects."""
-    found = set()
-    for kind in world.WORLDS.values():
-        thing, place = f"((?:{'|'.join(kind.colours)}) (?:{'|'.join(world.TYPES)}))", f"({'|'.join(kind.places)})"
-        found |= {y.replace(".", r"\.").format(thing=thing, place=place) for y in kind.sentences.values()}
-    return [re.compile(pattern) for pattern in found]
+    """The sentences of all worlds of the toy; the groups of a match are the objects."""
+    patterns = set()
+    for variant in world.WORLDS.values():
+        colours = "|".join(variant.colours)
+        types = "|".join(world.TYPES)
+        places = "|".join(variant.places)
+        thing = f"((?:{colours}) (?:{types}))"
+        for sentence in variant.sentences.values():
+            sentence = sentence.replace(".", r"\.")
+            patterns.add(sentence.format(thing=thing, place=f"({places})"))
+    return [re.compile(pattern) for pattern in patterns]
 
 
 class ByTemplate:
-    """Objects of the toy's sentences; `unread`: the sentences that are none of them."""
+    """Objects of the toy's sentences; `unread`: the sentences that no template matches."""
 
     def __init__(self):
         self.unread = set()
 
     def objects(self, sentence: str) -> list[str]:
-        found = next(filter(None, (pattern.fullmatch(sentence) for pattern in templates())), None)
-        if found is None:
-            self.unread.add(sentence)
-        return list(found.groups()) if found else []
+        for pattern in templates():
+            sentence_match = pattern.fullmatch(sentence)
+            if sentence_match:
+                return list(sentence_match.groups())
+        self.unread.add(sentence)
+        return []
 
     def same(self, one: str, other: str) -> bool:
         return False
 
 
 class ByModel:
-    """Objects of any sentence, by a language model; `unread`: the questions whose answers make no sense."""
+    """Objects of any sentence, by a language model; `unread`: questions without a valid answer."""
 
     def __init__(self, ask):
-        self.ask, self.unread = ask, set()
+        self.ask = ask
+        self.unread = set()
 
     def objects(self, sentence: str) -> list[str]:
         question = OBJECTS.format(sentence=one_line(sentence))
-        for part in re.findall(r"\[[^\[\]]*\]", self.ask(question, 128)):
+        # Some models write text around the list: take the first list of strings.
+        for brackets in re.findall(r"\[[^\[\]]*\]", self.ask(question, 128)):
             try:
-                listed = json.loads(part)
+                names = json.loads(brackets)
             except ValueError:
                 continue
-            if is_list_of(listed, str):
-                return listed
+            if is_list_of(names, str):
+                return names
         self.unread.add(question)
         return []
 
     def same(self, one: str, other: str) -> bool:
         question = SAME.format(one=one, other=other)
-        said = re.match(r"\W*(yes|no)\b", self.ask(question, 8), re.IGNORECASE)
-        if said is None:
+        answer = re.match(r"\W*(yes|no)\b", self.ask(question, 8), re.IGNORECASE)
+        if answer is None:
             self.unread.add(question)
-        return said is not None and said[1].lower() == "yes"
+            return False
+        return answer[1].lower() == "yes"
 
 
 def singular(name: str) -> str:
@@ -112,117 +128,190 @@ def singular(name: str) -> str:
     return re.sub(r"(ss|x|ch|sh)es$|([^su])s$", r"\1\2", name)
 
 
-# ---------------------------------------------------------------------- which of them are right
+# ------------------------------------------------------------- which of them are right
 
 @dataclass
 class Judged:
-    """The objects of a pair of sentences: each true one, is it found; each predicted one, is it right."""
-    found: dict[str, bool]
-    right: dict[str, bool]
+    """The objects of a pair of sentences."""
+    found: dict[str, bool]                     # each true object: does a predicted one match it?
+    right: dict[str, bool]                     # each predicted object: does a true one match it?
+
+
+def named_objects(reader: ByTemplate | ByModel, sentence: str) -> list[str]:
+    """The names of a sentence's objects, each once."""
+    if not sentence.strip():
+        return []
+    names = [singular(name) for name in reader.objects(sentence)]
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def judge(reader: ByTemplate | ByModel, truth: str, text: str) -> Judged:
     """Compare the objects of a true and a predicted sentence ("" if nothing is predicted)."""
-    true, predicted = ([y for y in dict.fromkeys(map(singular, reader.objects(one))) if y] if one.strip() else []
-                       for one in (truth, text))
-    same = {(one, other): one == other or other not in true and reader.same(one, other)
-            for one, other in product(true, predicted)}
-    return Judged({one: any(same[one, other] for other in predicted) for one in true},
-                  {other: any(same[one, other] for one in true) for other in predicted})
+    true_names = named_objects(reader, truth)
+    names = named_objects(reader, text)
+    judged = Judged(dict.fromkeys(true_names, False), dict.fromkeys(names, False))
+    for true_name, name in product(true_names, names):
+        # The model is not asked about a word that is one of the true ones: that is its match.
+        if name in true_names:
+            same = name == true_name
+        else:
+            same = reader.same(true_name, name)
+        if same:
+            judged.found[true_name] = True
+            judged.right[name] = True
+    return judged
 
 
 def object_measures(rows: list[Judged]) -> dict:
-    """Shares over all objects, and means over pairs; pairs without a true object are left out and counted."""
+    """Shares over all objects, and means over pairs.
+
+    Pairs without a true object are left out and counted.
+    """
     kept = [row for row in rows if row.found]
-    right, found = ([y for one in kept for y in one.right.values()], [y for one in kept for y in one.found.values()])
-    return {"pairs": len(kept), "without_objects": len(rows) - len(kept), "true_objects": len(found),
-            "predicted_objects": len(right), "object_accuracy": average(right), "objects_found": average(found),
-            "object_accuracy_of_pairs": average([average(list(y.right.values())) for y in kept if y.right]),
-            "objects_found_of_pairs": average([average(list(y.found.values())) for y in kept])}
+    right = []
+    found = []
+    for row in kept:
+        right.extend(row.right.values())
+        found.extend(row.found.values())
+    right_of_pairs = [average(list(row.right.values())) for row in kept if row.right]
+    found_of_pairs = [average(list(row.found.values())) for row in kept]
+    return {
+        "pairs": len(kept),
+        "without_objects": len(rows) - len(kept),
+        "true_objects": len(found),
+        "predicted_objects": len(right),
+        "object_accuracy": average(right),
+        "objects_found": average(found),
+        "object_accuracy_of_pairs": average(right_of_pairs),
+        "objects_found_of_pairs": average(found_of_pairs),
+    }
 
 
-# ---------------------------------------------------------------------- what the picture has to do with it (the toy)
+# ------------------------------------------------------------- what the toy's pictures show
 
 @dataclass
 class Shown:
-    """A true segment of a toy video: its light (mean over its frames), whether a predicted segment is it, its objects,
-    the looks (type, colour) of the things in sight and of those among them that are clutter."""
-    light: float
-    hit: bool
-    judged: Judged
-    sight: set[tuple[int, int]]
-    clutter: set[tuple[int, int]]
+    """A true segment of a toy video."""
+    light: float                               # mean over its frames
+    hit: bool                                  # does a predicted segment overlap enough?
+    judged: Judged                             # the objects of its pair of sentences
+    sight: set[tuple[int, int]]                # looks (type, colour) of the things in sight,
+    clutter: set[tuple[int, int]]              # and of those among them that are clutter
 
 
-def shown(kitchen: world.Kitchen, truth: Truth, predicted: list[Sentence], rows: list[Judged]) -> list[Shown]:
-    """The segments of a video; `rows` are their pairs' objects. What a hand carries does not count as in sight."""
-    true = segments([y.time for y in truth.annotators[0]])
-    hits = (overlaps(true, segments([y.time for y in predicted]))[0] >= TAU).any(1)
-    labels, clutter = kitchen.labels(), {(thing.type, thing.colour) for thing in kitchen.clutter if thing}
-    found = []
-    for (start, end), hit, row in zip(true, hits, rows):
+def shown(kitchen: world.Kitchen, truth: Truth, predicted: list[Sentence],
+          rows: list[Judged]) -> list[Shown]:
+    """The segments of a video; `rows` are the objects of their pairs of sentences.
+
+    What a hand carries does not count as in sight.
+    """
+    true_segments = segments([sentence.time for sentence in truth.annotators[0]])
+    predicted_segments = segments([sentence.time for sentence in predicted])
+    iou, _ = overlaps(true_segments, predicted_segments)
+    hits = (iou >= TAU).any(1)
+    labels = kitchen.labels()
+    clutter = {(thing.type, thing.colour) for thing in kitchen.clutter if thing}
+    result = []
+    for (start, end), hit, row in zip(true_segments, hits, rows):
         frames = range(round(start * world.FPS), round(end * world.FPS))
         looks = labels[frames][..., [world.TYPE, world.COLOUR]].reshape(-1, 2)
         sight = {(kind, colour) for kind, colour in looks.tolist() if kind} | clutter
-        found.append(Shown(float(np.mean([kitchen.light(t) for t in frames])), bool(hit), row, sight, clutter))
-    return found
+        light = float(np.mean([kitchen.light(frame) for frame in frames]))
+        result.append(Shown(light, bool(hit), row, sight, clutter))
+    return result
 
 
 def failures(rows: list[Shown], kind: world.World) -> dict:
-    """Were wrong things in sight, and is more missed in the dark? Shares; None where there is nothing to count."""
-    looks = {" ".join(kind.words(*look)): look for look in product(range(1, 7), range(1, 7))}
-    wrong = [(looks[name], row) for row in rows for name, right in row.judged.right.items()
-             if row.judged.found and not right and name in looks]
-    result = {"wrong_things": len(wrong), "wrong_in_sight": average([look in row.sight for look, row in wrong]),
-              "by_chance": average([len(row.sight) / len(looks) for _, row in wrong]),
-              "wrong_clutter": average([look in row.clutter for look, row in wrong])}
-    groups = {}
-    for low, high in zip((0.0, *LIGHT), (*LIGHT, np.inf)):
-        if dim := [row for row in rows if low <= row.light < high]:
-            objects = object_measures([row.judged for row in dim])
-            groups[f"light {low:g} - {high:g}" if high < np.inf else f"light >= {low:g}"] = {
-                "segments": len(dim), "recall": average([row.hit for row in dim]),
-                "object_accuracy": objects["object_accuracy"], "objects_found": objects["objects_found"]}
-    return result | {"by_light": groups}
+    """Were wrong things in sight, and is more missed in the dark?
+
+    Shares; None where there is nothing to count.
+    """
+    looks = {}                                 # name of each thing: (type, colour)
+    for look in product(range(1, 7), range(1, 7)):
+        looks[" ".join(kind.words(*look))] = look
+
+    wrong = []                                 # (look, segment) of each thing that is not in use
+    for row in rows:
+        if not row.judged.found:
+            continue
+        for name, right in row.judged.right.items():
+            if not right and name in looks:
+                wrong.append((looks[name], row))
+
+    by_light = {}
+    for low, high in zip(LIGHT, LIGHT[1:]):
+        rows_here = [row for row in rows if low <= row.light < high]
+        if not rows_here:
+            continue
+        label = f"light {low:g} - {high:g}" if high < np.inf else f"light >= {low:g}"
+        objects = object_measures([row.judged for row in rows_here])
+        by_light[label] = {
+            "segments": len(rows_here),
+            "recall": average([row.hit for row in rows_here]),
+            "object_accuracy": objects["object_accuracy"],
+            "objects_found": objects["objects_found"],
+        }
+    return {
+        "wrong_things": len(wrong),
+        "wrong_in_sight": average([look in row.sight for look, row in wrong]),
+        "by_chance": average([len(row.sight) / len(looks) for _, row in wrong]),
+        "wrong_clutter": average([look in row.clutter for look, row in wrong]),
+        "by_light": by_light,
+    }
 
 
-# ---------------------------------------------------------------------- the command line
+# ------------------------------------------------------------- the command line
 
 def run_objects(args: argparse.Namespace):
-    """Print the shares; for the toy's rendered videos, also what wrong and missing objects have to do with the picture.
-    """
+    """Print the shares; for the toy's rendered videos, also what the pictures explain."""
     protect(args)
-    truths, predictions = paired(known_truth(args), read_predictions(Path(args.pred)), args.gt or args.data, args.pred,
-                                 args.partial)
-    reader = ByTemplate() if args.llm == "none" else ByModel(
-        Answers(args.llm, args.answers, args.device, args.dtype).ask)
-    rows = {}
+    truths = known_truth(args)
+    predictions = read_predictions(Path(args.pred))
+    truths, predictions = paired(truths, predictions, args.gt or args.data, args.pred, args.partial)
+    if args.llm == "none":
+        reader = ByTemplate()
+    else:
+        reader = ByModel(Answers(args.llm, args.answers, args.device, args.dtype).ask)
+
+    rows = {}                                  # video: objects of each pair of sentences
+    every_row = []
     for name, truth in tqdm(truths.items(), "objects", unit="video", disable=args.llm == "none"):
         if any(truth.annotators):
-            rows[name] = [judge(reader, y.text, text) for y, text in match(truth, predictions[name])[1]]
-    every = [row for judged in rows.values() for row in judged]
-    result = {"videos": len(rows), "not_understood": len(reader.unread)} | object_measures(every)
+            _, pairs = match(truth, predictions[name])
+            rows[name] = [judge(reader, sentence.text, text) for sentence, text in pairs]
+            every_row.extend(rows[name])
+    result = {"videos": len(rows), "not_understood": len(reader.unread)}
+    result |= object_measures(every_row)
     if not result["pairs"] and args.llm == "none":
-        raise BadData("there is nothing to score: --llm none knows only the toy's sentences; give a language model")
+        raise BadData("there is nothing to score: --llm none knows only the toy's sentences; "
+                      "give a language model")
+
     if args.data == "toy" and not args.root:
-        kind, segments_shown = world.find_world(args.world), []
+        kind = world.find_world(args.world)
+        segments_shown = []
         for seed, kitchen in world.kitchens(split_of(args), args.limit, world=kind):
-            if (name := f"toy-{seed}") in rows:
+            name = f"toy-{seed}"
+            if name in rows:
                 segments_shown += shown(kitchen, truths[name], predictions[name], rows[name])
         result |= failures(segments_shown, kind)
+
     print_table([("all", {key: value for key, value in result.items() if key != "by_light"})])
-    if len(groups := result.get("by_light", {})) > 1:
-        print_table(list(groups.items()))
+    by_light = result.get("by_light", {})
+    if len(by_light) > 1:
+        print_table(list(by_light.items()))
     if result["not_understood"]:
-        what = "sentences that the toy does not have" if args.llm == "none" else "answers that make no sense"
-        print(f"no objects are counted for {result['not_understood']} {what}", file=sys.stderr)
+        unread = "answers that make no sense"
+        if args.llm == "none":
+            unread = "sentences that the toy does not have"
+        print(f"no objects are counted for {result['not_understood']} {unread}", file=sys.stderr)
     if args.json:
         print(json.dumps(result))
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.objects",
-                                     description="How many of the objects that narrations name are in use.")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.objects",
+        description="How many of the objects that narrations name are in use.")
     truth_options(parser)
     args = parse_truth(parser, needed=True)
     command_line(lambda: run_objects(args))

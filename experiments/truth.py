@@ -13,24 +13,32 @@ def known_truth(args: argparse.Namespace) -> dict[str, Truth]:
     """The ground truth of --gt, or of the streamed videos of --data."""
     if args.gt:
         return read_truth(Path(args.gt))
-    samples = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming=True, variant=args.world)
+    samples = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming=True,
+                                variant=args.world)
     return {sample.name: truth_of(sample) for sample in samples}
 
 
 def truth_options(parser: argparse.ArgumentParser):
-    """What is read, and who answers: the options that both experiments on narrations have."""
+    """The options of all experiments on narrations: what is read, and who answers questions."""
     parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
-    parser.add_argument("--gt", help="ground truth: a file or a folder, as for evaluate.py score; or --data")
+    parser.add_argument(
+        "--gt", help="ground truth: a file or a folder, as for evaluate.py score; or --data")
     data_options(parser, required=False)
-    parser.add_argument("--partial", action="store_true", help="only the videos that have predictions")
+    parser.add_argument(
+        "--partial", action="store_true", help="only the videos that have predictions")
     answer_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
 
 def parse_truth(parser: argparse.ArgumentParser, needed: bool) -> argparse.Namespace:
-    """The command line; usage errors where ground truth is given twice, or not at all though it is needed."""
+    """The command line, parsed.
+
+    It is a usage error to give ground truth twice, or not at all though it is needed.
+    """
     args = parser.parse_args()
-    if args.gt and args.data or needed and not (args.gt or args.data):
+    given_twice = args.gt and args.data
+    missing = not (args.gt or args.data)
+    if given_twice or (missing and needed):
         parser.error("give ground truth by --gt or by --data")
     if not args.data and (args.root or args.split or args.limit or args.world != "plain"):
         parser.error("--root, --split, --limit and --world need --data")
@@ -38,6 +46,8 @@ def parse_truth(parser: argparse.ArgumentParser, needed: bool) -> argparse.Names
 
 
 def protect(args: argparse.Namespace, output: str = ""):
-    """BadData if what is written would destroy what is read."""
-    for source in (args.pred, args.gt or ""):
-        apart(source, output, "" if args.llm == "none" else args.answers)
+    """Raise BadData if a file that is written is one that is read."""
+    answers = "" if args.llm == "none" else args.answers
+    apart(args.pred, output, answers)
+    if args.gt:
+        apart(args.gt, output, answers)

@@ -9,7 +9,7 @@ import torch
 
 from baselines.memories import RecentFrames
 from clam import CLAM, NoMemory, absorb, main
-from support.measure import profile
+from experiments.clam_forms import profile
 
 ROOT = Path(__file__).parent.parent
 

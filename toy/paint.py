@@ -1,7 +1,7 @@
 """The pictures of the miniature kitchen: furniture, things, hands and effects, without any file.
 
-A sprite is a small picture with transparency, [pixels, pixels, 4]: red, green, blue and alpha. It is
-painted from masks in flat colours, from back to front, at five times its resolution, and then
+A sprite is a small picture with transparency, [pixels, pixels, 4]: red, green, blue and alpha. It
+is painted from masks in flat colours, from back to front, at five times its resolution, and then
 averaged. Furniture is grey or brown: colours belong to things.
 """
 from functools import lru_cache
