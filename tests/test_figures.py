@@ -8,7 +8,6 @@ import pytest
 
 import data
 from experiments import examples, figures, frequency, words
-from helpers import ROOT
 from support import captions
 from support.narrations import Sentence
 from support.video import write_video
@@ -132,114 +131,157 @@ def test_a_missing_or_overwritten_result_gets_one_line(tmp_path):
     assert drawn("frequency", f"a={good}", f"b={good}").split()[:2] == ["a", "b"]
 
 
-# ---------------------------------------------------------------------- sentences in cells
-
-def test_a_sentence_is_written_across_then_upright_then_not():
-    text = "You wipe the cupboard after the green bottle."
-    assert examples.fitted(text, 9, 1) == (text, 0)
-    lines, rotation = examples.fitted(text, 0.8, 2)
-    assert rotation == 0 and lines.replace("\n", " ") == text and lines.count("\n") >= 3
-    assert examples.fitted(text, 0.8, examples.height_of(text, 0.8)) == (lines, 0)
-    assert examples.fitted(text, 0.15, examples.height_of(text, 0.15)) == (text, 90)
-    cut, rotation = examples.fitted(text, 0.15, 1)
-    assert rotation == 90 and cut.endswith(" ...") and text.startswith(cut[:-4])
-    assert examples.fitted(text, 0.15, 0.9) == examples.fitted(text, 0.05, 9) == ("", 0)
-    assert examples.fitted("", 1, 1)[0] == examples.fitted("x" * 500, 0.15, 1.5)[0] == ""
-
-
-def test_sentences_do_not_touch():
-    """Real ones, in segments of 0.5 to 6 s, in pictures of any width."""
-    plt = examples.pyplot()
-    texts = [row["text"] for row in json.loads((ROOT / "toy" / "kitchen.json").read_text())["narrations"]]
-    times = np.cumsum(np.resize([0.5, 1, 2.5, 6, 1.5, 0.5, 3], len(texts)))
-    for width, height in ((6, 3.0), (25, 1.5), (40, 3.2), (60, 0.5)):
-        figure = plt.figure(figsize=(width, height))
-        axis = figure.add_axes((0, 0, 1, 1))
-        axis.set_xlim(0, times[-1])
-        examples.draw_sentences(axis, "row", "blue", [Sentence(*pair) for pair in zip(times, texts)], [False] * 99)
-        assert_apart(axis)
-        assert len(axis.texts) >= (height > 1) * (width > 6) * 30
-        plt.close(figure)
-
-
 # ---------------------------------------------------------------------- examples
+
+LONG = "You wipe the cupboard after the green bottle."
+
+
+def draw_row(sentences, end, width=14):
+    """A row of sentences from 0 to `end` s as `examples` draws it, white: its axis, drawn."""
+    height = examples.row_height(sentences, 0, end, width)
+    figure = examples.pyplot().figure(figsize=(width, height))
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.set_xlim(0, end)
+    examples.draw_sentences(axis, "white", sentences, [False] * len(sentences))
+    axis.set_axis_off()
+    figure.canvas.draw()
+    return axis
+
+
+def test_a_long_sentence_is_wrapped_in_a_higher_row():
+    wide = draw_row([Sentence(5.0, LONG)], end=5).texts[0]
+    assert (wide.get_text(), wide.get_rotation()) == (LONG, 0)
+    axis = draw_row([Sentence(1.0, LONG), Sentence(15.0, "")], end=15)
+    wrapped = axis.texts[0]
+    assert wrapped.get_text().count("\n") >= 2 and wrapped.get_rotation() == 0
+    assert wrapped.get_text().split() == LONG.split()
+    drawn = wrapped.get_window_extent()
+    cell = axis.get_window_extent()
+    assert cell.y0 <= drawn.y0 and drawn.y1 <= cell.y1
+    assert draw_row([Sentence(0.1, "x" * 500)], end=10).figure.get_figheight() <= examples.TALLEST
+
+
+def test_a_sentence_is_upright_where_its_words_do_not_fit():
+    axis = draw_row([Sentence(5.0, ""), Sentence(5.2, LONG), Sentence(10.0, "")], end=10)
+    upright = axis.texts[1]
+    assert (upright.get_text(), upright.get_rotation()) == (LONG, 90)
+    assert upright.get_window_extent().y1 <= axis.get_window_extent().y1
+
+
+@pytest.mark.parametrize("seconds, text", [
+    (0.02, LONG), (0.2, "unbreakable" * 30), (2.0, "wide: " + "W" * 40)])
+def test_sentences_stay_in_their_segments(seconds, text):
+    """A row is blank around a segment, however long its sentence and however wide its letters."""
+    sentence = Sentence(5.0 + seconds, text)
+    axis = draw_row([Sentence(5.0, ""), sentence, Sentence(10.0, "")], end=10)
+    picture = np.asarray(axis.figure.canvas.buffer_rgba())[..., :3]
+    dark = np.flatnonzero((picture < 128).any((0, 2)))         # columns of pixels
+    low, high = (time / 10 * picture.shape[1] for time in (5.0, 5.0 + seconds))
+    assert all(low - 1 <= column <= high + 1 for column in dark)
+    assert len(dark) > 5 or seconds == 0.02                    # too short for any text
+
 
 @pytest.fixture
 def film(tmp_path):
-    """10 s, 20 frames, the brightness of each says which; three true sentences."""
+    """10 s, 20 frames, frame i of brightness 10 i; three true sentences."""
     frames = [np.full((48, 64, 3), 10 * i, np.uint8) for i in range(20)]
     write_video(tmp_path / "film.mp4", frames, 2)
-    write(tmp_path / "film.json", {"video": "film.mp4", "fps": 2, "duration": 10.0, "narrations": [
-        {"time": 2.0, "text": "You look."}, {"time": 5.0, "text": "You wash the cup."}, {"time": 9.0, "text": "c"}]})
+    narrations = [
+        {"time": 2.0, "text": "You look."},
+        {"time": 5.0, "text": "You wash the cup."},
+        {"time": 9.0, "text": "c"},
+    ]
+    write(tmp_path / "film.json", {"video": "film.mp4", "fps": 2, "duration": 10.0,
+                                   "narrations": narrations})
     return tmp_path / "film.mp4"
 
 
-def said(path, *rows):
-    path.write_text("".join(json.dumps({"end": time, "text": text}) + "\n" for time, text in rows))
+def write_jsonl(path, *rows):
+    """A file as of stream.py --jsonl with rows (seconds, text)."""
+    lines = [json.dumps({"end": time, "text": text}) for time, text in rows]
+    path.write_text("".join(line + "\n" for line in lines))
     return path
 
 
+def texts_of(axis):
+    return [text.get_text() for text in axis.texts]
+
+
 def test_examples_show_frames_and_sentences_at_their_times(film, tmp_path, shown):
-    ours = said(tmp_path / "ours.jsonl", (2.5, "You look."), (5, "You wash the $pan$."), (9, "c"))
-    theirs = said(tmp_path / "b.jsonl", (8.5, "c"))
-    drawn("examples", film, "--pred", ours, "--pred", f"theirs={theirs}", "--from", 2, "--to", 8, "--png", "e.png")
+    rows = [(2.5, "You look."), (5, "You wash the $pan$."), (9, "c")]
+    ours = write_jsonl(tmp_path / "ours.jsonl", *rows)
+    theirs = write_jsonl(tmp_path / "b.jsonl", (8.5, "c"))
+    drawn("examples", film, "--pred", ours, "--pred", f"theirs={theirs}", "--from", 2, "--to", 8,
+          "--png", "e.png")
     figure, = shown
     frames, truth, first, second = figure.axes
     assert [axis.get_ylabel() for axis in (truth, first, second)] == ["truth", "ours", "theirs"]
     assert all(axis.get_xlim() == (2, 8) for axis in figure.axes)
+
     labels = [text.get_text() for text in frames.get_xticklabels()]
-    assert len(frames.images) == len(labels) == 8 and (labels[0], labels[-1]) == ("0:02.0", "0:07.5")
+    assert len(frames.images) == len(labels) == 8
+    assert (labels[0], labels[-1]) == ("0:02.0", "0:07.5")
     for label, image, at in zip(labels, frames.images, frames.get_xticks()):
-        time, (left, right, low, high) = float(label[2:]), image.get_extent()
+        time = float(label[2:])
+        left, right, low, high = image.get_extent()
         assert image.get_array().mean() == pytest.approx(20 * time, abs=4)
         assert left < at < right and at - 0.5 <= time <= at
-        assert (right - left) / 6 * 14 / ((high - low) * 1.2) == pytest.approx(64 / 48)        # inches: not distorted
-    assert [text.get_text() for text in truth.texts] == ["You wash the cup.", "c"]             # the first ends at 2 s
-    assert [(text.get_text(), text.get_color()) for text in first.texts] == [
-        ("You look.", "black"), ("You wash the $pan$.", "#c03020"), ("c", "black")]
+        inches_wide = (right - left) / 6 * 14
+        inches_high = (high - low) * 1.2
+        assert inches_wide / inches_high == pytest.approx(64 / 48)             # not distorted
+
+    assert texts_of(truth) == ["You wash the cup.", "c"]                       # the first ends at 2 s
     assert [text.get_position()[0] for text in truth.texts] == [3.5, 6.5]
+    assert texts_of(first) == ["You look.", "You wash the $pan$.", "c"]
+    assert [text.get_color() for text in first.texts] == ["black", "#c03020", "black"]
     for axis in figure.axes[1:]:
         assert_apart(axis)
 
 
 def test_examples_without_truth_have_nothing_in_red(film, tmp_path, shown):
     film.with_suffix(".json").unlink()
-    ours = said(tmp_path / "ours.jsonl", (5, "x"))
+    ours = write_jsonl(tmp_path / "ours.jsonl", (5, "x"))
     drawn("examples", film, "--pred", ours, "--from", 0, "--to", 1, "--png", "e.png")
     _, row = shown.pop().axes
-    assert [(text.get_text(), text.get_color()) for text in row.texts] == [("x", "black")]
-    assert "no sentences" in drawn("examples", film, "--from", 0, "--to", 1, "--png", "e.png", ok=False)
+    assert texts_of(row) == ["x"]
+    assert row.texts[0].get_color() == "black"
+    refusal = drawn("examples", film, "--from", 0, "--to", 1, "--png", "e.png", ok=False)
+    assert "no sentences" in refusal
 
 
-def test_a_row_is_as_high_as_its_sentences(shown):
-    """Across in lines, upright in one, at most 3.2 inches; a sentence that the picture cuts asks for no more."""
-    across, upright, long = "You wash the cup.", "You wash the cupboard.", "word " * 200
-    height = lambda *pairs: examples.row_height([Sentence(*pair) for pair in pairs], 2.0, 12.0, 10.0)
-    assert height((2, "x"), (12, across)) == height((30, across)) == height()
-    assert height((2, "x"), (2.6, across)) == pytest.approx(examples.MARGIN + 2 * examples.LINE)
-    assert height((2, "x"), (2.2, upright)) == pytest.approx(examples.inches(upright) + examples.MARGIN)
-    assert height((2.2, upright)) == height((2, "x"), (2.05, upright)) == height()
-    assert height((2, "x"), (2.2, long)) == examples.TALLEST
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory):
+    """Six seconds of a toy video, with files that do not fit it: the folder."""
+    folder = tmp_path_factory.mktemp("kitchen")
+    data.write_toy(7, 0.1, folder / "video.mp4")
+    write_jsonl(folder / "a.jsonl", (1, "x"))
+    write(folder / "two.json", {"a": [], "b": []})
+    return folder
 
 
-def test_examples_command(tmp_path):
-    data.write_toy(7, 0.1, tmp_path / "video.mp4")
-    video, png = tmp_path / "video.mp4", tmp_path / "e.png"
-    drawn("examples", video, "--from", 0, "--to", 5, "--png", png)
-    assert png.stat().st_size > 20000
-    refused = lambda *more: drawn("examples", video, "--png", tmp_path / "u.png", *more, ok=False)
-    ours, two = said(tmp_path / "a.jsonl", (1, "x")), write(tmp_path / "two.json", {"a": [], "b": []})
-    assert "must be after" in refused("--from", 5, "--to", 5)
-    assert "ends before 500 s" in refused("--from", 3, "--to", 500)
-    assert "two rows are called a" in refused("--pred", ours, "--pred", f"a={ours}", "--from", 0, "--to", 3)
-    assert "no narrations of video" in refused("--pred", two, "--from", 0, "--to", 3)
-    assert "no narrations of video" in refused("--gt", two, "--from", 0, "--to", 3)
-    assert "is given twice" in refused("--pred", tmp_path / "u.png", "--from", 0, "--to", 3)
-    assert not (tmp_path / "u.png").exists()
+def test_examples_command(kitchen):
+    drawn("examples", kitchen / "video.mp4", "--from", 0, "--to", 5, "--png", kitchen / "e.png")
+    assert (kitchen / "e.png").stat().st_size > 20000
+
+
+@pytest.mark.parametrize("options, says", [
+    ("--from 5 --to 5", "must be after"),
+    ("--from 3 --to 500", "ends before 500 s"),
+    ("--pred a.jsonl --pred a=a.jsonl --from 0 --to 3", "two rows are called a"),
+    ("--pred two.json --from 0 --to 3", "no narrations of video"),
+    ("--gt two.json --from 0 --to 3", "no narrations of video"),
+    ("--pred u.png --from 0 --to 3", "is given twice"),
+])
+def test_refusals_of_examples(kitchen, monkeypatch, options, says):
+    monkeypatch.chdir(kitchen)
+    refusal = drawn("examples", "video.mp4", "--png", "u.png", *options.split(), ok=False)
+    assert says in refusal
+    assert not (kitchen / "u.png").exists()
 
 
 def test_predictions_of_one_video_among_several(film, tmp_path, shown):
-    """A video that a model has nothing to say of has an empty row, not another video's sentences."""
-    file = write(tmp_path / "p.json", {"film": [], "other": [{"time": 3.0, "text": "You look."}]})
+    """A video without narrations of a model has an empty row, not another video's sentences."""
+    others = [{"time": 3.0, "text": "You look."}]
+    file = write(tmp_path / "p.json", {"film": [], "other": others})
     drawn("examples", film, "--pred", file, "--from", 0, "--to", 5, "--png", "e.png")
     assert not shown.pop().axes[2].texts
