@@ -41,6 +41,7 @@ def profile(function: Callable, module: nn.Module, x: Tensor, repeats: int, *arg
     for _ in range(repeats):
         module.zero_grad()
         kept.clear()
+        # A GPU works in the background: wait for it before the clock is read.
         synchronise(x)
         start = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -51,6 +52,7 @@ def profile(function: Callable, module: nn.Module, x: Tensor, repeats: int, *arg
         synchronise(x)
         seconds.append(time.perf_counter() - start)
 
+    # Weights are kept for the backward pass, too, but they are there anyway.
     weight_bytes = 0
     gradients = {}
     for name, parameter in module.named_parameters():
@@ -129,6 +131,7 @@ def compare_step(clam: CLAM, x: Tensor, read_at: Tensor, frame: int = 10) -> dic
     frame     tokens in a frame
     Returns milliseconds of a step and of a read, and the distance from what `chunked` reads.
     """
+    # A stream is read only after a whole frame.
     ends = torch.unique(read_at // frame * frame)
     ends = ends[ends > 0]
     state = clam.initial_state()

@@ -106,6 +106,7 @@ def row_height(sentences: list[Sentence], start: float, end: float, width: float
     height = MARGIN + LINE
     times = segments([sentence.time for sentence in sentences])
     for sentence, (low, high) in zip(sentences, times):
+        # Seconds of the segment that the picture shows.
         shown = min(high, end) - max(low, start)
         if shown <= 0:
             continue
@@ -155,6 +156,7 @@ def frames_between(path: Path, fps: float, start: float, end: float,
 
     There are as many as have room in `width` inches, but at most `fps` a second.
     """
+    # Pictures are about 120 pixels high in the figure: there is no use in larger ones.
     video = Video(path, fps, largest=400)
     pixels_high, pixels_wide = video.size
     room = int(width / (PICTURE * pixels_wide / pixels_high + GAP))
@@ -180,6 +182,7 @@ def draw_frames(axis, pictures: list[np.ndarray], times: list[float]):
     count = len(pictures)
     middles = [start + (n + 0.5) * (end - start) / count for n in range(count)]
     for middle, picture in zip(middles, pictures):
+        # As high as the axis, unless the picture would then be wider than its share.
         aspect = picture.shape[1] / picture.shape[0]
         inches_wide = min(height * aspect, width / count)
         half = inches_wide / 2 / width * (end - start)         # seconds
@@ -198,6 +201,7 @@ def plot_examples(pictures: list[np.ndarray], times: list[float], rows: dict[str
     heights = [PICTURE]
     for sentences in rows.values():
         heights.append(row_height(sentences, start, end, width))
+    # Rows lie on each other from the top; a figure's coordinates are shares of its size.
     total = sum(heights) + GAP * len(rows)
     figure = pyplot().figure(figsize=(width, total))
     axes = []

@@ -62,6 +62,7 @@ Answer:"""
 @lru_cache(maxsize=None)
 def templates() -> list[re.Pattern]:
     """The sentences of all worlds of the toy; the groups of a match are the objects."""
+    # Worlds share sentences: a set keeps each once.
     patterns = set()
     for variant in world.WORLDS.values():
         colours = "|".join(variant.colours)
@@ -89,6 +90,7 @@ class ByTemplate:
         return []
 
     def same(self, one: str, other: str) -> bool:
+        # The toy has one name for each thing.
         return False
 
 
@@ -142,6 +144,7 @@ def named_objects(reader: ByTemplate | ByModel, sentence: str) -> list[str]:
     if not sentence.strip():
         return []
     names = [singular(name) for name in reader.objects(sentence)]
+    # A dictionary keeps the order, which decides the order of the questions to a model.
     return [name for name in dict.fromkeys(names) if name]
 
 
@@ -232,6 +235,7 @@ def failures(rows: list[Shown], kind: world.World) -> dict:
 
     wrong = []                                 # (look, segment) of each thing that is not in use
     for row in rows:
+        # As in object_measures, pairs without a true object do not count.
         if not row.judged.found:
             continue
         for name, right in row.judged.right.items():
@@ -286,6 +290,7 @@ def run_objects(args: argparse.Namespace):
         raise BadData("there is nothing to score: --llm none knows only the toy's sentences; "
                       "give a language model")
 
+    # Only for rendered videos is it known what was in sight: files have no kitchen.
     if args.data == "toy" and not args.root:
         kind = world.find_world(args.world)
         segments_shown = []

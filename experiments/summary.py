@@ -105,6 +105,7 @@ def question_about(narrations: list[Sentence]) -> str:
 
 def unwrap(answer: str) -> str:
     """The summary in an answer: the text in square brackets, or all of it if there are none."""
+    # A model that was asked for one pair of brackets may write several.
     bracketed = " ".join(re.findall(r"\[([^\[\]]+)\]", answer))
     if bracketed:
         return one_line(bracketed)
@@ -154,6 +155,7 @@ def references(path: Path) -> dict[str, list[str]]:
     """{video: summaries} from {video: summary}, from segment_summaries.json, or of narrations."""
     content = read_json(path) if path.is_file() else None
     entries = list(content.values()) if isinstance(content, dict) else []
+    # The entries say which kind of file it is.
     if entries and all(isinstance(entry, str) for entry in entries):
         return {name: [text] for name, text in content.items()}
     if any(isinstance(entry, dict) and "annotators" not in entry for entry in entries):
@@ -233,6 +235,7 @@ def run_summary(args: argparse.Namespace):
         truth = known_references(args)
         truth, predictions = paired(truth, predictions, args.gt or args.data, args.pred,
                                     args.partial)
+    # Notes of a summary are in the order of time, whatever the order of the file.
     in_order = {}
     for name, narrations in predictions.items():
         in_order[name] = sorted(narrations, key=lambda sentence: sentence.time)

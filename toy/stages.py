@@ -144,6 +144,7 @@ def augment(frames: Tensor) -> Tensor:
     """
     # Without `contiguous`, everything below is slow.
     x = rearrange(frames, "b h w c -> b c h w").contiguous() / 255
+    # One brightness for each picture.
     x = x * (0.9 + 0.2 * torch.rand(len(x), 1, 1, 1))
     if torch.rand(()) < 0.5:
         # Half the colour resolution, as in yuv420p.
@@ -347,6 +348,7 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
 
     source = batches(tokenizer, length, batch, seed, variant)
+    # All batches at once, so that a training that is resumed continues with the same ones.
     pool = [next(source) for _ in range(steps)]
 
     def backward(step: int) -> tuple[float, int]:
@@ -454,6 +456,7 @@ def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
     config = narrator.config
     rows = [layout.sequence(sentences) for sentences in narrations]
     longest = max(len(row) for row in rows)
+    # Padding is not learned, and no token before it sees it.
     for row in rows:
         row.add([layout.eot] * (longest - len(row)), nar.PROMPT, segment=0)
     tokens = sum(rows, nar.Tokens())           # of all rows, one after the other
@@ -574,6 +577,7 @@ def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, 
     classes = world.SIZES[:2]
     head = nn.Linear(memory.width, shares * sum(classes))
     chance = random.Random(f"remember {seed}")
+    # Drawn before the first step, so that a training that is resumed continues with the same ones.
     plan = []                                  # of each step, the videos of each row
     for _ in range(steps):
         rows = []

@@ -320,6 +320,7 @@ class Kitchen:
             you = last.you
             hand = last.hand
         self._end_at_nominal()
+        # Where nothing can be seen to change, nothing does.
         chore = [None] * count
         if kind in ("rest", "away") and rng.random() < COOKING:
             chore = self._chore(count, busy=you.place if you else None)
@@ -354,6 +355,7 @@ class Kitchen:
         for you, cook, hand in zip(moves, chore, self._travel(moves)):
             self._record(you, cook, hand)
 
+        # Annotations stray from the nominal end, but stay in order.
         annotated = len(self) - 1 + weighted_choice(rng, self.world.jitter)
         frame = max(annotated, self.narrations[-1].frame + 1)
         if "{thing}" in event.sentence:
@@ -398,6 +400,7 @@ class Kitchen:
         lengths = {n: weight for n, weight in self.world.acts.items() if n >= least}
         acts = [ACT] * weighted_choice(rng, lengths)
         if len(acts) >= 3 and rng.random() < self.world.pause:
+            # Neither at the first nor at the last act: it looks like the end, but acts follow.
             at = rng.integers(1, len(acts) - 1)
             acts[at:at + 1] = [LIFT] * int(rng.integers(1, self.world.longest_pause + 1))
         return [REACH] * int(rng.integers(1, 3)) + acts + [LIFT] * 2
@@ -442,6 +445,7 @@ class Kitchen:
             moves = [Move(place, old)] + [Move(place, None, held=old)] * n
         else:
             moves = [Move(place, None, held=new)] * n + [Move(place, new)]
+        # A short segment has no time for all of it.
         moves = moves[:length - 1]
         start = int(rng.integers(0, length - len(moves)))
         return [None] * start + moves + [None] * (length - start - len(moves))
@@ -471,6 +475,7 @@ class Kitchen:
             self._frames.append(Frame(cells, moment, idle=idle))
             return
 
+        # The moves come first, so that a frame shows what they have changed.
         opened = set()
         for move in (you, cook):
             if move is None:
@@ -584,6 +589,7 @@ class Kitchen:
             if thing is not None:
                 rgb = self.world.rgb[thing.colour - 1]
                 blend(room, sprite(thing.type, rgb, small=True), *anchor(place, CORNER))
+        # The border continues what is next to it.
         return np.pad(room[1:-1, 1:-1], ((1, 1), (1, 1), (0, 0)), mode="edge")
 
     @cached_property
