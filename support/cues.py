@@ -1,9 +1,11 @@
 """Narrations that people write: subtitles (.srt, .vtt) and tables (.csv) as sentences in time.
 
-    cue     a text on screen from `start` to `end` (seconds); as a narration it stands at its end, as in stream.py's
-    .csv    time,text with or without that first line; times are seconds, or h:m:s
+    cue     a text that is on screen from `start` to `end` (seconds). As a narration it is placed at
+            its end, as stream.py does
+    .csv    rows time,text. A first line that names the columns is optional. Times are seconds or
+            h:m:s
 
-What is put right is counted in Notes (annotations.py); what cannot be is refused with file and line.
+Corrections are counted in Notes (annotations.py). Other errors raise BadData with file and line.
 """
 from __future__ import annotations
 
@@ -17,76 +19,112 @@ from pathlib import Path
 from support.annotations import Notes
 from support.common import BadData, one_line, read_text
 
-MARKUP = re.compile(r"</?[A-Za-z][^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")                  # <i>, <v Ann>, <00:01.5>, {\an8}
+# <i>, <v Ann>, <00:01.5>, {\an8}
+MARKUP = re.compile(r"</?[A-Za-z][^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
+# hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
-ENDS = re.compile(r"""[.!?…。！？]['")\]’”»]*$""")
+END_OF_SENTENCE = re.compile(r"""[.!?…。！？]['")\]’”»]*$""")
+ROUNDING = 0.002                               # seconds; cues that overlap by less do not count
 
 
 @dataclass
 class Cue:
+    """A text and its time on screen (seconds)."""
     start: float
     end: float
     text: str
 
 
 def read_cues(path: Path, notes: Notes) -> list[tuple[float, str]]:
-    """(seconds, sentence) of a .srt, .vtt or .csv file, sorted. Raises BadData naming the line that is wrong."""
-    cues = read_table(path) if path.suffix.lower() == ".csv" else read_subtitles(path, notes)
-    ordered = sorted(cues, key=lambda cue: cue.start)
-    notes.add("narrations that were not in order of time", sum(a is not b for a, b in zip(cues, ordered)))
-    latest = 0.0
-    for cue in ordered:
-        notes.add("overlapping cues, each put at its end", int(cue.start < latest - 0.002))  # what rounding cannot do
-        latest = max(latest, cue.end)
-    rows = [(cue.end, as_sentence(cue.text, notes)) for cue in sorted(cues, key=lambda cue: cue.end)]
-    return [(time, text) for time, text in rows if text]
+    """The (seconds, sentence) of a .srt, .vtt or .csv file, sorted by time.
+
+    Raises BadData, which names the line, if the file is malformed.
+    """
+    if path.suffix.lower() == ".csv":
+        cues = read_table(path)
+    else:
+        cues = read_subtitles(path, notes)
+
+    by_start = sorted(cues, key=lambda cue: cue.start)
+    moved = sum(1 for before, after in zip(cues, by_start) if before is not after)
+    notes.add("narrations that were not in order of time", moved)
+
+    latest_end = 0.0
+    for cue in by_start:
+        overlaps = cue.start < latest_end - ROUNDING
+        notes.add("overlapping cues, each put at its end", int(overlaps))
+        latest_end = max(latest_end, cue.end)
+
+    narrations = []
+    for cue in sorted(cues, key=lambda cue: cue.end):
+        sentence = as_sentence(cue.text, notes)
+        if sentence:
+            narrations.append((cue.end, sentence))
+    return narrations
 
 
 def as_sentence(text: str, notes: Notes) -> str:
-    """One line that ends as a sentence does; "" if there are no words."""
+    """The text in one line and with a full stop at its end; "" if it has no words."""
     text = one_line(text)
     if not any(map(str.isalnum, text)):
         notes.add("narrations without words left out")
         return ""
-    if not ENDS.search(text):
+    if not END_OF_SENTENCE.search(text):
         notes.add("sentences without a full stop given one")
         text = text.rstrip(" ,;:-–") + "."
     return text
 
 
 def read_clock(text: str) -> float | None:
-    """"1:02.5", "00:01:02,500" or "62.5" -> 62.5; None for anything else."""
+    """"1:02.5", "00:01:02,500" or "62.5" -> 62.5 (seconds); None for anything else."""
     match = CLOCK.fullmatch(text.strip())
     if match is None:
         return None
-    hours, minutes, rest = int(match[1] or 0), int(match[2] or 0), float(match[3].replace(",", "."))
-    if match[2] and rest >= 60 or match[1] and minutes >= 60:
+    hours = int(match[1] or 0)
+    minutes = int(match[2] or 0)
+    rest = float(match[3].replace(",", "."))
+    # without a larger unit before it, a number may exceed 59
+    if match[2] and rest >= 60:
+        return None
+    if match[1] and minutes >= 60:
         return None
     return 3600 * hours + 60 * minutes + rest
 
 
+# --------------------------------------------------------------------------------------- subtitles
+
 def read_subtitles(path: Path, notes: Notes) -> list[Cue]:
-    """The cues of a .srt or .vtt file in the order of the file; texts without markup."""
-    lines, vtt = read_text(path).splitlines(), path.suffix.lower() == ".vtt"
-    if vtt and not (lines and lines[0].startswith("WEBVTT")):
+    """The cues of a .srt or .vtt file in the order of the file; their texts without markup."""
+    lines = read_text(path).splitlines()
+    is_vtt = path.suffix.lower() == ".vtt"
+    if is_vtt and not (lines and lines[0].startswith("WEBVTT")):
         raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT")
-    cues, cue, skip = [], None, False                              # skip: inside the head, or a block without cues
-    for n, line in enumerate(map(str.strip, lines), 1):
-        named = n < len(lines) and "-->" in lines[n]               # the next line has a cue's times
+
+    cues = []
+    cue = None                                 # the cue whose text is being read
+    in_skipped_block = False                   # the head of a .vtt file, or one of its NOTE blocks
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        next_line_has_times = number < len(lines) and "-->" in lines[number]
         if not line:
-            cue, skip = None, False
-        elif skip:
+            cue = None
+            in_skipped_block = False
+        elif in_skipped_block:
             continue
         elif "-->" in line:
-            cue = Cue(*read_times(line, f"{path}, line {n}"), "")
+            start, end = read_times(line, f"{path}, line {number}")
+            cue = Cue(start, end, "")
             cues.append(cue)
         elif cue is not None:
-            cue.text += f" {line}" if not (named and line.isdecimal()) else ""
-        elif vtt and (n == 1 or line.startswith(("NOTE", "STYLE", "REGION"))):
-            skip = True
-        elif not named:                                            # else it is the number or the name of a cue
-            raise BadData(f"{path}, line {n}: expected a cue's number and times, not {line[:60]!r}; is there an empty "
-                          f"line inside a text?")
+            # some files have no empty line before the number of the next cue
+            if not (next_line_has_times and line.isdecimal()):
+                cue.text += f" {line}"
+        elif is_vtt and (number == 1 or line.startswith(("NOTE", "STYLE", "REGION"))):
+            in_skipped_block = True
+        elif not next_line_has_times:          # otherwise the line is the number or name of a cue
+            raise BadData(f"{path}, line {number}: expected a cue's number and times, "
+                          f"not {line[:60]!r}; is there an empty line inside a text?")
+
     for cue in cues:
         text = MARKUP.sub("", cue.text)
         notes.add("cues with markup cleaned", int(text != cue.text))
@@ -94,50 +132,72 @@ def read_subtitles(path: Path, notes: Notes) -> list[Cue]:
     return cues
 
 
-def read_times(line: str, where: str) -> tuple[float, float]:
-    """"00:01:02,500 --> 00:01:04,000", perhaps with settings after it -> (62.5, 64.0)"""
+def read_times(line: str, place: str) -> tuple[float, float]:
+    """"00:01:02,500 --> 00:01:04,000" -> (62.5, 64.0). Settings after the times are ignored.
+
+    place: file and line, for errors.
+    """
     match = re.fullmatch(r"(\S+)\s*-->\s*(\S+)(?:\s.*)?", line)
-    start, end = map(read_clock, match.groups()) if match else (None, None)
+    start = end = None
+    if match:
+        start = read_clock(match[1])
+        end = read_clock(match[2])
     if start is None or end is None:
-        raise BadData(f"{where}: expected times such as 00:01:02,500 --> 00:01:04,000, not {line[:60]!r}")
+        raise BadData(f"{place}: expected times such as 00:01:02,500 --> 00:01:04,000, "
+                      f"not {line[:60]!r}")
     if end < start:
-        raise BadData(f"{where}: the cue ends before it begins")
+        raise BadData(f"{place}: the cue ends before it begins")
     return start, end
 
 
+# ------------------------------------------------------------------------------------------ tables
+
 def read_table(path: Path) -> list[Cue]:
-    """The rows of a .csv file as cues without length. Without a first line that names columns, these are time, text;
-    a "time" may be called "end"; other named columns are not read."""
+    """The rows of a .csv file as cues of length 0.
+
+    The first line may name the columns: "time" (or "end") and "text" are read, others ignored.
+    Without such a line, the columns are time and text.
+    """
     content = read_text(path)
-    separator = re.match(r'\s*"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content)
-    reader, columns, cues = csv.reader(StringIO(content), delimiter=separator[1] if separator else ","), None, []
+    # the separator follows the first cell, which may be a time with a decimal comma
+    match = re.match(r'\s*"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content)
+    separator = match[1] if match else ","
+    reader = csv.reader(StringIO(content), delimiter=separator)
+    columns = None                             # column of time, column of text, number of columns
+    cues = []
     try:
         for row in reader:
-            where = f"{path}, line {reader.line_num}"
+            place = f"{path}, line {reader.line_num}"
             if not any(map(str.strip, row)):
                 continue
             if columns is None:
-                columns, named = columns_of(row, where)
-                if named:
+                columns, is_header = columns_of(row, place)
+                if is_header:
                     continue
-            if len(row) != columns[2]:
-                raise BadData(f"{where}: has {len(row)} columns, not {columns[2]}; quote a text that has commas")
-            time, text = read_clock(row[columns[0]]), row[columns[1]]
+            time_column, text_column, column_count = columns
+            if len(row) != column_count:
+                raise BadData(f"{place}: has {len(row)} columns, not {column_count}; "
+                              f"quote a text that has commas")
+            time = read_clock(row[time_column])
             if time is None:
-                raise BadData(f"{where}: the time must be seconds or h:m:s, not {row[columns[0]][:60]!r}")
-            cues.append(Cue(time, time, text))
+                raise BadData(f"{place}: the time must be seconds or h:m:s, "
+                              f"not {row[time_column][:60]!r}")
+            cues.append(Cue(time, time, row[text_column]))
     except csv.Error as error:
         raise BadData(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
     return cues
 
 
-def columns_of(row: list[str], where: str) -> tuple[tuple[int, int, int], bool]:
-    """The columns of time and text and the number of columns, from the first row; and whether it names them."""
+def columns_of(row: list[str], place: str) -> tuple[tuple[int, int, int], bool]:
+    """From the first row: (column of the time, column of the text, number of columns), and whether
+    the row names the columns."""
     names = [cell.strip().lower() for cell in row]
-    time = next((names.index(name) for name in ("time", "end") if name in names), None)
-    if time is not None and "text" in names:
-        return (time, names.index("text"), len(row)), True
+    if "text" in names:
+        for time_name in ("time", "end"):
+            if time_name in names:
+                return (names.index(time_name), names.index("text"), len(row)), True
     if len(row) != 2 or read_clock(row[0]) is None:
-        raise BadData(f"{where}: expected time,text: a time in seconds or h:m:s, and a sentence (in quotes, if it has "
-                      f"commas); or a first line that names the columns time and text")
+        raise BadData(f"{place}: expected time,text: a time in seconds or h:m:s, and a sentence "
+                      f"(in quotes, if it has commas); or a first line that names the columns "
+                      f"time and text")
     return (0, 1, 2), False
