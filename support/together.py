@@ -1,14 +1,16 @@
-"""Several streams at once (not in the paper): each runs in a thread of its own, as if it were alone; they share passes.
+"""Several streams at once (not in the paper): each runs in a thread of its own, and they share
+passes of the models. A stream gives what it gives alone.
 
     def job(ask):                               # ask(function, request) is function([request])[0]
         yield ask(double, 21)
-        frame = ask.wait(camera)                # what camera(seconds) gives, when it is there
+        frame = ask.wait(camera)                # calls camera(seconds) until it gives something
 
     for number, item in side_by_side([job, job], width=2): ...      # one call double([21, 21])
 
-A job that asks waits until every other one has asked, too, has ended, or waits for something else, such as the next
-frame of a camera. Then each function is called once, with the requests of all who asked for it, in the thread that
-iterates. So a stream waits at most for one round of passes, and never for another one's camera.
+A job that asks waits until every other job has asked, too, has ended, or waits for something else,
+such as the next frame of a camera. Then each function is called once, with the requests of all jobs
+that asked for it, in the thread that iterates. So a stream waits at most for one round of passes,
+and never for another stream's camera.
 """
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from threading import Event, Thread
 from typing import Any
 
 
-POLL = 0.1                              # seconds: how often a job that waits looks whether it shall end
+POLL = 0.1                              # seconds between two looks of a waiting job at `stopped`
 
 
 @dataclass
@@ -32,97 +34,134 @@ class Failed:
 
 
 class Stopped(Exception):
-    """Ends the jobs that are left when nobody iterates any more."""
+    """Raised in waiting jobs when the caller has stopped iterating."""
+
+
+@dataclass
+class Request:
+    """A call that a job asks for: function([argument])[0]."""
+    function: Callable[[list], list]
+    argument: Any
+    answer: Future
 
 
 class Ask:
-    """What a job is given to reach the others: requests for passes, and word that it waits for something else."""
+    """What a job uses to share passes, and to tell the others that it waits for something else.
+
+    Jobs talk to the thread that iterates by events, (kind, content):
+        "request"   Request
+        "away"      +1: a job has begun to wait for something else; -1: it is back
+        "item"      (number of the job, item)
+        "end"       (number of the job, its error or None)
+    """
 
     def __init__(self, events: SimpleQueue):
-        self.events, self.stopped = events, Event()
+        self.events = events
+        self.stopped = Event()
 
     def __call__(self, function: Callable[[list], list], request) -> Any:
         answer = Future()
-        self.events.put(("ask", function, request, answer))
+        self.events.put(("request", Request(function, request, answer)))
         return answer.result()
 
     def wait(self, ready: Callable[[float], Any]) -> Any:
-        """What ready(seconds) gives, called until that is not None; meanwhile the others go on without this job."""
-        if (found := ready(0)) is not None:
-            return found
+        """Call ready(seconds) until it returns something. Meanwhile the other jobs go on."""
+        result = ready(0)
+        if result is not None:
+            return result
         self.events.put(("away", 1))
         try:
-            while found is None:
+            while result is None:
                 if self.stopped.is_set():
                     raise Stopped()
-                found = ready(POLL)
-            return found
+                result = ready(POLL)
+            return result
         finally:
             self.events.put(("away", -1))
 
 
 class Alone:
-    """The same for a job without others."""
+    """The same interface for a job without others."""
 
     def __call__(self, function: Callable[[list], list], request) -> Any:
         return function([request])[0]
 
     def wait(self, ready: Callable[[float], Any]) -> Any:
-        while (found := ready(POLL)) is None:
-            pass
-        return found
+        result = None
+        while result is None:
+            result = ready(POLL)
+        return result
 
 
-def side_by_side(jobs: Iterable[Callable[[Ask], Iterable]], width: int) -> Iterator[tuple[int, Any]]:
-    """Run jobs, at most `width` at a time; gives (number of the job, item) as items come. A job that fails gives
-    Failed; the others go on. With width 1 there are no threads."""
+def side_by_side(jobs: Iterable[Callable[[Ask], Iterable]],
+                 width: int) -> Iterator[tuple[int, Any]]:
+    """Run jobs, at most `width` at a time; yields (number of the job, item) as items come.
+
+    A job that fails yields Failed, and the others go on. With width 1 there are no threads.
+    """
     if width == 1:
         yield from one_by_one(jobs)
         return
-    events, waiting, running, away, asked = SimpleQueue(), zip(count(), jobs), 0, 0, []
+    events = SimpleQueue()
     ask = Ask(events)
+    numbered_jobs = zip(count(), jobs)
+    running = 0                                # jobs that have begun and not ended
+    away = 0                                   # of these, jobs that wait for something else
+    requests = []                              # not answered yet; a job has at most one
 
     def run(number: int, job: Callable):
         try:
             for item in job(ask):
-                events.put(("item", number, item))
-            events.put(("end", number, None))
-        except Exception as error:                                         # of any kind: it is not lost, but handed on
-            events.put(("end", number, error))
+                events.put(("item", (number, item)))
+            events.put(("end", (number, None)))
+        except Exception as error:             # of any kind: the caller decides what to do
+            events.put(("end", (number, error)))
 
     try:
         while True:
-            while running < width and (following := next(waiting, None)):
-                Thread(target=run, args=following, daemon=True).start()
+            while running < width:
+                numbered_job = next(numbered_jobs, None)
+                if numbered_job is None:
+                    break
+                Thread(target=run, args=numbered_job, daemon=True).start()
                 running += 1
             if not running:
                 return
-            what, *event = events.get()
-            if what == "ask":
-                asked.append(event)
-            elif what == "item":
-                yield tuple(event)
-            elif what == "away":
-                away += event[0]
+
+            kind, content = events.get()
+            if kind == "request":
+                requests.append(content)
+            elif kind == "item":
+                yield content
+            elif kind == "away":
+                away += content
             else:
-                number, error = event
+                number, error = content
                 running -= 1
                 if error is not None:
                     yield number, Failed(error)
-            if asked and len(asked) == running - away:
-                answer(asked)
-                asked = []
+
+            if requests and len(requests) == running - away:
+                answer_requests(requests)
+                requests = []
     finally:
+        # all threads have to end: a job that waits when it looks at `stopped`, any other job when it
+        # asks, or when it has no more items
         ask.stopped.set()
         while running:
-            for *_, future in asked:
-                if not future.done():
-                    future.set_exception(Stopped())
-            what, *event = events.get()
-            asked, running = [event] if what == "ask" else [], running - (what == "end")
+            for request in requests:
+                if not request.answer.done():
+                    request.answer.set_exception(Stopped())
+            requests = []
+            kind, content = events.get()
+            if kind == "request":
+                requests = [content]
+            elif kind == "end":
+                running -= 1
 
 
 def one_by_one(jobs: Iterable[Callable[[Alone], Iterable]]) -> Iterator[tuple[int, Any]]:
+    """As `side_by_side`, without threads."""
     for number, job in enumerate(jobs):
         try:
             for item in job(Alone()):
@@ -131,18 +170,22 @@ def one_by_one(jobs: Iterable[Callable[[Alone], Iterable]]) -> Iterator[tuple[in
             yield number, Failed(error)
 
 
-def answer(asked: list[tuple[Callable, Any, Future]]) -> None:
-    """Call each function once, with all requests for it; if that fails, with each alone: only its own fails then."""
-    groups = defaultdict(list)
-    for function, request, future in asked:
-        groups[function].append((request, future))
-    for function, group in groups.items():
+def answer_requests(requests: list[Request]) -> None:
+    """Call each function once, with all requests for it.
+
+    If that fails, call it with each request alone, so that only the faulty request fails.
+    """
+    requests_for = defaultdict(list)           # function -> requests
+    for request in requests:
+        requests_for[request.function].append(request)
+    for function, group in requests_for.items():
         try:
-            for result, (_, future) in zip(function([request for request, _ in group]), group, strict=True):
-                future.set_result(result)
+            results = function([request.argument for request in group])
+            for request, result in zip(group, results, strict=True):
+                request.answer.set_result(result)
         except Exception:
-            for request, future in group:
+            for request in group:
                 try:
-                    future.set_result(function([request])[0])
+                    request.answer.set_result(function([request.argument])[0])
                 except Exception as error:
-                    future.set_exception(error)
+                    request.answer.set_exception(error)
