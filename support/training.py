@@ -1,5 +1,5 @@
-"""What any training needs: paths of models that stay valid, the order of examples, the loss in parts, sums over
-processes, resumable states, the loss curve.
+"""What any training needs: valid paths of models, the order of examples, the loss in parts, sums
+over processes, resumable states, the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -21,21 +21,33 @@ from support.common import LARGEST, BadData, pyplot, rank, save_figure, write_te
 
 
 def located(source: str, folder: str | Path | None = None) -> str:
-    """A file or folder as an absolute path (relative if it is a folder inside `folder`); a hub id as it is."""
+    """The path of a model in a form that stays valid.
+
+    An existing file or folder becomes an absolute path; a folder inside `folder` becomes a path
+    relative to it. Anything else is a hub id and stays the same.
+    """
     if not Path(source).exists():
         return source
-    path, folder = Path(source).resolve(), Path(folder).resolve() if folder else None
-    return str(path.relative_to(folder) if folder and path.is_dir() and path.is_relative_to(folder) else path)
+    path = Path(source).resolve()
+    if folder:
+        folder = Path(folder).resolve()
+        if path.is_dir() and path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return str(path)
 
 
 def order(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """Which examples a step sees: each epoch in a new random order, a function of seed and step alone."""
-    chosen = []
+    """The examples (of `count`) of a step. Each epoch has a new random order.
+
+    The result depends on seed and step alone, so that training can be resumed at any step.
+    """
+    examples = []
     for position in range(step * batch, (step + 1) * batch):
         epoch, index = divmod(position, count)
-        permutation = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
-        chosen.append(int(permutation[index]))
-    return chosen
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        permutation = torch.randperm(count, generator=generator)
+        examples.append(int(permutation[index]))
+    return examples
 
 
 def random_restarts(share: float, chance: Random) -> range:
@@ -45,57 +57,89 @@ def random_restarts(share: float, chance: Random) -> range:
     return range(gap, LARGEST, gap)
 
 
-def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, rows: int = 256) -> Tensor:
-    """Sum over hidden states [R, D_lm] with labels [R]; `logits` makes [.., V] of the former.
+def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor,
+                  rows: int = 256) -> Tensor:
+    """Sum of the cross-entropy over hidden states [R, D_lm] with labels [R].
 
-    Only the logits of so many rows are held at once: the backward pass computes them again.
+    `logits` maps hidden states to logits [.., V]. Only the logits of `rows` hidden states are held
+    at once, because the backward pass computes them again.
     """
-    part = lambda hidden, labels: F.cross_entropy(logits(hidden), labels, reduction="sum")
-    return sum(checkpoint(part, *piece, use_reentrant=False) for piece in zip(hidden.split(rows), labels.split(rows)))
+    def loss_of(some_hidden: Tensor, some_labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits(some_hidden), some_labels, reduction="sum")
 
+    total = 0
+    for some_hidden, some_labels in zip(hidden.split(rows), labels.split(rows)):
+        total = total + checkpoint(loss_of, some_hidden, some_labels, use_reentrant=False)
+    return total
+
+
+# -------------------------------------------------------------------------------- several processes
 
 def summed(*numbers: float) -> list[float]:
     """Each number, summed over all processes."""
-    if rank()[1] == 1:
+    _, processes = rank()
+    if processes == 1:
         return list(numbers)
-    total = torch.tensor(numbers, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    total = torch.tensor(numbers, dtype=torch.float32, device=device)
     dist.all_reduce(total)
     return total.tolist()
 
 
 def sum_gradients(parameters: dict[str, Tensor]) -> None:
-    """Sum gradients over all processes (data parallelism; once a step, after the accumulation).
+    """Sum gradients over all processes (data parallelism); once a step, after the accumulation.
 
-    A parameter that got no gradient in any process stays without one, as it does in a single process.
+    A parameter that got no gradient in any process stays without one, as in a single process.
     """
-    if rank()[1] == 1:
+    _, processes = rank()
+    if processes == 1:
         return
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters.values()]
-    reached = torch.tensor([float(p.grad is not None) for p in parameters.values()], device=gradients[0].device)
-    flat = torch.cat([g.flatten().float() for g in gradients] + [reached])
+    gradients = []
+    has_gradient = []
+    for p in parameters.values():
+        gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
+        has_gradient.append(float(p.grad is not None))
+    has_gradient = torch.tensor(has_gradient, device=gradients[0].device)
+
+    # all in one tensor: a single all_reduce
+    flat = torch.cat([gradient.flatten().float() for gradient in gradients] + [has_gradient])
     dist.all_reduce(flat)
-    *pieces, reached = flat.split([g.numel() for g in gradients] + [len(reached)])
-    for p, piece, processes in zip(parameters.values(), pieces, reached.tolist()):
-        p.grad = piece.view_as(p).to(p.dtype) if processes else None
+    sizes = [gradient.numel() for gradient in gradients]
+    *sums, processes_with_gradient = flat.split(sizes + [len(has_gradient)])
+    for p, gradient, count in zip(parameters.values(), sums, processes_with_gradient.tolist()):
+        p.grad = gradient.view_as(p).to(p.dtype) if count else None
 
 
-def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer,
-             settings: dict) -> None:
-    """All that `restore` needs after `step` steps (`generator`: the random state then), in one file."""
+# ------------------------------------------------------------------------------- resumable states
+
+def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Tensor],
+             optimizer: torch.optim.Optimizer, settings: dict) -> None:
+    """Write one file with everything that `restore` needs after `step` steps.
+
+    generator: the state of the random generator after these steps.
+    """
     tensors = {"random": generator}
     for name, p in parameters.items():
-        tensors |= {f"{name}|value": p.detach()} | {f"{name}|{key}": t for key, t in optimizer.state.get(p, {}).items()}
+        tensors[f"{name}|value"] = p.detach()
+        for key, tensor in optimizer.state.get(p, {}).items():
+            tensors[f"{name}|{key}"] = tensor
     write_tensors(path, tensors, {"step": str(step), "settings": json.dumps(settings)})
 
 
 def read_snapshot(path: Path, tensors: bool = True) -> tuple[int, dict, dict[str, Tensor]]:
-    """What `snapshot` wrote: step, settings, and the tensors if they are wanted. BadData if it is damaged."""
+    """Read a file of `snapshot`: step, settings, and the tensors ({} with tensors=False).
+
+    Raises BadData if the file is damaged.
+    """
     try:
         with safe_open(path, "pt") as file:
-            about, found = file.metadata(), {key: file.get_tensor(key) for key in file.keys() if tensors}
-        return int(about["step"]), json.loads(about["settings"]), found
+            metadata = file.metadata()
+            names = file.keys() if tensors else []
+            contents = {name: file.get_tensor(name) for name in names}
+        return int(metadata["step"]), json.loads(metadata["settings"]), contents
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise BadData(f"{path} is damaged or of another version; delete it, and start again") from error
+        raise BadData(f"{path} is damaged or of another version; "
+                      f"delete it, and start again") from error
 
 
 def unfinished(folder: Path) -> Path | None:
@@ -104,24 +148,35 @@ def unfinished(folder: Path) -> Path | None:
         step, settings, _ = read_snapshot(path, tensors=False)
         if step < settings["steps"]:
             return path
+    return None
 
 
 @torch.no_grad()
-def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, settings: dict) -> int:
-    """Load a snapshot; returns the step to continue with. BadData if it is of a run with other settings."""
-    step, there, tensors = read_snapshot(path)
+def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer,
+            settings: dict) -> int:
+    """Load a snapshot; returns the step to continue with.
+
+    Raises BadData if the snapshot belongs to a run with other settings.
+    """
+    step, saved_settings, tensors = read_snapshot(path)
     for name, value in settings.items():
-        if there.get(name) != value:
-            raise BadData(f"{path} is of a run with {name} = {there.get(name)}, not {value}; use the same settings, or "
-                          f"another --output")
+        if saved_settings.get(name) != value:
+            raise BadData(f"{path} is of a run with {name} = {saved_settings.get(name)}, "
+                          f"not {value}; use the same settings, or another --output")
     for name, p in parameters.items():
         p.copy_(tensors[f"{name}|value"])
-        if f"{name}|step" in tensors:                                # Adam counts the steps of each parameter
-            optimizer.state[p] = {"step": tensors[f"{name}|step"].to(p.device)} | {
-                key: tensors[f"{name}|{key}"].to(p) for key in ("exp_avg", "exp_avg_sq")}
+        # Adam has no state for a parameter that never got a gradient
+        if f"{name}|step" in tensors:
+            optimizer.state[p] = {
+                "step": tensors[f"{name}|step"].to(p.device),
+                "exp_avg": tensors[f"{name}|exp_avg"].to(p),
+                "exp_avg_sq": tensors[f"{name}|exp_avg_sq"].to(p),
+            }
     torch.set_rng_state(tensors["random"])
     return step
 
+
+# ------------------------------------------------------------------------------------- the log
 
 def append_log(log: Path, entry: dict) -> None:
     with log.open("a") as file:
@@ -129,23 +184,33 @@ def append_log(log: Path, entry: dict) -> None:
 
 
 def cut_log(log: Path, steps: int, validate: Callable[[int], dict]) -> None:
-    """Leave the first `steps` lines. If the last of these steps was interrupted while it was validated, this is done
-    now."""
-    kept = [json.loads(line) for line in log.read_text().splitlines()[:steps]] if steps else []
-    if kept and "val_loss" not in kept[-1]:
-        kept[-1] |= validate(steps - 1)
-    if rank()[0] == 0:
-        write_text(log, "".join(json.dumps(entry) + "\n" for entry in kept))
+    """Keep the first `steps` lines of the log.
+
+    If the training was interrupted during the validation after the last of these steps, the
+    validation is done now.
+    """
+    entries = []
+    if steps:
+        entries = [json.loads(line) for line in log.read_text().splitlines()[:steps]]
+    if entries and "val_loss" not in entries[-1]:
+        entries[-1] |= validate(steps - 1)
+    process, _ = rank()
+    if process == 0:
+        write_text(log, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def curve(log: Path, png: Path) -> None:
-    """The loss curve of a .jsonl log as a picture: every step, and a running mean."""
+    """Draw the loss curve of a .jsonl log: every step, and a running mean."""
     plt = pyplot()
     losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     width = max(1, len(losses) // 50)
-    smooth = [sum(losses[max(0, i - width + 1):i + 1]) / min(i + 1, width) for i in range(len(losses))]
+    running_mean = []
+    for i in range(len(losses)):
+        latest = losses[max(0, i - width + 1):i + 1]
+        running_mean.append(sum(latest) / len(latest))
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
-    axes.plot(smooth, color="#2060a0")
-    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log" if any(losses) else "linear")
+    axes.plot(running_mean, color="#2060a0")
+    scale = "log" if any(losses) else "linear"
+    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale=scale)
     save_figure(figure, png)
