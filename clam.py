@@ -29,7 +29,6 @@ Glossary (B videos, L = T*J tokens, D feature width, h heads, c = D/2h key and e
 `python clam.py` works through Eq. 2 with small numbers; `python -m experiments.clam_forms` shows how fast each form is.
 Does not include: custom kernels (plain PyTorch only).
 """
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -37,6 +36,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
+from support.options import Parser
 from support.start import start_memory
 
 EPS = 1e-5  # epsilon of every normalisation in this file
@@ -279,7 +279,7 @@ def worked_example():
 
 
 def main():
-    argparse.ArgumentParser(description="Work through Eq. 2 with small numbers.").parse_args()
+    Parser(description="Work through Eq. 2 with small numbers.").parse_args()
     worked_example()
 
 

@@ -27,17 +27,16 @@ from pathlib import Path
 
 import numpy as np
 from torch import Tensor
-from tqdm import tqdm
 
 from narrator import Config, VisionEncoder
 from support import annotations, own
 from support.annotations import Notes, frame_at, time_of
-from support.common import (BadData, choose, command_line, positive_float, positive_int, rank, read_json, whole,
-                            write_json)
+from support.common import (BadData, choose, command_line, positive_float, positive_int, progress, rank, read_json,
+                            whole, write_json)
 from support.encoding import encode_videos
 from support.features import Store, encode_pictures
 from support.narrations import read_described
-from support.options import DATASETS, WHICH, dataset, home, is_dataset, parse_shard
+from support.options import DATASETS, WHICH, Parser, dataset, home, is_dataset, parse_shard
 from support.rewrite import rewrite
 from support.training import located
 from support.video import Video, write_video
@@ -128,7 +127,7 @@ def write_toy(seed: int, minutes: float, output: str | Path, variant: str = "pla
     if output.suffix.lower() != ".mp4":
         raise BadData(f"{output}: the name of the output must end in .mp4")
     sample = lasting_sample(seed, minutes, variant)
-    bar = tqdm(sample.frames(), total=sample.num_frames, desc=output.name, unit="frame", leave=False, disable=None)
+    bar = progress(sample.frames(), output.name, sample.num_frames, "frame", leave=False)
     write_video(output, bar, sample.fps)
     write_json(output.with_suffix(".json"), sidecar(sample, output.name))
     return sample
@@ -274,7 +273,7 @@ def toy_command(options: argparse.Namespace) -> None:
     if output.suffix.lower() == ".mp4":
         raise BadData(f"{options.count} videos need a folder as --output, not {output}")
     output.mkdir(parents=True, exist_ok=True)
-    for seed in tqdm(range(options.seed, options.seed + options.count), desc=str(output), unit="video"):
+    for seed in progress(range(options.seed, options.seed + options.count), str(output), unit="video"):
         video = output / f"toy-{seed:07d}.mp4"
         there = video.with_suffix(".json")                                     # comes last: finished
         if not (video.exists() and there.exists()):
@@ -291,7 +290,7 @@ def stats_command(options: argparse.Namespace) -> None:
         from support.checkpoint import load_tokenizer, token_ids
         tokenizer, unit = load_tokenizer(options.llm), "tokens"
         more = {"words_in": lambda text: len(token_ids(tokenizer, text))}
-    stats = statistics(tqdm(samples, desc=options.data, unit="video", disable=None), **more)
+    stats = statistics(progress(samples, options.data, unit="video"), **more)
     print(f"        videos   length [s]          segments  seg. dur. [s]  {unit} / narration  memory narrations")
     print("here   {videos:7d}  {length_mean:7.1f} +- {length_std:5.1f}  {segments_per_video:9.1f}  "
           "{segment_duration:13.2f}  {words_per_narration:17.1f}  {memory_share:17.1%}".format_map(stats))
@@ -321,7 +320,7 @@ def rewrite_command(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="data.py", description="Data sets: statistics, features, the toy.")
+    parser = Parser(prog="data.py", description="Data sets: statistics, features, the toy.")
     commands = parser.add_subparsers(dest="command", required=True)
     toy = commands.add_parser("toy", help="write toy videos with their ground truth")
     toy.add_argument("--seed", type=whole, default=7, help="which video (default: %(default)s)")

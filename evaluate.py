@@ -30,17 +30,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import data
 import narrator as nar
 import stream
 from support import captions
-from support.common import (BadData, check_writable, choose, command_line, positive_int, print_table, probability, rank,
-                            write_json)
+from support.common import (BadData, check_writable, choose, command_line, positive_int,
+                            print_table, probability, progress, rank, write_json)
 from support.features import pairs
 from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
-from support.options import config_changes, data_options, home, lookahead_option, model_options, trigger_options
+from support.options import (Parser, config_changes, data_options, home, lookahead_option, model_options,
+                             trigger_options)
 from support.predictions import Predictions, digest
 from support.together import Failed, side_by_side
 
@@ -283,7 +283,7 @@ def run_stream(args: argparse.Namespace):
         torch.distributed.barrier()
     mine, narrator = every[me::world], narrator.merge()
     jobs = (partial(narrated, sample, narrator, vision, args, folder) for sample in mine)
-    for _, item in tqdm(side_by_side(jobs, args.batch), "streaming", len(mine), unit="video"):
+    for _, item in progress(side_by_side(jobs, args.batch), "streaming", len(mine), "video"):
         if isinstance(item, Failed):
             raise item.error
         lines |= [item]
@@ -408,7 +408,7 @@ def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
     narrator = load_narrator(args, args.model)
     vision, each, minutes = load_vision(args, narrator), {}, {}
-    for sample in tqdm(samples(args, narrator), unit="video", desc="teacher"):
+    for sample in progress(samples(args, narrator), "teacher", unit="video"):
         narrations = true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))
         each[sample.name] = summary(turns(narrator, x, narrations, args.reply_theta), sample.fps)
@@ -428,7 +428,7 @@ def run_teacher(args: argparse.Namespace):
 # ---------------------------------------------------------------------- the command line
 
 def main():
-    parser = argparse.ArgumentParser(description="Evaluate a narrator.")
+    parser = Parser(description="Evaluate a narrator.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable, text: str) -> argparse.ArgumentParser:

@@ -19,7 +19,6 @@ Training and streaming see the same tokens and attend to the same keys: `Layout`
 `python narrator.py` draws the mask of Fig. 4. Does not include: the streaming loop (stream.py); batches (as in the
 published code, one video at a time, with gradient accumulation).
 """
-import argparse
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from support.common import BadData, command_line, whole
 from support.drawing import Letters, plot_matrix, print_matrix
 from support.features import letterbox
 from support.linear import speed_up
+from support.options import Parser
 from support.start import start_connector
 from support.training import cross_entropy
 
@@ -568,7 +568,7 @@ def list_tokens(last_k: int | None):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Draw the training mask (Fig. 4) of a short sequence.")
+    parser = Parser(description="Draw the training mask (Fig. 4) of a short sequence.")
     parser.add_argument("--last-k", type=whole, help="keep only the last k narrations (FlowNar-C)")
     parser.add_argument("--png", help="also write the mask as a picture")
     parser.add_argument("--tokens", action="store_true", help="list the tokens of the sequence instead")

@@ -39,14 +39,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, VisionEncoder, visible
+from narrator import MEMORY, NARRATION, VISUAL, Config, Narrator, Tokens, VisionEncoder, visible
 from support.bounds import PART, Bounds, live_bounds
-from support.camera import open_pictures
-from support.common import BadData, choose, command_line, one_line, positive_float, positive_int
+from support.camera import open_pictures, paced
+from support.checks import check_stream, check_vision
+from support.common import (BadData, choose, command_line, one_line, positive_float, positive_int,
+                            progress, say_once)
 from support.decode import Part, Slots, Upcoming, guess
-from support.explain import explain
+from support.explain import LEGEND, explain
 from support.features import is_features, open_frames
-from support.options import config_changes, input_options, lookahead_option, model_options, trigger_options
+from support.options import (Parser, config_changes, input_options, lookahead_option, model_options,
+                             trigger_options)
 from support.serve import Page, Pages, page_options
 from support.sources import all_live, masked
 from support.speech import Speaker, speech_options
@@ -357,7 +360,7 @@ class Input:
                  ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
         """See `decisions`, which locks the state."""
         self.context = Context(narrator, lambda part: ask(narrator.decoder, part))
-        lookahead = 1 if self.live else args.lookahead
+        lookahead = 1 if self.live or args.pace else args.lookahead
         if not self.state.resume(narrator, encoder and partial(ask, encoder.several), args.static):
             return
         frames, self.total, self.video = open_frames(
@@ -365,8 +368,10 @@ class Input:
             encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait), self.state.skip)
         unknown = self.video is None or self.video.size is None and not self.live      # features; a pipe
         if args.model is None and not unknown and self.video.size != TOY_SIZE:
-            tqdm.write("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
-                       "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d", sys.stderr)
+            say_once("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). For other videos, "
+                     "give --model a narrator trained for them, such as zeyun-zhong/flownar-1B-ego4d")
+        if args.pace:
+            frames = paced(frames, args.pace * narrator.config.fps, ask.wait)
         with ExitStack() as stack:
             source, clock = "" if self.live else self.source, None
             writers = Writers(self.files, stack, source, self.state.files, self.live)
@@ -408,10 +413,13 @@ class Input:
 
 def run_files(args: argparse.Namespace):
     live = all_live(args.input, args.live)
+    videos = not all(map(is_features, args.input))
+    check_stream(args, live)
     (device, dtype), runs = choose(args.device, args.dtype), [Input(*one, live) for one in outputs(args)]
     pages = Pages(args, runs)
+    if videos:
+        check_vision(args.model or str(TOY), args.vision, Config.vision)
     narrator = Narrator.load(args.model or str(TOY), args.llm, device, dtype, **config_changes(args)).merge()
-    videos = not all(map(is_features, args.input))
     encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, config_changes(args))}", file=sys.stderr)
@@ -435,8 +443,10 @@ def run_files(args: argparse.Namespace):
 def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.Namespace) -> list[Input]:
     """Print what comes of all inputs: (number of the input, its Decision and row, or Failed); returns what failed."""
     failed, delay = [], 0 if runs[0].live else 0.5
-    bar = tqdm(unit="frame", desc="streaming", leave=False, mininterval=0.5, delay=delay)
-    with bar as progress, Speaker(args) as speaker:
+    if args.explain:
+        print(LEGEND, flush=True)
+    counting = progress(None, "streaming", unit="frame", leave=False, mininterval=0.5, delay=delay)
+    with counting as bar, Speaker(args) as speaker:
         for number, item in items:
             run, lines = runs[number], []
             name = run.name and run.name + " "
@@ -447,12 +457,13 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
                 tqdm.write(f"{run.name}: {item.error}", sys.stderr)
             else:
                 decision, row = item
-                progress.total = sum(run.total or run.count for run in runs)
-                progress.update(sum(run.count for run in runs) - progress.n)
+                endless = any(run.count and run.total is None for run in runs)
+                bar.total = None if endless else sum(run.total or 0 for run in runs)
+                bar.update(sum(run.count for run in runs) - bar.n)
                 state = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
                 if run.live and run.video.latencies:
                     state["late"] = f"{run.video.latencies[-1]:.1f} s"
-                progress.set_postfix(state, refresh=False)
+                bar.set_postfix(state, refresh=False)
                 if args.explain:
                     lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
                 if row and (args.repeats or "repeat" not in row):
@@ -465,7 +476,7 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator, args: argparse.
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Narrate a video as it plays.")
+    parser = Parser(description="Narrate a video as it plays.")
     input_options(parser)
     parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
                         help="inputs that are narrated at once and share the passes of the models (default 16)")

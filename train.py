@@ -35,14 +35,13 @@ import torch
 import torch.distributed as dist
 from einops import rearrange
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import data
 import narrator as nar
 from support import checkpoint, own
-from support.common import (BadData, ahead, choose, command_line, in_range, positive_float, positive_int, probability,
-                            rank, whole)
-from support.options import dataset, kept_narrations
+from support.common import (BadData, ahead, choose, command_line, in_range, positive_float,
+                            positive_int, probability, progress, rank, whole)
+from support.options import Parser, dataset, kept_narrations
 from support.training import (append_log, curve, cut_log, located, order, random_restarts, restore, snapshot,
                               sum_gradients, summed, unfinished)
 from toy import stages
@@ -156,10 +155,10 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
     if options.resume and not start and me == 0:
         print(f"{stage}: starts from the beginning, {saved} is not there", file=sys.stderr)
     cut_log(log, start, validate)
-    progress = tqdm(range(start, steps), stage, steps, initial=start, unit="step", mininterval=1, disable=me > 0)
+    bar = progress(range(start, steps), stage, steps, "step", start, mininterval=1)
     done = start, torch.get_rng_state()
     try:
-        for step in progress:
+        for step in bar:
             began = time.perf_counter()
             for group in optimizer.param_groups:
                 group["lr"] = lr * schedule(step, steps, options.warmup)
@@ -174,7 +173,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
             done = step + 1, torch.get_rng_state()
             speed = round(tokens / (time.perf_counter() - began))
             entry = {"step": step, "loss": loss, "tokens_per_s": speed}
-            progress.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
+            bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
             try:
                 entry |= validate(step)
             finally:
@@ -396,7 +395,7 @@ def train_toy(options: Options):
 
 def parse() -> Options:
     """Command line from the fields of Options; --data toy brings its own defaults."""
-    parser = argparse.ArgumentParser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
+    parser = Parser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
     for f in fields(Options):
         kind, toy = f.metadata["kind"], f" (toy: {stages.DEFAULTS[f.name]})" if f.name in stages.DEFAULTS else ""
         how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": f.name.upper()}

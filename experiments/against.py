@@ -24,13 +24,12 @@ from tempfile import TemporaryDirectory, TemporaryFile
 
 import torch
 from safetensors.torch import save_file
-from tqdm import tqdm
 
 import data
 import narrator as nar
 import stream
 from support import checkpoint
-from support.common import BadData
+from support.common import BadData, progress
 from support.features import encode_pictures, load_features
 from support.video import Video
 
@@ -163,7 +162,7 @@ def compare_pairs(name: str, run: Callable, sources: list) -> int:
     """run(source) gives seconds and sentences of the other checkout and of this one. Prints how many times longer the
     other one takes; returns for how many sources the sentences differ."""
     ratios, different = [], 0
-    for source in tqdm(sources, desc=name, leave=False):
+    for source in progress(sources, name, unit="video", leave=False):
         (theirs, said), (ours, says) = run(source)
         ratios.append(theirs / ours)
         different += said != says

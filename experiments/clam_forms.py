@@ -5,7 +5,6 @@
 The recurrent form is Eq. 2 token by token; the published code reads the memory out after every
 token and then selects.
 """
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from clam import CLAM
 from support.common import command_line, positive_int, synchronise
+from support.options import Parser
 
 
 # ------------------------------------------------------------- what a piece of code costs
@@ -159,7 +159,7 @@ def compare_step(clam: CLAM, x: Tensor, read_at: Tensor, frame: int = 10) -> dic
 
 
 def main():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.clam_forms",
         description="Show that CLAM's three forms agree, and how fast each is.")
     sizes = {"width": 1024, "heads": 8, "tokens": 20, "length": 2400, "reads": 40}

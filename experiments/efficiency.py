@@ -30,18 +30,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import narrator as nar
 import stream
 from experiments.against import compare_checkouts
 from experiments.timing import Meter, Work, at_once, flatness, total
 from support import checkpoint
-from support.common import (BadData, choose, command_line, positive_int, print_table, pyplot, save_figure,
-                            synchronise)
+from support.common import (BadData, choose, command_line, positive_int, print_table, progress,
+                            pyplot, save_figure, synchronise)
 from support.decode import Plain
 from support.features import encode_pictures
-from support.options import device_options
+from support.options import Parser, device_options
 from support.video import Video
 
 WORDS = 128256                             # in Llama 3's vocabulary
@@ -64,7 +63,7 @@ def measure_stream(narrator: nar.Narrator, work: Work, window: int) -> dict:
         torch.cuda.reset_peak_memory_stats(narrator.device)
     meter, out_of_memory = Meter(narrator, work), False
     try:
-        for _ in tqdm(range(work.frames), unit="frame", leave=False):
+        for _ in progress(range(work.frames), unit="frame", leave=False):
             meter.advance(1)
     except torch.OutOfMemoryError:
         out_of_memory = True
@@ -239,8 +238,8 @@ def run_efficiency(args: argparse.Namespace):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description="FlowNar, FlowNar-C, "
-                                     "VideoLLM-online, VideoLLM-MoD: multiply-accumulates, cache, memory, speed.")
+    parser = Parser(prog="python -m experiments.efficiency", description="FlowNar, FlowNar-C, "
+                    "VideoLLM-online, VideoLLM-MoD: multiply-accumulates, cache, memory, speed.")
     parser.add_argument("--config", choices=list(LLAMA), help="a language model of this size, random weights",
                         type=lambda name: {"1b": "llama-3.2-1b", "8b": "llama-3-8b"}.get(name, name))
     for name, default, text in (("frames", 2000, "frames to stream"), ("every", 8, "frames between two narrations"),

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import narrator as nar
 import stream
@@ -23,11 +22,11 @@ from experiments.examples import (PREDICTED_COLOUR, TRUE_COLOUR, draw_sentences,
                                   wrong_sentences)
 from experiments.frequency import frequency_options
 from experiments.words import words_options
-from support.common import (BadData, apart, choose, command_line, is_number, positive_float, print_table, pyplot,
-                            read_jsonl, save_figure)
+from support.common import (BadData, apart, choose, command_line, is_number, positive_float,
+                            print_table, progress, pyplot, read_jsonl, save_figure)
 from support.features import is_features
 from support.narrations import Sentence, to_sentences
-from support.options import data_options, model_options, trigger_options
+from support.options import Parser, data_options, model_options, trigger_options
 
 # ---------------------------------------------------------------------- attention (App. C.2)
 
@@ -93,7 +92,7 @@ def run_attention(args: argparse.Namespace):
         if narrator.config.mod_keep:
             raise BadData(f"{model}: in a layer with a router, few tokens attend; its attention cannot be compared")
         vision, shares = load_vision(args, narrator), []
-        for sample in tqdm(samples(args, narrator), unit="video", desc=model, leave=False):
+        for sample in progress(samples(args, narrator), model, unit="video", leave=False):
             x = torch.stack(list(sample.tokens(vision)))
             if args.teacher:
                 given = true_narrations(narrator, sample)
@@ -198,7 +197,7 @@ def run_timeline(args: argparse.Namespace):
 # ---------------------------------------------------------------------- the command line
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.figures", description="Figures of the paper.")
+    parser = Parser(prog="python -m experiments.figures", description="Figures of the paper.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     text = "what narrations attend to, for one or more models"
     look = commands.add_parser("attention", help=text, description=text)

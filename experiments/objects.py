@@ -27,12 +27,12 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from evaluate import TAU, average, match, overlaps, segments, split_of
 from experiments.truth import known_truth, parse_truth, protect, truth_options
 from support.answers import Answers
-from support.common import BadData, command_line, one_line, print_table
+from support.common import BadData, command_line, one_line, print_table, progress
+from support.options import Parser
 from support.narrations import Sentence, Truth, is_list_of, paired, read_predictions
 from toy import world
 
@@ -279,7 +279,7 @@ def run_objects(args: argparse.Namespace):
 
     rows = {}                                  # video: objects of each pair of sentences
     every_row = []
-    for name, truth in tqdm(truths.items(), "objects", unit="video", disable=args.llm == "none"):
+    for name, truth in progress(truths.items(), "objects", unit="video", disable=args.llm == "none"):
         if any(truth.annotators):
             _, pairs = match(truth, predictions[name])
             rows[name] = [judge(reader, sentence.text, text) for sentence, text in pairs]
@@ -314,7 +314,7 @@ def run_objects(args: argparse.Namespace):
 
 
 def main():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.objects",
         description="How many of the objects that narrations name are in use.")
     truth_options(parser)

@@ -27,14 +27,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import narrator as nar
 import stream
 from experiments.efficiency import peak_memory
 from support.bounds import LIVE_BOUNDS, live_bounds, most_tokens
-from support.common import BadData, choose, command_line, positive_float, positive_int
-from support.options import device_options
+from support.common import BadData, choose, command_line, positive_float, positive_int, progress
+from support.options import Parser, device_options
 from support.suspend import prove, read_state, unpack, write_state
 from support.video import Video
 
@@ -93,7 +92,7 @@ def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[
     old, seconds, compared = lived(narrator, day, lookahead), [], []
     young = stream.narrate(narrator, other, False, other.given, None, lookahead)
     last = min(COMPARED, day.part)
-    for t in tqdm(range(day.frames), unit="frame", leave=False, mininterval=1):
+    for t in progress(range(day.frames), unit="frame", leave=False, mininterval=1):
         began = time.process_time()
         context, step = next(old)
         seconds.append(time.process_time() - began)
@@ -147,8 +146,8 @@ def run_soak(args: argparse.Namespace):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.soak", description="A day of streaming in minutes: "
-                                     "memory, positions and speed of a stream without end.")
+    parser = Parser(prog="python -m experiments.soak", description="A day of streaming in minutes: "
+                    "memory, positions and speed of a stream without end.")
     parser.add_argument("--hours", type=positive_float, default=24.0, help="length of the stream (default 24)")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)")
     device_options(parser)

@@ -23,14 +23,14 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from tqdm import tqdm
 
 from evaluate import average, split_of
 from experiments.truth import known_truth, parse_truth, protect, truth_options
 from support import captions
 from support.annotations import Interval, Notes, intervals, summarised
 from support.answers import Answers
-from support.common import BadData, command_line, one_line, print_table, read_json, write_json
+from support.common import BadData, command_line, one_line, print_table, read_json, write_json, progress
+from support.options import Parser
 from support.narrations import Sentence, Truth, paired, read_predictions, read_truth
 from toy.world import FPS
 
@@ -120,7 +120,7 @@ def summarise(predictions: dict[str, list[Sentence]], args: argparse.Namespace) 
             summaries[name] = condense([sentence.text for sentence in narrations])
         return summaries
     answers = Answers(args.llm, args.answers, args.device, args.dtype)
-    for name, narrations in tqdm(predictions.items(), "summaries", unit="video"):
+    for name, narrations in progress(predictions.items(), "summaries", unit="video"):
         summaries[name] = ""
         if narrations:
             summaries[name] = unwrap(answers.ask(question_about(narrations)))
@@ -257,7 +257,7 @@ def run_summary(args: argparse.Namespace):
 
 
 def main():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.summary",
         description="Summaries of videos, made of their narrations and scored.")
     truth_options(parser)

@@ -26,6 +26,7 @@ from experiments.paper import RECIPE, TABLES, Column, Row, Table
 from experiments.runs import (Runner, cores, evaluate_command, experiments_of, fingerprint_of_worlds, needed,
                               real_commands, result, result_of_today, train_command)
 from support.common import BadData, command_line, in_range, positive_int
+from support.options import Parser
 
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
@@ -172,8 +173,8 @@ def run_tables(args: argparse.Namespace):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m experiments.tables",
-                                     description="The paper's tables in miniature.")
+    parser = Parser(prog="python -m experiments.tables",
+                    description="The paper's tables in miniature.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"tables to complete: {', '.join(TABLES)}")
     parser.add_argument("--show", action="store_true", help="show what is there of the named tables, and run nothing")
     parser.add_argument("--list", action="store_true", help="only say what is missing, and how long it takes")

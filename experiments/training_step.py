@@ -25,6 +25,7 @@ import stream
 from experiments.efficiency import VARIANTS, peak_memory
 from support import checkpoint
 from support.common import DTYPES, BadData, choose, command_line, positive_int, print_table, synchronise
+from support.options import Parser
 
 
 def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:
@@ -105,8 +106,8 @@ def run_steps(args: argparse.Namespace):
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="python -m experiments.training_step",
-                                    description="Time and memory of a training step of each variant (§3.5).")
+    found = Parser(prog="python -m experiments.training_step",
+                    description="Time and memory of a training step of each variant (§3.5).")
     for name, default, text in (("frames", 400, "frames of the video"), ("every", 8, "frames between two narrations"),
                                 ("words", 12, "tokens of a narration"), ("steps", 3, "steps that are timed"),
                                 ("layers", 2, "of the language model"), ("width", 1024, "of its hidden states"),

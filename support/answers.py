@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from support.checkpoint import load_llm
-from support.common import BadData, choose
+from support.common import BadData, choose, naming
 from support.rewrite import resume
 
 
@@ -25,6 +25,7 @@ class Answers:
         if self.kept.exists() and self.kept.read_bytes()[:2] not in (b"", b'["'):      # `resume` cuts off what is torn
             raise BadData(f"{kept}: does not hold answers; choose another file (--answers)")
         self.known = resume(self.kept, "[question, answer]")
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
         self.kept.touch()
 
     @cached_property
@@ -38,7 +39,7 @@ class Answers:
         key = f"{self.llm}: {question}"
         if key not in self.known:
             self.known[key] = self.generate(question, tokens)
-            with self.kept.open("a", encoding="utf-8") as file:
+            with naming(self.kept), self.kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([key, self.known[key]]) + "\n")
         return self.known[key]
 

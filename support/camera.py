@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from itertools import chain, islice
 from math import inf
 from threading import Condition, Event, Thread
@@ -28,7 +29,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from support.common import BadData
-from support.sources import address, is_elsewhere, is_live, masked
+from support.sources import address, is_elsewhere, is_live, mask_apart, masked
 from support.together import Alone
 from support.video import READABLE, Video, open_container, to_rgb, video_stream
 
@@ -284,6 +285,22 @@ class Camera(Elsewhere):
         return self.seen
 
 
+def paced(items: Iterable, rate: float, wait: Callable) -> Iterator:
+    """The items of a recording, `rate` a second from now on; those that are late come at once. wait: as of Elsewhere."""
+    began = time.monotonic()
+    for number, item in enumerate(items):
+        wait(partial(reach, began + number / rate))
+        yield item
+
+
+def reach(moment: float, seconds: float) -> bool | None:
+    """True when the moment (of time.monotonic) has come; None if it does not come within so many seconds."""
+    left = moment - time.monotonic()
+    if left > 0:
+        time.sleep(min(left, seconds))
+    return True if left <= seconds else None
+
+
 def readable(packet) -> list[av.VideoFrame]:
     """The pictures of a packet that are whole."""
     try:
@@ -296,5 +313,10 @@ def open_pictures(source: str, fps: float, largest: int | None, args, wait: Call
     """The pictures of an input of the command line; args: its options (options.py: input_options)."""
     options = dict(args.source_option)
     if is_live(source, args.live):
-        return Camera(source, fps, largest, options=options, wait=wait, retries=args.retries)
-    return Recording(source, fps, largest, options, wait) if is_elsewhere(source) else Video(source, fps, largest)
+        video = Camera(source, fps, largest, options=options, wait=wait, retries=args.retries)
+    elif is_elsewhere(source):
+        video = Recording(source, fps, largest, options, wait)
+    else:
+        return Video(source, fps, largest)
+    video.name = mask_apart(source, args.input)
+    return video

@@ -151,6 +151,34 @@ def pinned(source: str) -> tuple[str, dict]:
     return (name, {"revision": revision}) if at and not path.exists() else (source, {})
 
 
+PATIENCE = 5.0                                  # seconds for the hub's first answer
+
+# what models are called in messages, and the option that names another one
+MODELS = {"llm": ("language model", "--llm"), "vision": ("vision model", "--vision")}
+
+
+def check_model(source: str, kind: str) -> None:
+    """BadData if a model, of a `kind` of MODELS, is neither a folder, nor fetched, nor to be had: transformers asks the
+    hub for half a minute before it says so."""
+    name, how = pinned(source)
+    what, option = MODELS[kind]
+    if Path(name).is_dir() or "gguf_file" in how:
+        return                                  # what is wrong with a folder is said when it is read
+    if source.startswith((".", "/")):
+        raise BadData(f"{what} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it): there is no such folder")
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json", **how), str):
+            return
+        get_hf_file_metadata(hf_hub_url(name, "config.json", **how), timeout=PATIENCE)
+    except (EntryNotFoundError, HFValidationError):            # not this file, or no id: transformers says what is wrong
+        return
+    except Exception as error:                  # the network fails in many ways, the user needs one line
+        raise BadData(f"{what} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it): it is no folder here, "
+                      f"and the hub does not give it: {first_line(error)}") from error
+
+
 def complete(about: dict) -> None:
     """ValueError if the files lack weights: transformers would silently fill them in at random."""
     if missing := sorted(about["missing_keys"]):
@@ -160,6 +188,7 @@ def complete(about: dict) -> None:
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
     from transformers import AutoModelForCausalLM
+    check_model(source, "llm")
     tokenizer = load_tokenizer(source)
     try:
         name, how = pinned(source)
@@ -175,6 +204,7 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
 def load_tokenizer(source: str):
     from transformers import AutoTokenizer
     quiet()
+    check_model(source, "llm")
     try:
         name, how = pinned(source)
         return AutoTokenizer.from_pretrained(name, **how)
@@ -195,6 +225,7 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
     from transformers import AutoConfig, AutoModel
     quiet()
+    check_model(source, "vision")
     try:
         name, how = pinned(source)
         model, about = AutoModel.from_pretrained(name, dtype=dtype, use_safetensors=True, output_loading_info=True,

@@ -5,6 +5,7 @@ No section of the paper, and nothing about videos or models.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from urllib.parse import quote
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 
 class BadData(ValueError):
@@ -40,14 +42,18 @@ def command_line(main: Callable[[], None]) -> None:
     """Runs a command line and exits: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C; argparse exits with 2.
 
     SIGTERM, by which schedulers end a job, is as Ctrl-C. A closed pipe (`| head`) ends quietly, with a shell's 141.
+    A character that stdout cannot encode, as in a file name, is printed as "?"; Python sees to that on stderr.
     """
+    SAID_ONCE.clear()
+    if hasattr(sys.stdout, "reconfigure"):                                     # not if a test has put another one there
+        sys.stdout.reconfigure(errors="replace")
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         main()
         sys.stdout.flush()
         code = 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())         # or Python's last flush complains
+        drop_stdout()
         code = 141
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -56,8 +62,12 @@ def command_line(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except (BadData, OSError) as error:
-        named = isinstance(error, OSError) and error.filename is not None
-        message = f"{error.filename}: {error.strerror}" if named else str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
+        if is_full(error) and error.filename is None:                          # all other files have been named
+            drop_stdout()
+            message = "standard output: cannot be written, the disk is full"
+        elif isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
         print("error:", " ".join(message.split()), file=sys.stderr)
         code = 1
     except (RuntimeError, MemoryError) as error:                               # torch has several messages for it
@@ -69,6 +79,24 @@ def command_line(main: Callable[[], None]) -> None:
     sys.exit(code)
 
 
+SAID_ONCE: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """A line on stderr, the first time that it is said in a command."""
+    if text not in SAID_ONCE:
+        SAID_ONCE.add(text)
+        tqdm.write(text, file=sys.stderr)
+
+
+def drop_stdout() -> None:
+    """What is still to be written to a broken or full stdout is dropped, or Python's last flush complains."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:                                                            # it is no file, so nothing is left in it
+        pass
+
+
 def first_line(error: Exception) -> str:
     """The first line of another library's error, to quote in our own."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -76,18 +104,35 @@ def first_line(error: Exception) -> str:
 
 # ---------------------------------------------------------------------- files
 
+def is_full(error: Exception) -> bool:
+    """Does it say that a disk is full, or the user's share of it?"""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Within it, `path` is written to; a full disk is a BadData that names it."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise BadData(f"{path}: cannot be written, the disk is full; make room, and repeat the command") from error
+
+
 DAY = 24 * 3600.0                      # seconds after which a temporary file of an unknown process is left over
 PART = re.compile(r"\..+\.(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}\.part")
 
 
 def new_part(path: Path) -> Path:
     """A new temporary file beside `path`, .NAME.MACHINE-PROCESS-RANDOM.part; those that killed processes have left in
-    this folder are removed. BadData if `path` cannot be written."""
+    this folder are removed. The folder is made. BadData if `path` cannot be written."""
     if path.is_dir():                                                                         # so is the path of ""
         raise BadData(f"{path}: is a directory; give the name of a file")
     remove_left_parts(path.parent.resolve())
     part = path.with_name(f".{path.name}.{machine()}-{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
+        part.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
     except OSError as error:
         raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
@@ -130,21 +175,38 @@ def is_left(part: Path, where: str | None, process: str | None) -> bool:
     return time.time() - part.stat().st_mtime > DAY
 
 
-def check_writable(path: str | Path) -> None:
-    """BadData, before hours of work, if a file could not be written at their end."""
-    new_part(Path(path)).unlink()
+def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:
+    """BadData, before hours of work, if one of these files could not be written at their end. No folder is made: it is
+    enough that it could be. None is no file. in_place: a file that is there is not replaced, but written into."""
+    for path in paths:
+        if path is None:
+            continue
+        if Path(path).is_dir():
+            raise BadData(f"{path}: is a directory; give the name of a file")
+        if in_place and os.access(path, os.W_OK):
+            continue
+        folder = Path(path).absolute().parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        trial = folder / f".{os.urandom(4).hex()}.part"
+        try:
+            trial.touch()
+            trial.unlink()
+        except OSError as error:
+            raise BadData(f"{path}: cannot be written ({error.strerror}); choose another place") from error
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary file beside `path`, which becomes `path` at the end, or is removed if anything is raised before.
 
-    No reader ever sees half a file. Raises BadData if `path` cannot be written.
+    No reader ever sees half a file. Raises BadData if `path` cannot be written, as on a full disk.
     """
     path, part = Path(path), new_part(Path(path))
     mode = part.stat().st_mode
     try:
-        yield part
+        with naming(path):
+            yield part
         part.chmod(mode)                                                 # safetensors makes files of its own, private
         part.replace(path)
     finally:
@@ -241,6 +303,62 @@ def save_figure(figure, png: str | Path) -> None:
         figure.savefig(part, dpi=100, format="png", bbox_inches="tight")
     pyplot().close(figure)
     print(f"written: {png}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------- progress
+
+EVERY = 60.0                               # seconds between two lines of progress where there is no terminal
+
+
+def progress(items: Iterable | None = None, desc: str = "", total: int | None = None, unit: str = "",
+             initial: int = 0, **how):
+    """The items, with a bar on stderr that says how many there have been, and of how many; without items, `update(n)`
+    counts. On a terminal it is tqdm's bar (`how`: further options of it), which goes at the end; in a pipe or a file
+    it is one plain line a minute. Under torchrun, only one process shows it."""
+    if rank()[0] > 0:
+        how["disable"] = True
+    if sys.stderr.isatty() or how.get("disable"):
+        return tqdm(items, desc, total, initial=initial, unit=unit, **how)
+    return PlainProgress(items, desc, total, unit, initial)
+
+
+class PlainProgress:
+    """Progress as lines, with what is used of tqdm's methods."""
+
+    def __init__(self, items: Iterable | None, desc: str, total: int | None, unit: str, initial: int = 0):
+        self.items, self.desc, self.unit, self.n, self.initial = items, desc, unit, initial, initial
+        self.total = len(items) if total is None and hasattr(items, "__len__") else total
+        self.began = self.said = time.monotonic()
+        self.postfix = ""
+
+    def __iter__(self) -> Iterator:
+        for item in self.items:
+            yield item
+            self.update()
+
+    def update(self, more: int = 1) -> None:
+        self.n += more
+        now = time.monotonic()
+        if now - self.said >= EVERY:
+            self.said = now
+            print(self.line(now - self.began), file=sys.stderr, flush=True)
+
+    def line(self, seconds: float) -> str:
+        """Such as "streaming: 1200 of 7200 frames in 60 s, 20.0 a second; cache 157+60 tokens"."""
+        count = f"{self.n} of {self.total}" if self.total else f"{self.n}"
+        speed = (self.n - self.initial) / seconds
+        name = f"{self.desc}: " if self.desc else ""
+        more = f"; {self.postfix}" if self.postfix else ""
+        return f"{name}{count} {self.unit}s in {seconds:.0f} s, {speed:.3g} a second{more}"
+
+    def set_postfix(self, values: dict | None = None, refresh: bool = True, **more) -> None:
+        self.postfix = ", ".join(f"{name} {value}" for name, value in ((values or {}) | more).items())
+
+    def __enter__(self) -> "PlainProgress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
 
 
 # ---------------------------------------------------------------------- values of options (argparse types)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from support import own
-from support.common import BadData, write_json, write_tensors
+from support.common import BadData, progress, write_json, write_tensors
 from support.features import encode_pictures, read_header
 from support.video import Video
 
@@ -42,7 +41,7 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
     done = lambda source: own.up_to_date(paths[source], settings | own.stamp(source) if renew else {})
     mine, failed = [source for source in videos[shard[0]::shard[1]] if not done(source)], []
     encoder = load() if mine else None
-    for source in tqdm(mine, desc=f"encoding {shard[0] + 1}/{shard[1]}", unit="video"):
+    for source in progress(mine, f"encoding {shard[0] + 1}/{shard[1]}", unit="video"):
         try:
             video = Video(source, fps, largest=2 * encoder.image_size)
             x = torch.stack([tokens.to("cpu", torch.bfloat16) for tokens in encode_pictures(video, encoder, batch)])

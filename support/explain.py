@@ -1,6 +1,12 @@
 """What a stream does, frame by frame, in words (stream.py --explain)."""
 from itertools import groupby
 
+LEGEND = """\
+legend: fed: prompt, x a token of the frame, m of the memory, n of the narrations' memory, $ end of text
+        (x x 10: ten of them); [SKIP] says that the frame before had no narration
+        p([SKIP]) <= theta: the segment ends here, and its narration follows (Eq. 1)
+        l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, frames) tokens"""
+
 
 def explain(decision, layout, config, static: bool = False) -> str:
     """One frame in words: what was fed, p([SKIP]) and its threshold, what was pruned, the counter, the cache."""

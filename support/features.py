@@ -39,13 +39,8 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
     spec: FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a tensor; read with weights_only)
     tokens, width: what J and D must be, if given. Raises BadData for anything that is not such features.
     """
-    match = FEATURES.fullmatch(str(spec))
-    if match is None:
-        raise BadData(f"{spec}: features are FILE.safetensors, FILE.safetensors:NAME or FILE.pt")
-    path = Path(match[1] or match[3])
-    if not path.is_file():
-        raise BadData(f"{path}: {'is a directory, not a feature file' if path.is_dir() else 'no such file'}")
-    x = _read_pt(path) if match[3] else _read_safetensors(path, match[2])
+    path, name = find_features(spec)
+    x = _read_safetensors(path, name) if path.suffix.lower() == ".safetensors" else _read_pt(path)
     if x.dtype not in FLOATS:
         raise BadData(f"{spec}: features must be floating point, not {str(x.dtype).removeprefix('torch.')}")
     if x.ndim != 3 or x.numel() == 0:
@@ -56,6 +51,17 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
     if not x.isfinite().all():
         raise BadData(f"{spec}: features contain NaN or infinite values; extract them again")
     return x
+
+
+def find_features(spec: str) -> tuple[Path, str | None]:
+    """The file of features, and the name of a tensor if one is given. BadData if there is no such file."""
+    match = FEATURES.fullmatch(str(spec))
+    if match is None:
+        raise BadData(f"{spec}: features are FILE.safetensors, FILE.safetensors:NAME or FILE.pt")
+    path = Path(match[1] or match[3])
+    if not path.is_file():
+        raise BadData(f"{path}: {'is a directory, not a feature file' if path.is_dir() else 'no such file'}")
+    return path, match[2]
 
 
 def _read_safetensors(path: Path, name: str | None) -> Tensor:

@@ -4,10 +4,19 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from support.common import DTYPES, BadData, non_negative, positive_float, positive_int, probability, whole
-from support.sources import source_option
+from support.sources import masked, source_option
 
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 WHICH = f"choose one of {', '.join(DATASETS)}, or a folder of videos with narrations beside them"
+
+
+class Parser(ArgumentParser):
+    """The parser of every command. A mistake is one line, which says where help is: the usage is 20 lines long. What
+    was mistaken may be an address with a password."""
+
+    def error(self, message: str):
+        command = self.prog if self.prog.startswith("python ") else f"python {self.prog}"
+        self.exit(2, f"{self.prog}: error: {masked(message)}; see {command} --help\n")
 
 
 def is_dataset(name: str) -> bool:
@@ -86,6 +95,9 @@ def input_options(parser: ArgumentParser):
                         help="give a live source up after N openings in a row without a picture (default: never)")
     parser.add_argument("--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
                         help="an option of FFmpeg for sources that are no files, such as rtsp_transport=udp")
+    parser.add_argument("--pace", type=positive_float, metavar="X",
+                        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve and --speak "
+                             "(default: as fast as possible)")
     parser.add_argument("--max-segment", type=positive_float, metavar="S",
                         help="begin a segment anew, silently, after S seconds (default: live 30, else never)")
     parser.add_argument("--max-position", type=positive_int, metavar="N",

@@ -10,7 +10,6 @@ are (`Record`). Of an old trace without "kept" the text is shown as a whole.
 """
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import html
@@ -27,6 +26,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from support.common import BadData, apart, command_line, is_number, read_jsonl, write_text
+from support.options import Parser
 from support.subtitles import read_narrations
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
@@ -206,6 +206,7 @@ def script_hash(text: str) -> str:
 def make_page(title: str, content: dict, video: str | None = None) -> str:
     """The HTML page. video: its address or data; None: there is none. What is run is only the template's own script."""
     page = TEMPLATE.read_text(encoding="utf-8")
+    title = title.encode("utf-8", "replace").decode()                      # a file's name may be no UTF-8
     (style,), (script,) = (re.findall(f"{tag}>(.*?)</s[a-z]+>", page, re.S) for tag in ("<style", '"module"'))
     own = "'self'" if content["live"] else "'self' file:"
     policy = (f"default-src 'none'; style-src {script_hash(style)}; script-src {script_hash(script)}; "
@@ -219,7 +220,8 @@ def make_page(title: str, content: dict, video: str | None = None) -> str:
 def video_address(video: Path, page: Path) -> str:
     """The video as the page names it: relative where that is possible."""
     try:
-        return quote(Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix())
+        relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
+        return quote(os.fsencode(relative))                                # it may be no UTF-8
     except ValueError:                                                               # another drive of Windows
         return video.resolve().as_uri()
 
@@ -274,7 +276,8 @@ def read_record(narrations: Path, trace: Path | None) -> Record:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Make a page of a video and its narrations.")
+    parser = Parser(prog="python -m support.player",
+                    description="Make a page of a video and its narrations.")
     parser.add_argument("video", help="a video that browsers play, such as .mp4 (H.264)")
     parser.add_argument("narrations", help="stream.py's --jsonl")
     parser.add_argument("--trace", metavar="FILE", help="stream.py's --trace: shows p([SKIP]) and the cache, too")

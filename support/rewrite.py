@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from support.annotations import PUBLISHED_FILES, Notes, Track, every_track, find_annotations
 from support.checkpoint import load_llm
-from support.common import BadData, write_json
+from support.common import BadData, naming, progress, write_json
 
 TEMPLATE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and "
           "the present tense, with articles and a full stop. Add nothing. Answer with the sentence alone.\n"
@@ -45,8 +44,9 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
     model, tokenizer = load_llm(llm, dtype)
     model.to(device).eval()
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.open("a", encoding="utf-8") as file:
-        for text in tqdm([text for text in texts if text not in sentences], desc="rewriting", unit="sentence"):
+    with naming(kept), kept.open("a", encoding="utf-8") as file:
+        for text in progress([text for text in texts if text not in sentences], "rewriting",
+                             unit="sentence"):
             ids = tokenizer(TEMPLATE.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
             written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False,
                                      pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]

@@ -10,10 +10,12 @@ Of a recording nothing is left out; of a live source the newest pictures count.
 """
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
+from urllib.parse import unquote
 
 import av
 
@@ -22,7 +24,8 @@ from support.common import BadData
 CAMERA = re.compile(r"camera(?::(.+))?")
 LIVE = re.compile(r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*")
 ELSEWHERE = re.compile(r"(?is)-|https?://.*")
-SECRET = "pass|pwd|secret|token|key|auth|sig"                  # in the name of a value in an address
+# where the part of a path that may be secret begins: a value, an object, or a password with a colon
+SECRET = re.compile(r"(?i)=|\{|(?:pass|pwd|secret|token|key|auth|sig)[^/]*?:")
 DEVICES = {"darwin": "avfoundation", "win32": "dshow"}         # FFmpeg's name for cameras; elsewhere v4l2
 TIMELY = {"fflags": "nobuffer+discardcorrupt", "flags": "low_delay", "analyzeduration": "1000000",
           "probesize": "1000000"}                              # of all live sources: FFmpeg keeps nothing back
@@ -40,7 +43,7 @@ def is_live(source: str, live: bool = False) -> bool:
     if LIVE.fullmatch(source):
         return True
     if live and not is_elsewhere(source) and not Path(source).is_fifo():
-        raise BadData(f"{source}: --live is for what comes as it happens; a file is narrated in full without it")
+        raise BadData(f"{masked(source)}: --live is for what comes as it happens; a file is narrated in full without it")
     return live
 
 
@@ -54,21 +57,69 @@ def all_live(sources: list[str], live: bool = False) -> bool:
 
 
 def masked(source: str) -> str:
-    """A source for messages and files: passwords and the like in an address become ***."""
-    if "://" not in source:
+    """A source for messages and files: of an address, all that can be a secret becomes ***.
+
+    That is what stands before the last @ (user and password), the value of every query parameter, and the rest of a
+    path from a value in it on (user=admin_password=...). An address in which such parts are encoded is decoded.
+    """
+    plain = unquote(source)
+    hidden = hide_secrets(plain)
+    return hide_secrets(source) if hidden == plain else hidden
+
+
+def hide_secrets(source: str) -> str:
+    """See `masked`; `source` is taken as it is, not decoded."""
+    before, separator, rest = source.partition("://")
+    if not separator:
         return source
-    source = re.sub(r"(?i)(://[^/?#@:]*):(?!\d*[/?#]).*@", r"\1:***@", source, count=1)
-    return re.sub(rf"(?i)([?&;/_][^=&;/_]*(?:{SECRET})[^=&;/_]*=)[^&;#]*", r"\1***", source)
+    user, at, rest = rest.rpartition("@")        # the last one: a password may hold / ? # and @
+    host, path, query = re.fullmatch(r"([^/?#]*)([^?#]*)(.*)", rest, re.DOTALL).groups()
+    if secret := SECRET.search(path):
+        path = path[:secret.end()] + "***"
+    query = re.sub(r"[^?&;#]+", hide_value, query)
+    return before + separator + ("***@" if at else "") + host + path + query
+
+
+def hide_value(parameter: re.Match) -> str:
+    """One parameter of a query: NAME=VALUE -> NAME=***. Without a name, all of it is taken for a value."""
+    name, equals, value = parameter[0].partition("=")
+    named = equals and value.strip("='")         # = at the end fills up a word in base64; ' is a message's
+    return f"{name}=***" if named else "***"
+
+
+def mask_apart(source: str, sources: list[str]) -> str:
+    """`masked`, with the place among all sources where another one would look the same."""
+    name = masked(source)
+    alike = {other for other in sources if masked(other) == name}
+    return f"{name} (input {sources.index(source) + 1})" if len(alike) > 1 else name
 
 
 def source_name(source: str) -> str:
     """What the outputs of an input are called, among several: camera-1, 10.0.0.7-door, the name of a file."""
     if source == "-":
         return "stdin"
-    if LIVE.fullmatch(source) or is_elsewhere(source):
+    if LIVE.fullmatch(source) or "://" in source:
         plain = re.sub(r"^(/dev/|[^/]*://(?:[^/?#]*@)?)", "", masked(source).replace("***", ""))
-        return re.sub(r"[^\w.]+", "-", plain).strip("-.")
+        return re.sub(r"[^\w.]+", "-", plain).strip("-.") or "input"
     return Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem
+
+
+def source_names(sources: list[str]) -> list[str]:
+    """The names of the outputs of several inputs. Addresses that differ only in what is masked are numbered in their
+    order: door-1, door-2. BadData if two inputs have the same name all the same."""
+    names = [source_name(source) for source in sources]
+    by_name: dict[str, list[str]] = {}
+    for source, name in zip(sources, names):
+        if "://" in source:
+            by_name.setdefault(name, []).append(source)
+    for place, (source, name) in enumerate(zip(sources, names)):
+        alike = by_name.get(name, [])
+        if source in alike and len(set(alike)) == len(alike) > 1:
+            names[place] = f"{name}-{alike.index(source) + 1}"
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadData(f"several inputs are called {twice[0]}; rename one of them, or narrate it in another command, "
+                      f"so that their outputs differ")
+    return names
 
 
 def camera_device(which: str) -> tuple[str, str]:
@@ -105,3 +156,19 @@ def source_option(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise ArgumentTypeError("must be NAME=VALUE, such as rtsp_transport=udp")   # its text may hold a password
     return name, value
+
+
+def unknown_options(names: list[str]) -> list[str]:
+    """Those that are no options of this FFmpeg's formats and protocols: it ignores them without a word. Where its
+    libraries cannot be asked, none."""
+    search_all = 3                               # AV_OPT_SEARCH_CHILDREN | AV_OPT_SEARCH_FAKE_OBJ
+    try:
+        ffmpeg = ctypes.CDLL(av.container.core.__file__)
+        find, formats = ffmpeg.av_opt_find, ffmpeg.avformat_get_class
+    except (AttributeError, OSError):            # as on Windows, where a library shows only what is its own
+        return []
+    formats.restype = find.restype = ctypes.c_void_p
+    find.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+    known = ctypes.c_void_p(formats())
+    return [name for name in names
+            if not find(ctypes.byref(known), name.encode(), None, 0, search_all)]

@@ -27,7 +27,8 @@ import av
 import numpy as np
 from tqdm import tqdm
 
-from support.common import BadData, apart, command_line, first_line, one_line, replacing
+from support.common import BadData, apart, command_line, first_line, one_line, progress, replacing
+from support.options import Parser
 from support.subtitles import read_narrations
 from support.video import Video
 
@@ -195,9 +196,9 @@ def write_mp4(video: str | Path, rows: list[dict], path: str | Path, words: list
                 av.open(f"file:{part}", "w", format="mp4", options={"movflags": "+faststart"}) as target:
             streams = mp4_tracks(source, target, rows, words, count)
             target.start_encoding()
-            with tqdm(total=len(rows), unit="sentence", leave=False, delay=0.5) as progress:
+            with progress(None, "speech", len(rows), "sentence", leave=False, delay=0.5) as bar:
                 for packet in heapq.merge(*streams, key=lambda packet: packet.dts * packet.time_base):
-                    progress.update(packet.stream.type == "subtitle")
+                    bar.update(packet.stream.type == "subtitle")
                     target.mux(packet)
     except BadData:
         raise
@@ -329,7 +330,8 @@ class Speaker:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Add narrations to a video, as subtitles and as speech.")
+    parser = Parser(prog="python -m support.speech",
+                    description="Add narrations to a video, as subtitles and as speech.")
     parser.add_argument("video", help="video file")
     parser.add_argument("jsonl", type=Path, help="its narrations, as stream.py --jsonl writes them")
     parser.add_argument("--mp4", required=True, metavar="FILE", help="the video with a track of subtitles")

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.common import BadData, apart, is_number, read_jsonl
+from support.common import BadData, apart, check_writable, is_number, naming, read_jsonl
 from support.own import NARRATIONS
-from support.sources import is_live, source_name
+from support.sources import is_live, source_names
 
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
@@ -49,10 +49,15 @@ class Writers:
         paths = {name: path for name, path in paths.items() if path}
         apart(source, *paths.values())
         ends = {name: read_end(name, path) for name, path in paths.items()} if live else {}
-        for path in paths.values():                       # before one is emptied, all must be writable
+        check_writable(*paths.values(), in_place=True)    # before one is emptied, all must be writable
+        for path in paths.values():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             open(path, "a", encoding="utf-8").close()
         mode = "a" if before or live else "w"
-        self.files = {name: stack.enter_context(open(path, mode, encoding="utf-8")) for name, path in paths.items()}
+        self.files = {}
+        for name, path in paths.items():
+            stack.enter_context(naming(path))             # closing it writes what a full disk did not take
+            self.files[name] = stack.enter_context(open(path, mode, encoding="utf-8"))
         self.live, self.row_at = live, 0                  # row_at: where the last row of a live trace begins
         self.last: dict | None = before["last"] if before else None
         self.shift: dict[str, int] = {}                   # what is added to the numbers of a row; see `numbered`
@@ -93,8 +98,9 @@ class Writers:
 
     def put(self, name: str, text: str) -> None:
         if name in self.files:
-            self.files[name].write(text)
-            self.files[name].flush()
+            with naming(self.files[name].name):
+                self.files[name].write(text)
+                self.files[name].flush()
 
     def sentence(self, row: dict) -> None:
         """row: n, start, end (seconds), text, and any further fields of the JSONL line; a "repeat" is no subtitle."""
@@ -232,12 +238,7 @@ def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
 def several_outputs(sources: list[str],
                     folders: dict[str, str | None]) -> list[tuple[str, str, dict[str, str | None]]]:
     """See `outputs`."""
-    names = [source_name(source) for source in sources]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadData(f"several inputs are called {twice[0]}; rename one of them, or narrate it in another command, "
-                      f"so that their outputs differ")
-    for folder in filter(None, folders.values()):
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    names = source_names(sources)
     suffix = {"trace": "trace.jsonl"}
     return [(source, name, {form: folder and f"{folder}/{name}.{suffix.get(form, form)}"
                             for form, folder in folders.items()}) for source, name in zip(sources, names)]

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from support.common import LARGEST, BadData, pyplot, rank, save_figure, write_tensors, write_text
+from support.common import (LARGEST, BadData, naming, pyplot, rank, save_figure, write_tensors,
+                            write_text)
 
 
 def located(source: str, folder: str | Path | None = None) -> str:
@@ -179,7 +180,7 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
 # ------------------------------------------------------------------------------------- the log
 
 def append_log(log: Path, entry: dict) -> None:
-    with log.open("a") as file:
+    with naming(log), log.open("a") as file:
         file.write(json.dumps(entry) + "\n")
 
 

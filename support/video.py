@@ -25,6 +25,7 @@ from av.video.reformatter import VideoReformatter
 from tqdm import tqdm
 
 from support.common import BadData, replacing
+from support.sources import masked
 
 # seconds; Matroska rounds the times of this picture and of the first to milliseconds
 TOLERANCE = 0.0012
@@ -123,7 +124,7 @@ class Video:
         abandoned."""
         path = Path(self.path)
         if not path.exists():
-            raise BadData(f"{path}: no such file")
+            raise BadData(f"{masked(str(path))}: no such file")
         if path.is_dir():
             raise BadData(f"{path}: is a directory; give a video file")
         if not path.is_file():

@@ -148,19 +148,53 @@ def test_what_is_live():
         sources.all_live(["a.mp4", "camera"])
 
 
-@pytest.mark.parametrize("source", [
-    "rtsp://u:SECRET@a/b", "rtsp://u:SEC:RET@a:554/b", "rtsp://u:SECRET/SECRET@a/b", "rtsp://:SECRET@a",
-    "rtsp://u:12SECRET@a", "http://a/b?user=u&password=SECRET&x=1", "https://u:SECRET@a/b?token=SECRET#c",
-    "http://a/?apikey=SECRET", "rtsp://a/user=admin&password=SECRET&channel=1", "http://a/stream;token=SECRET",
-    "rtsp://a/user=admin_password=SECRET_channel=1_stream=0", "rtsp://a/1/password=SECRET/2",
-    "http://a/?token=SEC_RET-SEC/RET"])
-def test_secrets_are_masked(source):
-    assert "***" in sources.masked(source) and "SEC" not in sources.masked(source) + sources.source_name(source)
+@pytest.mark.parametrize("source, shown", [
+    ("rtsp://u:SECRET@a/b", "rtsp://***@a/b"), ("rtsp://u:SEC:RET@a:554/b", "rtsp://***@a:554/b"),
+    ("rtsp://u:SECRET/SECRET@a/b", "rtsp://***@a/b"), ("rtsp://u:SEC@RET@a/b", "rtsp://***@a/b"),
+    ("rtsp://:SECRET@a", "rtsp://***@a"), ("rtsp://u:12SECRET@a", "rtsp://***@a"),
+    ("rtsp://u:20#SECRET@a:1/x", "rtsp://***@a:1/x"), ("rtsp://u:20?SECRET@a/x", "rtsp://***@a/x"),
+    ("rtsp://u:20/SECRET@a/x", "rtsp://***@a/x"), ("rtsp://u:S?EC=1&RET@a/x", "rtsp://***@a/x"),
+    ("http://SECRET@a/", "http://***@a/"), ("http://SECRET:@a/", "http://***@a/"),
+    ("async:http://u:SECRET@a/", "async:http://***@a/"),
+    ("concat:http://u:SECRET@a/1|http://u:SECRET@b/2", "concat:http://***@b/2"),
+    ("lavfi:movie=http://u:SECRET@a/b", "lavfi:movie=http://***@a/b"),
+    ("http://u%3ASECRET%40a/", "http://***@a/"),
+    ("http://a/b?user=u&password=SECRET&x=1", "http://a/b?user=***&password=***&x=***"),
+    ("https://u:SECRET@a/b?token=SECRET#c", "https://***@a/b?token=***#***"),
+    ("http://a/v.cgi?loginuse=admin&loginpas=SECRET", "http://a/v.cgi?loginuse=***&loginpas=***"),
+    ("http://a/?a=1,password=SECRET&b=2", "http://a/?a=***&b=***"),
+    ("http://a/?%70assword=SECRET", "http://a/?password=***"), ("http://a/?SECRET", "http://a/?***"),
+    ("http://a/?SECRET==", "http://a/?***"), ("http://a/?x=SECRET==;y=2", "http://a/?x=***;y=***"),
+    ('http://a/?{"password":"SECRET"}', "http://a/?***"), ('http://a/{"password":"SECRET"}', "http://a/{***"),
+    ("http://a/%7B%22password%22:%22SECRET%22%7D", "http://a/{***"),
+    ("http://a/password:SECRET/x", "http://a/password:***"),
+    ("rtsp://a/user=SECRET&password=SECRET&channel=1", "rtsp://a/user=***"),
+    ("http://a/stream;token=SECRET", "http://a/stream;token=***"),
+    ("rtsp://a/user=SECRET_password=SECRET_channel=1_stream=0", "rtsp://a/user=***"),
+    ("rtsp://a/1/password=SECRET/2", "rtsp://a/1/password=***"),
+    ("http://a/?token=SEC_RET-SEC/RET", "http://a/?token=***")]
+    + [(f"http://a/?{name}=SECRET", f"http://a/?{name}=***") for name in (
+        "pw", "pin", "p", "jwt", "sid", "session", "credential", "X-Amz-Credential", "apikey", "x")])
+def test_secrets_are_masked(source, shown):
+    """In messages, in names of outputs, and where the address is a wrong value of an option."""
+    assert sources.masked(source) == shown
+    assert sources.masked(shown) == shown and "SEC" not in sources.source_name(source)
+    code, err = call(stream, ["a.mp4", "--serve", source])
+    assert code == 2 and "SEC" not in err and "***" in err
 
 
 def test_what_has_no_secret_stays():
-    for source in ("rtsp://a:554/b@c", "http://a:80/b?x=1", "a.mp4", "camera:1", "lavfi:a=b:c=d@e"):
+    for source in ("rtsp://a:554/b", "http://a:80/b%20c.mp4", "rtsp://signal.example:554/keys", "rtsp://[::1]:554/1",
+                   "a.mp4", "a@b.mp4", "camera:1", "lavfi:a=b:c=d@e"):
         assert sources.masked(source) == source
+
+
+def test_a_wrong_address_is_no_file_name():
+    """An address that is taken for a file is masked, too."""
+    for source in ("file://u:SECRET@a/b.mp4", "file:///a.mp4?token=SECRET"):
+        with pytest.raises(BadData, match=r"\*\*\*.*no such file") as error:
+            Video(source)
+        assert "SECRET" not in str(error.value)
 
 
 def test_names_of_several(tmp_path):
@@ -168,6 +202,21 @@ def test_names_of_several(tmp_path):
     names = [name for _, name, _ in outputs(argparse.Namespace(**forms, input=[
         "rtsp://u:p@10.0.0.7/door", "rtsp://10.0.0.8:554/door", "camera:1", "/dev/video2", "-", "a/b.mp4"]))]
     assert names == ["10.0.0.7-door", "10.0.0.8-554-door", "camera-1", "video2", "stdin", "b"]
+
+
+def test_cameras_that_differ_in_what_is_masked(said):
+    """Their outputs are numbered, in the order of the inputs, and so are their messages; one that is given twice is
+    refused, and so is a number that another one has as its name."""
+    one, two = "rtsp://a/live?channel=1&password=SECRET", "rtsp://a/live?channel=2&password=SECRET"
+    assert sources.source_names([one, "rtsp://b", two]) == ["a-live-channel-password-1", "b",
+                                                             "a-live-channel-password-2"]
+    assert sources.source_names(["rtsp://u:SECRET@a", "rtsp://u:OTHER@a"]) == ["a-1", "a-2"]
+    for twice in ([one, one], [one, two, "rtsp://a/live-channel-password-1"], ["b.mp4", "c/b.mkv"]):
+        with pytest.raises(BadData, match="several inputs are called"):
+            sources.source_names(twice)
+    args = argparse.Namespace(source_option=[], live=False, retries=None, input=[one, two])
+    names = [camera.open_pictures(source, 2, None, args, None).name for source in (one, two)]
+    assert names == [f"rtsp://a/live?channel=***&password=*** (input {n})" for n in (1, 2)]
 
 
 def test_options_of_ffmpeg():

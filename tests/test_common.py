@@ -1,9 +1,12 @@
 """What all files share (common.py): how commands end, and files that appear whole."""
 import argparse
+import errno
 import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from support import common
-from support.common import (BadData, NotDownloaded, command_line, non_negative, positive_float, positive_int, read_json,
-                            replacing, whole, write_json)
+from support.common import (BadData, NotDownloaded, command_line, non_negative, positive_float,
+                            positive_int, progress, read_json, replacing, whole, write_json)
+from support.subtitles import Writers
 from helpers import ROOT
 
 
@@ -75,9 +79,76 @@ def test_tensors_are_files_as_others(tmp_path, monkeypatch):
 
 
 def test_unwritable_files_are_said(tmp_path):
-    for file in (tmp_path, tmp_path / "no" / "folder"):
-        with pytest.raises(BadData, match=str(file)):
-            write_json(file, {})
+    (tmp_path / "file").touch()
+    for file in (tmp_path, tmp_path / "file" / "a", tmp_path / "file" / "folder" / "a"):
+        for write in (common.check_writable, lambda path: write_json(path, {})):
+            with pytest.raises(BadData, match=str(file)):
+                write(file)
+
+
+def test_folders_of_outputs_are_made_when_they_are_written(tmp_path):
+    """The check before does not make them, and leaves nothing behind."""
+    file = tmp_path / "new" / "folder" / "a.json"
+    common.check_writable(file, None)
+    assert not list(tmp_path.iterdir())
+    write_json(file, 1)
+    assert [one.name for one in file.parent.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    """What was there before stays."""
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = tmp_path / "a.json"
+    file.write_text("before")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(BadData, match=f"{file}: cannot be written, the disk is full"):
+        write_json(file, [])
+    assert file.read_text() == "before" and [one.name for one in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_in_the_middle_of_a_stream(tmp_path):
+    """The narrations' file or stdout: one line says which of them, and nothing complains at the end."""
+    with pytest.raises(BadData, match="/dev/full: cannot be written, the disk is full"), ExitStack() as stack:
+        Writers({"jsonl": "/dev/full"}, stack).sentence({"n": 0, "start": 0, "end": 1, "text": "You look."})
+    code = "from support.common import command_line\ncommand_line(lambda: print('x'))"
+    with open("/dev/full", "w") as output:
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr == "error: standard output: cannot be written, the disk is full\n"
+
+
+def test_what_stdout_cannot_encode_is_a_question_mark():
+    code = "from support.common import command_line\ncommand_line(lambda: print('a\\u0416\\udcffb'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONIOENCODING": "cp1252"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a??b\n", "")
+
+
+def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
+    """No bar, and nothing before the first minute is over."""
+    now = [0.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
+    for item in progress(range(10), "encoding", unit="video"):
+        now[0] += 25
+    assert capsys.readouterr().err == ("encoding: 3 of 10 videos in 75 s, 0.04 a second\n"
+                                       "encoding: 6 of 10 videos in 150 s, 0.04 a second\n"
+                                       "encoding: 9 of 10 videos in 225 s, 0.04 a second\n")
+    with progress(None, "streaming", unit="frame") as bar:
+        bar.update(100)
+        bar.set_postfix({"cache": "3 tokens"}, refresh=False)
+        now[0] += 60
+        bar.update(20)
+    assert capsys.readouterr().err == "streaming: 120 frames in 60 s, 2 a second; cache 3 tokens\n"
+
+
+def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for shown, rank in ((True, "0"), (False, "1")):                # of several processes, one shows it
+        monkeypatch.setenv("RANK", rank)
+        assert list(progress("abc", "x", 3, "step", mininterval=0)) == ["a", "b", "c"]
+        assert ("100%" in capsys.readouterr().err) == shown
 
 
 @pytest.mark.parametrize("kind, good, bad", [

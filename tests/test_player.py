@@ -197,7 +197,7 @@ def test_a_record_is_bounded(monkeypatch):
     rows = page.record.content(live=None)["rows"]
     assert 50 <= len(rows["p"]) <= 100 and rows["first"] + len(rows["p"]) == 1000
     assert rows["text"][-1] == trace[-1]["text_tokens"] and page.record.said[0]["frame"] >= rows["first"]
-    assert "secret" not in page.html() and page.title == "rtsp://user:***@10.0.0.7/door?password=***"
+    assert "secret" not in page.html() and page.title == "rtsp://***@10.0.0.7/door?password=***"
     assert not len(filled("camera", trace, said, wanted=False).record)
 
 

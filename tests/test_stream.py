@@ -1,11 +1,13 @@
 """Streaming (§3.4): training = streaming, the cache, the trigger, the command line."""
+import argparse
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 
 import numpy as np
 import pytest
@@ -15,10 +17,12 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 import train
-from support.common import one_line
+from support.camera import paced
+from support.common import BadData, one_line
 from support.decode import EMPTY
 from support.features import encode_pictures, load_features
 from support.subtitles import Writers, srt_cue, timestamp, vtt_cue
+from support.together import Alone
 from support.video import write_video
 from test_commands import call
 from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
@@ -502,7 +506,7 @@ def test_bad_input_is_one_line(kind, tmp_path, monkeypatch):
     assert code == 1 and len(errors.strip().splitlines()) == 1 and "Traceback" not in errors, errors
 
 
-@pytest.mark.parametrize("arguments", [["--model", "nowhere"], ["--jsonl", "/nowhere/n.jsonl"], ["--llm", "./nowhere"],
+@pytest.mark.parametrize("arguments", [["--model", "nowhere"], ["--jsonl", "/dev/null/n.jsonl"], ["--llm", "./nowhere"],
                                        ["--vision", "./nowhere"]])
 def test_bad_options_are_one_line(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -516,17 +520,130 @@ def test_usage_is_2(arguments):
     assert code == 2 and (not arguments or arguments[0] in errors)
 
 
+@pytest.mark.parametrize("arguments", [
+    ["missing.mp4"], ["missing.safetensors", "also.mp4"], ["a.mp4", "--jsonl", "a.mp4/n.jsonl"],
+    ["a.mp4", "--state", "a.mp4/n.state"], ["a.mp4", "--html", "a.mp4/n.html"], ["a.mp4", "--vision", "./nowhere"],
+    ["a.mp4", "--vision", "owner/nowhere"], ["a.mp4", "--vtt", "./a.mp4"]])
+def test_what_cannot_work_is_refused_before_anything_is_loaded(arguments, tmp_path, monkeypatch):
+    """One line, no model, and no folder for outputs has been made."""
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2)
+    for name in ("load_llm", "load_vision_model"):
+        monkeypatch.setattr(f"support.checkpoint.{name}", lambda *_: pytest.fail("a model is loaded"))
+    code, errors = call(stream, [*arguments, "--srt", "new/folder/n.srt", "--device", "cpu"])
+    assert code == 1 and len(errors.splitlines()) == 1, errors
+    assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_folders_of_outputs_are_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    features("a.safetensors", torch.randn(3, 10, 128))
+    files = [word for name in ("jsonl", "srt", "vtt", "trace", "state") for word in (f"--{name}", f"{name}/new/{name}")]
+    assert call(stream, ["a.safetensors", *files])[0] == 0
+    assert call(stream, ["a.safetensors", "--html", "html/new/html"])[0] == 0
+    made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("new/*")}
+    assert made == {f"{name}/new/{name}" for name in ("jsonl", "srt", "vtt", "trace", "state", "html")}
+
+
+def test_a_file_name_that_is_no_text(tmp_path):
+    """Its bytes are no UTF-8: on the page there is a mark in their place, and the page finds the file."""
+    name = os.fsdecode(b"a\xff.mp4")
+    try:
+        write_video(tmp_path / name, np.zeros((3, 96, 96, 3), np.uint8), 2)
+    except (OSError, BadData):
+        pytest.skip("this file system has only names that are text")
+    code, _ = call(stream, [str(tmp_path / name), "--html", str(tmp_path / "a.html")])
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert code == 0 and 'src="a%FF.mp4"' in page and "<title>a?.mp4" in page
+
+
+def test_a_bar_knows_the_end_only_of_recordings(monkeypatch):
+    """The total of a live source, or of a pipe, is not known; otherwise it would stand at 100 % all the time."""
+    class Run:
+        def __init__(self, total, count):
+            self.total, self.count, self.live, self.name, self.video = total, count, False, "", None
+    totals = []
+    bar = stream.progress(None)
+    monkeypatch.setattr(stream, "progress", lambda *_, **__: bar)
+    monkeypatch.setattr(bar, "set_postfix", lambda *_, **__: totals.append(bar.total))
+    step = stream.Decision(0, 0.9, 0.8, 0, 0, 0)
+    args = argparse.Namespace(explain=False, speak=False, voice_command=None, repeats=False)
+    for runs in ([Run(100, 3)], [Run(None, 3)], [Run(100, 3), Run(None, 0)], [Run(100, 3), Run(None, 1)]):
+        stream.show(iter([(0, (step, None))]), runs, None, args)
+    assert totals == [100, None, 100, None]
+
+
+class Clock:
+    """A clock that only moves when somebody sleeps."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr("support.camera.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("support.camera.time.sleep", self.sleep)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_recording_at_its_own_pace(monkeypatch):
+    """Frame i is there i / rate seconds after the first, in steps that let others go on; what is late catches up."""
+    clock, came = Clock(monkeypatch), []
+    for i in paced(range(6), 4.0, Alone().wait):
+        came.append((i, round(clock.now, 3)))
+        clock.now += 0.6 if i == 1 else 0
+    assert came == [(0, 0.0), (1, 0.25), (2, 0.85), (3, 0.85), (4, 1.0), (5, 1.25)]
+
+
+@pytest.mark.parametrize("pace, seconds", [("1", 9.5), ("2", 4.75), (None, 0.0)])
+def test_pace(pace, seconds, tmp_path, monkeypatch):
+    """The sentences are those without; 20 frames at 2 a second are over when the last one comes."""
+    monkeypatch.chdir(tmp_path)
+    features("a.safetensors", torch.randn(20, 10, 128, generator=torch.Generator().manual_seed(3)))
+    clock = Clock(monkeypatch)
+    assert call(stream, ["a.safetensors", "--jsonl", "paced", *(["--pace", pace] if pace else [])])[0] == 0
+    assert clock.now == pytest.approx(seconds, abs=0.01)
+    assert call(stream, ["a.safetensors", "--jsonl", "plain", "--lookahead", "1"])[0] == 0
+    paced_rows, plain_rows = ([json.loads(line) for line in open(name)] for name in ("paced", "plain"))
+    assert [(row["end"], row["tokens"]) for row in paced_rows] == [(row["end"], row["tokens"]) for row in plain_rows]
+
+
+def test_a_live_source_has_its_own_pace():
+    code, errors = call(stream, ["lavfi:testsrc", "--pace", "1"])
+    assert code == 1 and errors.startswith("error: --pace is for recordings; lavfi:testsrc is live")
+    for value in ("0", "-1", "x"):
+        assert call(stream, ["a.mp4", "--pace", value])[0] == 2
+
+
+def test_speech_of_a_recording_suggests_a_pace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    features("a.safetensors", torch.randn(2, 10, 128))
+    monkeypatch.setattr(stream, "Speaker", lambda args: nullcontext(argparse.Namespace(say=lambda text: None)))
+    for more, count in (([], 1), (["--pace", "1000"], 0)):
+        assert call(stream, ["a.safetensors", "--speak", *more])[1].count("--pace 1 ") == count
+
+
+def test_an_option_that_ffmpeg_does_not_know_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    features("a.safetensors", torch.randn(2, 10, 128))
+    given = ["--source-option", "nonsense=1", "--source-option", "rtsp_transport=udp", "--source-option", "framerate=5"]
+    code, errors = call(stream, ["a.safetensors", *given])
+    assert code == 0 and [line.split(":")[0] for line in errors.splitlines() if "option" in line] == [
+        "--source-option nonsense"]
+
+
 def test_the_bundled_narrator_says_what_it_knows(tmp_path):
-    """Another video without --model: one line of warning; a video of the miniature world: none."""
-    write_video(tmp_path / "a.mp4", [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
-    run = command(tmp_path / "a.mp4")
+    """Other videos without --model: one line of warning; a video of the miniature world: none."""
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4", [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
+    run = command(tmp_path / "a.mp4", tmp_path / "b.mp4")
     assert run.returncode == 0 and run.stderr.count("--model") == 1 and "miniature kitchen" in run.stderr
     assert "--model" not in command(tmp_path / "a.mp4", "--model", "toy/checkpoint").stderr
 
 
 def test_explain():
-    """Every frame in words; for the last one, that it always narrates."""
+    """What the letters mean; every frame in words; for the last one, that it always narrates."""
     run = command("toy/kitchen.mp4", "--explain")
+    assert run.stdout.startswith("legend: ")
     lines = [line for line in run.stdout.splitlines() if line.startswith("frame ")]
     assert len(lines) == 305 and "the first frame always narrates" in lines[0] and "l = " in lines[0]
     assert "fed [SKIP] x x 10" in lines[2] and "theta_low, within 4 s" in lines[2] and " > 0.5 " in lines[2]
@@ -537,8 +654,8 @@ def test_explain():
 def test_no_output_is_emptied_before_all_can_be_written(tmp_path):
     """The narrations of an earlier run survive a mistyped second output."""
     (tmp_path / "n.jsonl").write_text("kept\n")
-    with ExitStack() as stack, pytest.raises(FileNotFoundError):
-        Writers({"jsonl": tmp_path / "n.jsonl", "srt": tmp_path / "nowhere" / "n.srt"}, stack)
+    with ExitStack() as stack, pytest.raises(BadData, match="n.srt: cannot be written"):
+        Writers({"jsonl": tmp_path / "n.jsonl", "srt": tmp_path / "n.jsonl" / "n.srt"}, stack)
     assert (tmp_path / "n.jsonl").read_text() == "kept\n"
 
 

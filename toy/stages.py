@@ -35,12 +35,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 import narrator as nar
 from baselines.lionfs import TwoEncoders, motion
 from support.checkpoint import fill
-from support.common import BadData, chunks, first_line, write_json, write_tensors
+from support.common import BadData, chunks, first_line, progress, write_json, write_tensors
 from support.features import pairs
 from support.predictions import digest
 from toy import world
@@ -216,7 +215,7 @@ def training_pictures(seed: int, variant: world.World, videos: int, each: int,
     chance = random.Random(seed)
     pictures = []
     labels = []
-    for number in tqdm(world.SEEDS["train"][:videos], desc="rendering", unit="video"):
+    for number in progress(world.SEEDS["train"][:videos], "rendering", unit="video"):
         kitchen = world.Kitchen(number, world=variant)
         cells = kitchen.labels()                               # [T, 9, A]
         carrying = (cells[..., world.HELD] == world.YOURS).any(1)
@@ -386,7 +385,7 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: i
     mark = crc32((repr(variant) + digest(vision)).encode())
     videos = []
     kitchens = world.kitchens("train", limit, world=variant)
-    for seed, kitchen in tqdm(kitchens, total=limit, desc="encoding", unit="video"):
+    for seed, kitchen in progress(kitchens, "encoding", limit, "video"):
         key = f"{seed} {mark:08x}"
         if key not in stored:
             pictures = map(kitchen.render, range(len(kitchen)))
