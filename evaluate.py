@@ -34,13 +34,15 @@ from torch import Tensor
 import data
 import narrator as nar
 import stream
-from support import captions
+from support import captions, own
+from support.annotations import Notes
+from support.checks import check_vision
 from support.common import (BadData, check_writable, choose, command_line, positive_int,
                             print_table, probability, progress, rank, write_json)
 from support.features import pairs
 from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
-from support.options import (Parser, config_changes, data_options, home, lookahead_option, model_options,
-                             trigger_options)
+from support.options import (DATASETS, Parser, config_changes, data_options, home, lookahead_option,
+                             model_options, trigger_options)
 from support.predictions import Predictions, digest
 from support.together import Failed, side_by_side
 
@@ -180,8 +182,21 @@ def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
 # ---------------------------------------------------------------------- evaluate.py stream (§4.1, self-conditioned)
 
 def load_narrator(args: argparse.Namespace, model: str) -> nar.Narrator:
-    """A narrator with the settings of the command line."""
+    """A narrator with the settings of the command line. What it narrates, and with what, is looked for before."""
+    if getattr(args, "data", None):
+        check_data(args)
+        if args.data == "toy":
+            check_vision(model, args.vision, nar.Config.vision)
     return nar.Narrator.load(model, args.llm, *choose(args.device, args.dtype), **config_changes(args))
+
+
+def check_data(args: argparse.Namespace) -> None:
+    """BadData if the data set is not there. Of the toy, nothing is rendered yet; what can be long is not read twice."""
+    root = home(args.data, args.root)
+    if args.data == "toy" or not root.is_dir():
+        data.load_dataset(args.data, args.root, split_of(args), args.limit, variant=args.world)
+    elif args.data not in DATASETS:
+        own.read_folder(root, split_of(args), args.limit, Notes())
 
 
 def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
@@ -467,8 +482,8 @@ def main():
     args = parser.parse_args()
 
     def run():
-        if args.per_video:
-            check_writable(args.per_video)
+        output = getattr(args, "output", None)
+        check_writable(args.per_video, output and Path(output) / "settings.json")
         args.run(args)
 
     command_line(run)

@@ -39,8 +39,8 @@ from torch import Tensor, nn
 import data
 import narrator as nar
 from support import checkpoint, own
-from support.common import (BadData, ahead, choose, command_line, in_range, positive_float,
-                            positive_int, probability, progress, rank, whole)
+from support.common import (BadData, ahead, check_writable, choose, command_line, in_range,
+                            positive_float, positive_int, probability, progress, rank, whole)
 from support.options import Parser, dataset, kept_narrations
 from support.training import (append_log, curve, cut_log, located, order, random_restarts, restore, snapshot,
                               sum_gradients, summed, unfinished)
@@ -417,6 +417,7 @@ def parse() -> Options:
 def train(options: Options):
     torch.manual_seed(options.seed)
     began = time.perf_counter()
+    check_writable(Path(options.output) / checkpoint.ADAPTER)
     if not options.resume and (state := unfinished(Path(options.output))):
         raise BadData(f"{state} is of an interrupted training; give --resume to go on, or delete it")
     if not (options.resume or options.overwrite) and (Path(options.output) / checkpoint.ADAPTER).exists():

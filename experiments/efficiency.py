@@ -36,8 +36,8 @@ import stream
 from experiments.against import compare_checkouts
 from experiments.timing import Meter, Work, at_once, flatness, total
 from support import checkpoint
-from support.common import (BadData, choose, command_line, positive_int, print_table, progress,
-                            pyplot, save_figure, synchronise)
+from support.common import (BadData, check_writable, choose, command_line, positive_int,
+                            print_table, progress, pyplot, save_figure, synchronise)
 from support.decode import Plain
 from support.features import encode_pictures
 from support.options import Parser, device_options
@@ -209,6 +209,7 @@ def print_costs(results: dict[str, dict], macs_frames: int):
 
 
 def run_efficiency(args: argparse.Namespace):
+    check_writable(args.png)
     results, frontend = {}, decoding(args)
     work = Work(args.frames, args.every, args.words, args.lookahead)
     counted = replace(work, frames=min(args.macs_frames, args.frames), lookahead=1)

@@ -22,8 +22,9 @@ from experiments.examples import (PREDICTED_COLOUR, TRUE_COLOUR, draw_sentences,
                                   wrong_sentences)
 from experiments.frequency import frequency_options
 from experiments.words import words_options
-from support.common import (BadData, apart, choose, command_line, is_number, positive_float,
-                            print_table, progress, pyplot, read_jsonl, save_figure)
+from support.checks import check_input, check_vision
+from support.common import (BadData, apart, check_writable, choose, command_line, is_number,
+                            positive_float, print_table, progress, pyplot, read_jsonl, save_figure)
 from support.features import is_features
 from support.narrations import Sentence, to_sentences
 from support.options import Parser, data_options, model_options, trigger_options
@@ -175,11 +176,15 @@ def run_timeline(args: argparse.Namespace):
     png = args.png or str(source.with_suffix(".png"))
     for read in (args.input, args.pred, args.gt):
         apart(png, read or "")
+    check_writable(png)
     true = truth_for(source, args.gt)
     if source.suffix == ".jsonl":
         trace = read_jsonl(source)
         predicted = to_sentences(read_jsonl(Path(args.pred)), args.pred) if args.pred else None
     else:
+        check_input(args.input)
+        if not is_features(args.input):
+            check_vision(args.model, args.vision, nar.Config.vision)
         narrator = load_narrator(args, args.model)
         fps, memory = narrator.config.fps, narrator.layout.M + narrator.layout.N if narrator.config.prune else 0
         dtype = choose(args.device, args.dtype)[1]
@@ -225,7 +230,12 @@ def main():
             ("examples", examples_options, "frames of a video with the sentences under them, wrong ones in red")):
         add_options(commands.add_parser(name, help=text, description=text))
     args = parser.parse_args()
-    command_line(lambda: args.run(args))
+
+    def run():
+        check_writable(args.png)
+        args.run(args)
+
+    command_line(run)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import data
 from evaluate import split_of, truth_of
-from support.common import apart
+from support.common import apart, check_writable
 from support.narrations import Truth, read_truth
 from support.options import answer_options, data_options
 
@@ -46,8 +46,9 @@ def parse_truth(parser: argparse.ArgumentParser, needed: bool) -> argparse.Names
 
 
 def protect(args: argparse.Namespace, output: str = ""):
-    """Raise BadData if a file that is written is one that is read."""
+    """Raise BadData if what is written would destroy what is read, or cannot be written."""
     answers = "" if args.llm == "none" else args.answers
+    check_writable(output or None, answers or None)
     apart(args.pred, output, answers)
     if args.gt:
         apart(args.gt, output, answers)

@@ -7,9 +7,12 @@ from pathlib import Path
 import torch
 
 from support import own
-from support.common import BadData, progress, write_json, write_tensors
+from support.checks import check_inputs
+from support.common import BadData, check_writable, progress, write_json, write_tensors
 from support.features import encode_pictures, read_header
 from support.video import Video
+
+METADATA = "features_metadata.json"
 
 
 def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, fps: float, grid: int, batch: int,
@@ -28,7 +31,7 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
             raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
     paths = {source: output / f"{Path(source).stem}.safetensors" for source in videos}
     sources = {path: source for source, path in paths.items()}
-    output.mkdir(parents=True, exist_ok=True)
+    check_writable(output / METADATA)
     settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}
     for path in output.glob("*.safetensors"):
         made = read_header(path)[1]
@@ -40,7 +43,10 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
                           f"--output")
     done = lambda source: own.up_to_date(paths[source], settings | own.stamp(source) if renew else {})
     mine, failed = [source for source in videos[shard[0]::shard[1]] if not done(source)], []
+    if mine:
+        check_inputs(mine)
     encoder = load() if mine else None
+    output.mkdir(parents=True, exist_ok=True)
     for source in progress(mine, f"encoding {shard[0] + 1}/{shard[1]}", unit="video"):
         try:
             video = Video(source, fps, largest=2 * encoder.image_size)
@@ -65,7 +71,7 @@ def write_metadata(output: Path):
     seen, files = None, sorted(output.glob("*.safetensors"))
     while files != seen:
         headers = {path: read_header(path) for path in files}
-        write_json(output / "features_metadata.json", {
+        write_json(output / METADATA, {
             path.stem: {"duration": float(settings["duration"]), "path": path.name, "frames": frames}
             for path, (frames, settings) in headers.items()})
         seen, files = files, sorted(output.glob("*.safetensors"))

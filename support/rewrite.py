@@ -15,7 +15,7 @@ import torch
 
 from support.annotations import PUBLISHED_FILES, Notes, Track, every_track, find_annotations
 from support.checkpoint import load_llm
-from support.common import BadData, naming, progress, write_json
+from support.common import BadData, check_writable, naming, progress, write_json
 
 TEMPLATE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and "
           "the present tense, with articles and a full stop. Add nothing. Answer with the sentence alone.\n"
@@ -34,6 +34,7 @@ def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, devi
     if there := find_annotations(root, target.name):
         raise BadData(f"{there} exists: move it away to write it again")
     tracks = every_track(name, root, split, Notes())[:limit]
+    check_writable(target)
     texts = sorted({text for track in tracks for _, text in track.narrations + track.unseen})
     kept = target.with_suffix(".jsonl")
     known = resume(kept, f'["{llm}: narration", sentence]')

@@ -113,3 +113,31 @@ def test_nonsense_is_refused_in_a_few_lines(name, world):
             assert len(errors) == (code != 0), (option, value, err)
             refused += code != 0
     assert refused >= len(found)
+
+
+@pytest.mark.parametrize("module, line", [
+    (evaluate, "stream --data toy --root nowhere"), (evaluate, "stream --data ek100 --root nowhere"),
+    (evaluate, "stream --data toys"), (evaluate, "stream --data toy --output p.json/new"),
+    (evaluate, "stream --data toy --vision owner/nowhere"), (evaluate, "teacher --data toy --vision ./nowhere"),
+    (evaluate, "teacher --data toy --per-video p.json/new"), (train, "--data toy --output p.json/new"),
+    (data, "encode nowhere.mp4 --output new"), (data, "encode toys/a.mp4 --output p.json/new"),
+    (data, "encode toys/a.mp4 --output new"), (figures, "timeline nowhere.mp4"),
+    (figures, "timeline toys/a.mp4 --png p.json/new"), (figures, "timeline toys/a.mp4 --vision owner/nowhere"),
+    (efficiency, "--png p.json/new"), (summary, "--pred p.json --llm owner/nowhere --answers p.json/new")])
+def test_what_cannot_work_is_refused_before_anything_is_loaded(module, line, world, monkeypatch):
+    """A missing input, an output that cannot be written, a vision model that is nowhere: an error, and no new file."""
+    for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
+        monkeypatch.setattr(f"transformers.{name}.from_pretrained", lambda *_, **__: pytest.fail("a model is loaded"))
+    before = sorted(world.rglob("*"))
+    code, err = call(module, line.split())
+    assert code == 1 and sum(one.startswith("error: ") for one in err.splitlines()) == 1, err
+    assert sorted(world.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_mistaken_option_is_one_line(name, world):
+    """The error, and how to get help; no usage."""
+    module, line = COMMANDS[name]
+    code, err = call(module, [*line.split(), "--nonsense"])
+    assert code == 2 and len(err.splitlines()) == 1 and "error: unrecognized arguments: --nonsense; see python " in err
+    assert err.endswith(" --help\n")
