@@ -36,9 +36,10 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        rows = gradient.flatten(0, -2)
+        rows = gradient.reshape(-1, len(weight))                            # also of a single row
+        inputs = x.reshape(-1, weight.shape[1])
         return (product(gradient, weight.t()) if for_x else None,
-                product(rows.t(), x.flatten(0, -2).t()) if for_weight else None,
+                product(rows.t(), inputs.t()) if for_weight else None,
                 rows.sum(0) if for_bias else None)
 
 

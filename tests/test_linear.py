@@ -9,7 +9,8 @@ from support import linear
 LAYOUTS = {"plain": lambda: torch.randn(64, 256), "batch": lambda: torch.randn(2, 32, 256),
            "transposed": lambda: torch.randn(256, 64).t(),
             "one row for all": lambda: torch.randn(1, 256).expand(64, 256),
-           "every other": lambda: torch.randn(64, 512)[:, ::2]}
+           "every other": lambda: torch.randn(64, 512)[:, ::2],
+           "a single row": lambda: torch.randn(256)}
 needs_onednn = pytest.mark.skipif(not linear.ONEDNN, reason="this PyTorch has no oneDNN")
 
 
