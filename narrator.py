@@ -372,7 +372,11 @@ class Narrator(nn.Module):
             if (there := getattr(config, name)) and (folder / there).is_dir():
                 setattr(config, name, str(folder / there))
         config.llm = llm or config.llm
-        narrator = cls(*checkpoint.load_llm(config.llm, dtype), config)
+        llm, tokenizer = checkpoint.load_llm(config.llm, dtype)
+        with torch.device("meta"):                     # shapes alone take no memory, however large
+            shapes = cls(checkpoint.without_weights(llm), tokenizer, config).trainable()
+        checkpoint.compare(shapes, weights, folder / checkpoint.WEIGHTS)
+        narrator = cls(llm, tokenizer, config)
         checkpoint.fill(narrator.trainable(), weights, folder / checkpoint.WEIGHTS)
         return narrator.to(device).eval()
 

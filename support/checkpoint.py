@@ -4,12 +4,14 @@
     adapter_model.safetensors   LoRA, connector, memory, under their published names
     narrator.json               what PEFT's file cannot say (narrator.py: Config); published folders have none
 
-What the settings mean is narrator.py's business (`Narrator.load`, `Narrator.save`). Safetensors only, never pickles.
+What the settings mean is narrator.py's business (`Narrator.load`, `Narrator.save`). Safetensors
+only, never pickles, and no code that comes with a model (trust_remote_code).
 """
 from __future__ import annotations
 
 import struct
 from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -121,9 +123,8 @@ def required(file: Path) -> Path:
     return file
 
 
-@torch.no_grad()
-def fill(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
-    """Copy a checkpoint's tensors into the parameters of the same names; names and shapes must agree exactly."""
+def compare(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
+    """BadData unless names and shapes of a checkpoint's tensors are those of the parameters."""
     weights = {name: w for name, w in weights.items() if not name.endswith("base_layer.weight")}  # PEFT's copied head
     for problem, names in (("lacks", parameters.keys() - weights.keys()),
                            ("has unexpected", weights.keys() - parameters.keys()),
@@ -132,6 +133,12 @@ def fill(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) 
         if names:
             shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise BadData(f"{file} {problem} {len(names)} tensors: {shown}")
+
+
+@torch.no_grad()
+def fill(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
+    """Copy a checkpoint's tensors into the parameters of the same names; see `compare`."""
+    compare(parameters, weights, file)
     for name, parameter in parameters.items():
         parameter.copy_(weights[name])
 
@@ -192,13 +199,19 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     tokenizer = load_tokenizer(source)
     try:
         name, how = pinned(source)
-        llm, about = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa",
-                                                          use_safetensors=True, output_loading_info=True, **how)
+        llm, about = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+            trust_remote_code=False, output_loading_info=True, **how)
         complete(about)
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
     return llm, tokenizer
+
+
+def without_weights(llm):
+    """A model of the same family and sizes, made anew; on the device "meta" it takes no memory."""
+    return type(llm)(deepcopy(llm.config))
 
 
 def load_tokenizer(source: str):
@@ -207,7 +220,7 @@ def load_tokenizer(source: str):
     check_model(source, "llm")
     try:
         name, how = pinned(source)
-        return AutoTokenizer.from_pretrained(name, **how)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **how)
     except LOADING as error:
         raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
@@ -228,10 +241,12 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     check_model(source, "vision")
     try:
         name, how = pinned(source)
-        model, about = AutoModel.from_pretrained(name, dtype=dtype, use_safetensors=True, output_loading_info=True,
-                                                 **how)
+        model, about = AutoModel.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, trust_remote_code=False,
+            output_loading_info=True, **how)
         complete(about)
-        if hasattr(AutoConfig.from_pretrained(name, **how), "vision_config"):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **how)
+        if hasattr(config, "vision_config"):
             model = model.vision_model
         file = Path(name) / "preprocessor_config.json"
         if not file.exists():

@@ -177,3 +177,55 @@ def test_a_damaged_gguf_is_one_line(tmp_path):
     (tmp_path / "llm" / "bad.gguf").write_bytes(b"GGUFxxxx")
     with pytest.raises(BadData, match="cannot be loaded"):
         load_llm(str(tmp_path / "llm" / "bad.gguf"))
+
+
+CODE = """
+from transformers import PretrainedConfig
+open({mark!r}, "w").close()
+class Own(PretrainedConfig):
+    model_type = "own"
+"""
+
+
+@pytest.mark.parametrize("kind, load", [("llm", load_llm), ("llm", load_tokenizer),
+                                        ("vision", load_vision_model)])
+def test_code_of_a_checkpoint_is_never_run(tmp_path, kind, load, monkeypatch):
+    """A folder whose auto_map names a Python file: nobody is asked, it is refused in one line."""
+    shutil.copytree(TOY / kind, tmp_path / kind)
+    mark = tmp_path / "code has run"
+    (tmp_path / kind / "own.py").write_text(CODE.format(mark=str(mark)))
+    names = {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoModelForCausalLM": "own.Own",
+             "AutoTokenizer": ["own.Own", None]}
+    altered(tmp_path / kind, "config.json", {"model_type": "own", "auto_map": names})
+    if kind == "llm":
+        own = {"tokenizer_class": "Own", "auto_map": names}
+        altered(tmp_path / kind, "tokenizer_config.json", own)
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *_: asked.append(1) or "y")
+    with pytest.raises(BadData, match="cannot be loaded") as caught:
+        load(str(tmp_path / kind))
+    assert "\n" not in str(caught.value) and not asked and not mark.exists()
+
+
+@pytest.mark.parametrize("file, change", [
+    ("adapter_config.json", {"r": 100_000}), ("narrator.json", {"memory_tokens": 10 ** 7}),
+    ("narrator.json", {"width": 10 ** 6}),
+    ("narrator.json", {"memory": "tokenmlp", "memory_tokens": 10 ** 7}),
+    ("narrator.json", {"last_k": 0, "narration_memory": 10 ** 7}),
+    ("narrator.json", {"width": 10 ** 6, "width_second": 10 ** 6 - 32})])
+def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
+    """Settings beside whose tensors the narrator would take gigabytes."""
+    tiny(memory_heads=8).save(tmp_path)
+    altered(tmp_path, file, change)
+    largest = [0]
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.device.type != "meta":
+                largest.append(result.numel())
+            return result
+
+    with Sizes(), pytest.raises(BadData, match="adapter_model.safetensors (lacks|has)") as caught:
+        nar.Narrator.load(str(tmp_path))
+    assert "\n" not in str(caught.value) and max(largest) < 10 ** 6
