@@ -31,7 +31,7 @@ from baselines.lionfs import Aggregation, TwoEncoders
 from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP
 from baselines.mod import LAYERS, Routing
 from clam import CLAM, NoMemory
-from support import attention, checkpoint, decode, lora
+from support import attention, checkpoint, decode, family, lora
 from support.bounds import PART, check_bounds, count_positions
 from support.common import BadData, command_line, whole
 from support.drawing import Letters, plot_matrix, print_matrix
@@ -332,6 +332,7 @@ class Narrator(nn.Module):
         super().__init__()
         self.config = config
         self.llm = llm.requires_grad_(False)
+        family.adapt(llm, config.prune)
         hidden = llm.config.hidden_size
         second = config.width_second
         self.connector = nn.Sequential(nn.Linear(config.width - second, hidden), nn.GELU(), nn.Linear(hidden, hidden))
@@ -344,7 +345,6 @@ class Narrator(nn.Module):
         self.narration_memory = CLAM(hidden, N, **options) if N else NoMemory(hidden)
         self.layout = Layout(tokenizer, config.J, tokens, config.keep_newline, N)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
-        attention.install(llm)
         self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
         speed_up(self)
         self.decoder, self.plain, self.merged = decode.Plain(self), "its LoRA is not merged", False

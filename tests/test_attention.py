@@ -7,9 +7,11 @@ import torch
 import transformers
 
 import narrator as nar
-from support import attention
+import stream
+from support import attention, family
+from support.checkpoint import load_tokenizer
 from support.common import BadData
-from helpers import grouped, tiny, video
+from helpers import TOY, grouped, tiny, video
 
 AT = (0, 3, 9, 15, 16, 22, 24, 26)                       # segments of one to six frames, some of them alike
 
@@ -116,3 +118,69 @@ def test_what_cannot_be_computed_is_refused():
 
     with pytest.raises(BadData, match="Llama-like"):
         attention.install(Fixed(transformers.LlamaConfig(**SIZES)))
+
+
+def model_of(name, **changes):
+    torch.manual_seed(0)
+    config = getattr(transformers, name + "Config")(**SIZES | {"pad_token_id": 0} | changes)
+    return getattr(transformers, name + "ForCausalLM")(config)
+
+
+@pytest.mark.parametrize("name", ["StableLm", "Nemotron"])
+def test_models_that_drop_the_mask_are_refused(name):
+    """Their layers do not hand `rectangles` on: they would be trained on frames that streaming
+    removes. Where nothing is removed, they can be used, and training is streaming."""
+    with pytest.raises(BadData, match=f"{name}ForCausalLM does not hide .* Llama-like") as caught:
+        tiny(llm=model_of(name))
+    assert "\n" not in str(caught.value)
+    model = tiny(llm=model_of(name), memory="none", prune=False)
+    x, narrations = video(model)
+    with torch.no_grad():
+        parallel = model.logits(model(x, narrations)[0])
+        context = stream.Context(model)
+        context.logits = []
+        list(stream.narrate(model, x[:16], forced=dict(narrations), context=context))
+    assert (torch.stack(context.logits) - parallel[:-1]).abs().max() < 1e-3 * parallel.std()
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+@pytest.mark.parametrize("name", ["GPT2LMHead", "OPT", "GPTNeoX", "BioGpt", "FalconH1", "Jamba",
+                                  "RecurrentGemma", "ModernBertDecoder"])
+def test_other_families_are_one_line(name, pruned):
+    """Built differently, or with a past that is in no cache of keys and values."""
+    if name == "GPT2LMHead":
+        sizes = transformers.GPT2Config(vocab_size=640, n_embd=32, n_layer=1, n_head=4)
+        llm = transformers.GPT2LMHeadModel(sizes)
+    elif name == "Jamba":
+        llm = model_of(name, use_mamba_kernels=False, num_experts=2)
+    else:
+        llm = model_of(name)
+    changes = {} if pruned else {"memory": "none", "prune": False}
+    with pytest.raises(BadData, match="use a Llama-like language model") as caught:
+        tiny(llm=llm, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_with_a_model_of_another_family(tmp_path):
+    sizes = transformers.GPT2Config(vocab_size=640, n_embd=32, n_layer=1, n_head=4)
+    transformers.GPT2LMHeadModel(sizes).save_pretrained(tmp_path)
+    load_tokenizer(str(TOY / "llm")).save_pretrained(tmp_path)
+    with pytest.raises(BadData, match="GPT2LMHeadModel is built differently"):
+        nar.Narrator.load(str(TOY), llm=str(tmp_path))
+
+
+def test_rotations_that_depend_on_the_length_are_named_once(capsys):
+    family.warn.cache_clear()
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    for _ in range(2):
+        tiny(llm=model_of("Llama", max_position_embeddings=128, rope_parameters=dynamic))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the rotations of LlamaForCausalLM (dynamic) depend on the length of the context: "
+        "beyond position 128, streaming differs from training"]
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+    tiny(llm=model_of("Phi3", max_position_embeddings=512, rope_parameters=longrope,
+                      original_max_position_embeddings=64))
+    assert "(longrope)" in (said := capsys.readouterr().err) and "beyond position 64," in said
+    tiny(llm=model_of("Llama"))
+    assert capsys.readouterr().err == ""
