@@ -40,37 +40,41 @@ def attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, lis
 
     Mean over all narrations but the first -> [4], as in GROUPS; the rest goes to the prompt and the narration itself.
     """
-    seen, layer = {}, narrator.llm.model.layers[-1].self_attn
-    hook = layer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+    seen = {}
+
+    def watch(query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        seen.update(query=query[0], key=key[0], scale=scale)        # what stays is the last layer's
+
+    hook = narrator.llm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"watch": watch}), with_kwargs=True)
     try:
         _, labels, tokens = narrator(x, narrations)
     finally:
         hook.remove()
     segment, number, ids = (torch.tensor(y) for y in (tokens.segment, tokens.number, tokens.ids))
     queries = [(segment == n) & (labels != -100) & (number == n) for n in range(1, len(narrations))]
-    mask = nar.attention_mask(tokens, narrator.config.last_k, narrator.config.prune, narrator.device)[None, None]
-    inputs = seen["hidden_states"], seen["position_embeddings"], mask
+    config = narrator.config
+    mask = nar.attention_mask(tokens, config.last_k, config.prune, narrator.device)
+    rows = attention_rows(seen["query"], seen["key"], seen["scale"], mask, queries)
     shares = []
-    for n, weights in enumerate(attention_rows(layer, *inputs, queries), 1):
+    for n, weights in enumerate(rows, 1):
         memory, frames = (ids <= nar.MEMORY) & (segment == n), ids == nar.FRAME
         groups = (number >= 0) & (number < n), frames & (segment == n), frames & (segment < n), memory
         shares.append([weights[:, group].sum(1).mean().item() for group in groups])
     return np.mean(shares, axis=0)
 
 
-def attention_rows(attn, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor,
+def attention_rows(query: Tensor, key: Tensor, scale: float, mask: Tensor,
                    queries: list[Tensor]) -> Iterator[Tensor]:
-    """softmax(Q K^T) of a Llama attention layer, mean over heads, only for the given queries.
+    """softmax(Q K^T) of an attention layer, mean over heads, only for the given queries.
 
-    hidden [1, L, D_lm], mask [1, 1, L, L]; for each bool [L] in `queries`: its rows [rows, L].
+    query [H, L, c] and key [G, L, c] as the layer's attention gets them, mask [L, L]; for each bool
+    [L] in `queries`: its rows [rows, L].
     """
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
-    split = lambda y: y.unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
-    q, k = apply_rotary_pos_emb(split(attn.q_proj(hidden)), split(attn.k_proj(hidden)), *rotation)
-    k = repeat_kv(k, attn.num_key_value_groups).transpose(2, 3)
+    key = key.repeat_interleave(len(query) // len(key), 0).transpose(1, 2)               # [H, c, L]
     for rows in queries:
-        scores = (q[:, :, rows] @ k).float() * attn.scaling
-        yield scores.masked_fill(~mask[:, :, rows], float("-inf")).softmax(-1)[0].mean(0)
+        scores = (query[:, rows] @ key).float() * scale
+        yield scores.masked_fill(~mask[rows], float("-inf")).softmax(-1).mean(0)
 
 
 def plot_attention(results: dict[str, dict[str, float]], narrations: str, png: str):

@@ -61,8 +61,13 @@ def rectangles(rows: list[Row], length: int, device: str | torch.device) -> list
 
 def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                   rectangles: list[Rectangle] | None = None, dropout: float = 0.0, scaling: float | None = None,
-                  **more) -> tuple[Tensor, None]:
-    """An attention function of transformers: query [1, heads, L, c] -> [1, L, heads, c]."""
+                  watch: Callable | None = None, **more) -> tuple[Tensor, None]:
+    """An attention function of transformers: query [1, heads, L, c] -> [1, L, heads, c].
+
+    watch: called with query, key, value and scaling, as they are when the model is done with them.
+    """
+    if watch is not None:
+        watch(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
     if rectangles is None:
         return sdpa(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more)
     if dropout:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
@@ -36,6 +38,8 @@ STATIC = "default", "linear", "llama3", "yarn"                        # rotation
 LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
          "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
          "post_attention_layernorm")                                    # all that may have weights in a layer
+LLAMA = {"use_rope": True, "residual_multiplier": 1, "embedding_multiplier": 1, "clip_qkv": None,
+         "llama_4_scaling_beta": 0}    # what changes a layer, and Llama's value of it
 
 
 class Slots:
@@ -231,6 +235,16 @@ class Layer:
         self.norm_a, self.norm_m = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
         self.norm_q, self.norm_k = (norm_of(getattr(attention, name, None)) for name in ("q_norm", "k_norm"))
 
+    def in_fp32(self) -> "Layer":
+        """A copy that computes in fp32 and is alone: at place 0."""
+        other = copy(self)
+        other.place = 0
+        for name, value in vars(self).items():
+            if isinstance(value, tuple):                          # a weight and its bias or epsilon
+                pair = [y.float() if isinstance(y, Tensor) else y for y in value]
+                setattr(other, name, tuple(pair))
+        return other
+
     def __call__(self, h: Tensor, cos: Tensor, sin: Tensor, streams: list[tuple[Slots, Tensor, Tensor]]) -> Tensor:
         """h [N, D_lm] of all streams -> [N, D_lm]; `streams` as from `Decoder.enter`."""
         lengths, seen = [len(into) for _, into, _ in streams], []
@@ -287,6 +301,8 @@ class Decoder:
         model = narrator.llm.model
         if (rope := rope_type(model)) not in STATIC:
             raise Different(f"rotates its keys by rules of its own ({rope})")
+        if strange := unlike_llama(model):
+            raise Different(f"computes something that Llama does not ({strange})")
         routers = [i in narrator.routing.layers for i in range(len(model.layers))]
         self.routes = [layer.route if there else None for layer, there in zip(model.layers, routers)]
         try:
@@ -317,10 +333,7 @@ class Decoder:
         ids, positions, _ = join([part.plan for part in parts], 1)
         x, memory = (join([y for y in ys if y is not None]) for ys in zip(*((part.x, part.memory) for part in parts)))
         h = self.narrator.embed(ids, x, memory)
-        angles = positions[:, None].float() * self.inverse
-        cos = (angles.cos() * self.rope_scale).to(h.dtype).repeat(1, 2)[:, None]
-        sin = (angles.sin() * self.rope_scale).to(h.dtype)
-        sin = torch.cat([-sin, sin], 1)[:, None]
+        cos, sin = self.rotations(positions, h.dtype)
         streams = [self.enter(part.slots, part.plan) for part in parts]
         fewer = [self.enter(part.slots.fewer, part.routed) for part in parts if part.routed is not None]
         for layer, route in zip(self.layers, self.routes):
@@ -330,6 +343,13 @@ class Decoder:
                 h = route(lambda *some: layer(*some, fewer), h, cos, sin)
         h = join([own[part.rows] for own, part in zip(h.split([part.plan.shape[1] for part in parts]), parts)])
         return self.narrator.logits(norm(h, *self.norm))
+
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [N, 1, c] at positions [N], as `Layer.project` takes them."""
+        angles = positions[:, None].float() * self.inverse
+        cos = (angles.cos() * self.rope_scale).to(dtype).repeat(1, 2)[:, None]
+        sin = (angles.sin() * self.rope_scale).to(dtype)
+        return cos, torch.cat([-sin, sin], 1)[:, None]
 
     def enter(self, stream: Slots, plan: Tensor) -> tuple[Slots, Tensor, Tensor]:
         """The new tokens take their slots in a stream -> the stream, these slots, the queries' mask [1, 1, N H/G, S].
@@ -369,21 +389,121 @@ class Decoder:
         return logits.clone()
 
 
-@torch.no_grad()
+# ---------------------------------------------------------------------- which path
+
 def fastest(narrator) -> tuple[Callable, str | None]:
-    """Decoder, if it computes what the model computes for a few random tokens; else Plain, and why."""
-    plain, table = Plain(narrator), narrator.llm.get_input_embeddings().weight
+    """Decoder, if it is proved to compute what the model computes; else Plain, and why."""
+    plain = Plain(narrator)
     try:
         decoder = Decoder(narrator)
     except Different as reason:
         return plain, str(reason)
-    ids, places, logits = torch.randint(len(table), (9,)), torch.arange(9), []
-    for run in (plain, decoder):
-        slots = Slots(table.device)
-        slots.take(len(ids))
-        plan = torch.stack([ids, 5 * places, places]).to(table.device)
-        logits += run([Part(plan, None, None, slots, slice(None))])
-    error = (logits[0] - logits[1]).norm() / logits[0].norm()
-    if not error <= (1e-4 if table.dtype == torch.float32 else 5e-2):
+    if differs(decoder):
         return plain, "computes something that Llama does not"
     return decoder, None
+
+
+def unlike_llama(model: nn.Module) -> str | None:
+    """The name of an attribute or setting by which a model's layers differ from Llama's."""
+    owners = [model, model.config]
+    for layer in model.layers:
+        layer = getattr(layer, "inner", layer)                                    # without a router
+        owners += [layer, getattr(layer, "self_attn", layer)]
+    values = [vars(owner) for owner in owners]
+    values.append(getattr(model.config, "rope_parameters", None) or {})
+    for name, plain in LLAMA.items():
+        if any(settings.get(name) not in (plain, None) for settings in values):
+            return name
+    return None
+
+
+def far_positions(config) -> Tensor:
+    """Where the two paths are compared: at the beginning, from 100,000 on, and beyond what the
+    model was trained for."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    trained = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    starts = torch.tensor(sorted([0, 100_000, 2 * trained]))
+    return (starts[:, None] + 5 * torch.arange(9)).flatten().unique()
+
+
+@torch.no_grad()
+def differs(decoder: Decoder) -> bool:
+    """Does a layer compute something else than the model's own, or the model something else than
+    its layers in turn?
+
+    Queries, keys, values and outputs of all layers for random tokens, in fp32 whatever the dtype of
+    the model: bf16's rounding is larger than many differences. A layer is fp32 only while it
+    computes, so no second model is held.
+    """
+    narrator = decoder.narrator
+    model, device = narrator.llm.model, narrator.llm.device
+    positions = far_positions(model.config).to(device)
+    count = len(positions)
+    generator = torch.Generator().manual_seed(0)      # the caller's random numbers stay as they are
+    words = len(narrator.llm.get_input_embeddings().weight)
+    ids = torch.randint(words, (count,), generator=generator).to(device)
+    e = narrator.embed(ids).float()
+    mask = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+    inputs, outputs, attended = [], [], []            # of each layer in turn; then of the last norm
+    layers = [getattr(layer, "inner", layer) for layer in model.layers]
+    with ExitStack() as stack:
+        for module in (*layers, model.norm):
+            stack.enter_context(in_fp32(module, inputs, outputs))
+        model(inputs_embeds=e[None], position_ids=positions[None], attention_mask=mask[None, None],
+              use_cache=False, watch=lambda *given: attended.append(given))
+    if len(attended) != len(layers) or len(outputs) != len(layers) + 1:
+        return True
+    rotations, h = decoder.rotations(positions, torch.float32), e
+    for layer, before, after, (*heads, scale) in zip(decoder.layers, inputs, outputs, attended):
+        if not close(h, before):
+            return True
+        layer, slots = layer.in_fp32(), Slots(device, 64)
+        q, k, v = layer.project(before, *rotations)
+        their_q, their_k, their_v = (y[0].transpose(0, 1) for y in heads)            # [N, heads, c]
+        same_q = close(q * layer.scale, their_q * scale)
+        if not same_q or not close(k, their_k) or not close(v, their_v):
+            return True
+        slots.allocate(1, k)
+        into = torch.from_numpy(slots.take(count)).to(device)
+        stream = decoder.enter(slots, torch.stack([ids, positions, into]))
+        if not close(layer(before, *rotations, [stream]), after):
+            return True
+        h = after
+    weight, epsilon = decoder.norm
+    return not close(h, inputs[-1]) or not close(norm(h, weight.float(), epsilon), outputs[-1])
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Do two tensors [N, ..] agree to 1e-4 of each token's length?"""
+    if one.shape != other.shape:
+        return False
+    one, other = one.flatten(1), other.flatten(1)
+    return bool(((one - other).norm(dim=1) <= 1e-4 * other.norm(dim=1)).all())
+
+
+@contextmanager
+def in_fp32(module: nn.Module, inputs: list[Tensor], outputs: list[Tensor]) -> Iterator[None]:
+    """While the module computes, its weights are fp32; what goes in [1, N, D] and comes out is
+    noted as [N, D]."""
+    kept = {}
+
+    def begin(module, args, kwargs):
+        kept.update({p: p.data for p in module.parameters()})
+        for p, weight in kept.items():
+            p.data = weight.float()
+        inputs.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    def end(module, args, out):
+        for p, weight in kept.items():                  # the same tensors: fused weights stay views
+            p.data = weight
+        kept.clear()
+        if out is not None:                                 # None: it failed
+            outputs.append((out[0] if isinstance(out, tuple) else out)[0])
+
+    hooks = [module.register_forward_pre_hook(begin, with_kwargs=True),
+             module.register_forward_hook(end, always_call=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -72,6 +72,58 @@ def test_other_models_take_the_plain_path_and_say_so(llm, why):
     assert_same(plain, trace(model, x))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+        "original_max_position_embeddings": 128}
+ALMOST_LLAMA = {     # with what each is not
+    "Ministral3": ("llama_4_scaling_beta",
+                   {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}),
+    "SmolLM3": ("use_rope", {"num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 0,
+                             "eos_token_id": 1}),
+    "Granite": ("residual_multiplier", {"num_hidden_layers": 4, "residual_multiplier": 0.97})}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ALMOST_LLAMA)
+def test_what_is_almost_llama_takes_the_plain_path(family, dtype, monkeypatch):
+    """Known by name, and by the numbers alone: the queries of Ministral 3 differ from position 128
+    on, every fourth layer of SmolLM3 does not rotate, and bf16's rounding is larger than what
+    Granite's layers multiply by."""
+    strange, changes = ALMOST_LLAMA[family]
+    llm = small(family, **changes)
+    for p in llm.parameters():
+        p.data = p.data.to(dtype)
+    model = tiny(llm=llm)
+    assert strange in model.merge().plain and isinstance(model.decoder, decode.Plain)
+    monkeypatch.setattr(decode, "LLAMA", {})
+    assert decode.fastest(model)[1] == "computes something that Llama does not"
+
+
+def test_the_fast_path_is_found_whatever_the_dtype():
+    """Llama with rotations of several kinds, in bf16: the proof is in fp32, of one layer at a time,
+    whose weights are afterwards what they were. It takes no random numbers from the caller."""
+    for rope in ({"rope_type": "default", "rope_theta": 1e4}, YARN):
+        llm = small("Llama", rope_parameters=rope)
+        for p in llm.parameters():
+            p.data = p.data.to(torch.bfloat16)
+        model = tiny(llm=llm)
+        in_fp32, handles = [], []
+
+        def count(module, args):
+            dtypes = [layer.mlp.up_proj.weight.dtype for layer in llm.model.layers]
+            in_fp32.append(dtypes.count(torch.float32))
+
+        for layer in llm.model.layers:
+            handles.append(layer.mlp.register_forward_pre_hook(count))
+        before = torch.get_rng_state()
+        model.merge()
+        assert model.plain is None and torch.equal(torch.get_rng_state(), before)
+        assert in_fp32 == [1] * len(llm.model.layers)
+        assert {p.dtype for p in llm.parameters()} == {torch.bfloat16}
+        for layer, fused in zip(llm.model.layers, model.decoder.layers):
+            assert torch.equal(layer.self_attn.q_proj.weight, fused.qkv[0][:64])
+            assert layer.self_attn.q_proj.weight.data_ptr() == fused.qkv[0].data_ptr()
+
+
 def test_merging_leaves_the_embeddings():
     """The toy's head shares the embeddings' weight, but its LoRA belongs to the head alone."""
     model = tiny()

@@ -6,8 +6,10 @@ from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 import data
@@ -257,46 +259,70 @@ def test_attention_is_where_it_may_be():
         assert (groups[2] > 0) == (not model.config.prune) and (groups[3] > 0) == bool(model.layout.M + model.layout.N)
 
 
-def test_attention_weights_reproduce_the_layer():
-    """One head's worth: with a single head, weights times values through W_o is the layer's output."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+FAMILIES = {"Llama": {}, "Qwen3": {}, "Olmo2": {}, "Cohere": {}, "Phi3": {},
+            "SmolLM3": {"num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 1}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_is_that_of_the_models_own_weights(family):
+    """Those that transformers returns for the mask of Fig. 4, with norms of queries and keys
+    (Qwen3, Olmo2), a layer without rotation (SmolLM3), other rotations (Cohere), one matrix for
+    queries, keys and values (Phi3)."""
     torch.manual_seed(0)
-    llm = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                                       num_attention_heads=1, num_key_value_heads=1)).eval()
-    attn, seen = llm.model.layers[0].self_attn, {}
-    attn.register_forward_hook(lambda m, a, kw, out: seen.update(kw, out=out[0]), with_kwargs=True)
-    mask = torch.rand(1, 1, 9, 9).round().bool() | torch.eye(9, dtype=torch.bool)
+    sizes = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+    config = getattr(transformers, family + "Config")(**sizes | FAMILIES[family])
+    llm = getattr(transformers, family + "ForCausalLM")(config)
+    for name, p in llm.named_parameters():                                 # far from uniform
+        if p.dim() == 2 and ("q_proj" in name or "k_proj" in name):
+            p.data *= 8
+        elif "_norm" in name:
+            p.data *= 3
+    model, seen = tiny(llm=llm, last_k=2), {}
+    x, narrations = video(model)
+    hook = llm.model.register_forward_pre_hook(lambda module, args, given: seen.update(given),
+                                               with_kwargs=True)
+    shares = figures.attention(model, x, narrations)
+    hook.remove()
+    tokens = model.layout.sequence(narrations)
+    unseen = ~nar.attention_mask(tokens, 2)
+    hidden = torch.zeros(unseen.shape).masked_fill(unseen, float("-inf"))
+    llm.set_attn_implementation("eager")
     with torch.no_grad():
-        llm.model(inputs_embeds=torch.randn(1, 9, 16), attention_mask=mask)
-        inputs = seen["hidden_states"], seen["position_embeddings"], seen["attention_mask"]
-        weights, = figures.attention_rows(attn, *inputs, [torch.ones(9, dtype=torch.bool)])
-        expected = attn.o_proj(weights @ attn.v_proj(seen["hidden_states"][0]))
-    assert torch.allclose(expected, seen["out"][0], atol=1e-5)
+        given = {name: seen[name] for name in ("inputs_embeds", "position_ids")}
+        answer = llm.model(**given, attention_mask=hidden[None, None], use_cache=False,
+                           output_attentions=True)
+    weights = answer.attentions[-1][0].mean(0)
+    segment, number, ids = (torch.tensor(y) for y in (tokens.segment, tokens.number, tokens.ids))
+    learned = torch.tensor(tokens.learn[1:] + [False])
+    expected = []
+    for n in range(1, len(narrations)):
+        rows = weights[(segment == n) & learned & (number == n)]
+        frames, memory = ids == nar.FRAME, (ids == nar.MEMORY) & (segment == n)
+        narrated = (number >= 0) & (number < n)
+        groups = narrated, frames & (segment == n), frames & (segment < n), memory
+        expected.append([rows[:, group].sum(1).mean().item() for group in groups])
+    assert shares == pytest.approx(np.mean(expected, axis=0), abs=1e-4)
 
 
 def test_only_the_rows_asked_for_are_computed():
     """They are those of the whole matrix, whose rows sum to one; no tensor of [heads, L, L] is made."""
-    model, seen, largest = tiny(), {}, []
-    x, narrations = video(model, frames=60, at=(0, 20, 40))
-    layer = model.llm.model.layers[-1].self_attn
-    hook = layer.register_forward_pre_hook(lambda m, a, kw: seen.update(kw), with_kwargs=True)
-    with torch.no_grad():
-        _, _, tokens = model(x, narrations)
-        hook.remove()
-        L = len(tokens)
-        some, all_rows = torch.arange(L) % 50 == 3, torch.ones(L, dtype=torch.bool)
-        inputs = seen["hidden_states"], seen["position_embeddings"], nar.attention_mask(tokens)[None, None]
-        part, whole = figures.attention_rows(layer, *inputs, [some, all_rows])
-        assert torch.allclose(whole.sum(1), torch.ones(L), atol=1e-5) and torch.allclose(part, whole[some], atol=1e-6)
+    largest, L = [], 600
+    query, key = torch.randn(4, L, 8), torch.randn(2, L, 8)
+    mask = torch.ones(L, L, dtype=torch.bool).tril()
+    some, all_rows = torch.arange(L) % 50 == 3, torch.ones(L, dtype=torch.bool)
+    part, whole = figures.attention_rows(query, key, 0.3, mask, [some, all_rows])
+    assert torch.allclose(whole.sum(1), torch.ones(L), atol=1e-5)
+    assert torch.allclose(part, whole[some], atol=1e-6)
 
-        class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                result = function(*args, **(kwargs or {}))
-                largest.append(result.numel() if isinstance(result, torch.Tensor) else 0)
-                return result
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            largest.append(result.numel() if isinstance(result, torch.Tensor) else 0)
+            return result
 
-        with Sizes():
-            list(figures.attention_rows(layer, *inputs, [some]))
+    with Sizes():
+        list(figures.attention_rows(query, key, 0.3, mask, [some]))
     assert max(largest) < L * L
 
 
