@@ -189,6 +189,7 @@ class Context:
                 self.state = self.readable = memory.step(x[:, :x.shape[1] - later], self.state)
                 if later:
                     self.state = memory.step(x[:, -later:], self.readable)
+                self.check(self.state)
                 self.waiting = []
 
     def read_memory(self, said: list[int] | None = None):
@@ -216,6 +217,7 @@ class Context:
             if not self.ahead:
                 self.read_ahead(tokens, [] if x is None else [x, *self.upcoming.see(self.upcoming.K - 1)])
             _, slots, logits = self.ahead.popleft()
+            self.check(logits)
             self.cache.insert(tokens, slots)
             self.position += len(tokens)                                                        # line 11
             return logits
@@ -236,6 +238,13 @@ class Context:
             self.logits.extend(logits)
             logits = logits[last]
         self.ahead.extend(zip(pieces, np.split(slots, np.cumsum([len(piece) for piece in pieces[:-1]])), logits))
+
+    def check(self, numbers: Tensor) -> None:
+        """BadData, before anything is decided or saved, if a number is NaN or infinite."""
+        if not numbers.sum().isfinite():
+            raise BadData(f"frame {self.frame}: the model's numbers are not finite; try --dtype "
+                          f"bfloat16 or float32 (if that does not help, its weights or the "
+                          f"features of this frame are damaged)")
 
     def forget(self):
         """Remove from the cache what was read ahead."""
@@ -479,7 +488,9 @@ def main():
     parser = Parser(description="Narrate a video as it plays.")
     input_options(parser)
     parser.add_argument("--batch", type=positive_int, default=16, metavar="B",
-                        help="inputs that are narrated at once and share the passes of the models (default 16)")
+                        help="inputs that are narrated at once and share the passes of the models "
+                             "(default 16); the narrations are those of each alone in float32, in "
+                             "bfloat16 up to rounding")
     parser.add_argument("--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
     model_options(parser)
     trigger_options(parser)

@@ -506,6 +506,38 @@ def test_bad_input_is_one_line(kind, tmp_path, monkeypatch):
     assert code == 1 and len(errors.strip().splitlines()) == 1 and "Traceback" not in errors, errors
 
 
+def test_numbers_that_are_not_finite_end_the_stream(tmp_path, monkeypatch):
+    """Features of frames 5 to 7 that are finite, but too large: one line names the first of them,
+    and no file has anything of it, nor of what comes after."""
+    monkeypatch.chdir(ROOT)
+    x = torch.randn(12, 10, 128, generator=torch.Generator().manual_seed(0))
+    x[5:8] *= 1e36
+    files = {name: tmp_path / name for name in ("jsonl", "trace", "state", "srt")}
+    given = [part for name, file in files.items() for part in (f"--{name}", str(file))]
+    code, errors = call(stream, [str(features(tmp_path / "a.safetensors", x)), *given])
+    last = errors.strip().splitlines()[-1]                            # before it, a bar of progress
+    assert code == 1 and "error: frame 5:" in last and "--dtype bfloat16 or float32" in last, errors
+    assert "Traceback" not in errors
+    trace = [json.loads(line) for line in files["trace"].read_text().splitlines()]
+    assert [row["frame"] for row in trace] == list(range(len(trace))) and len(trace) <= 5
+    assert not files.pop("state").exists()
+    assert "NaN" not in "".join(file.read_text() for file in files.values())
+
+
+@pytest.mark.parametrize("broken", ["llm.lm_head.lora_B.weight", "memory.w_v.weight", "memory.z",
+                                    "connector.0.bias"])
+def test_damaged_weights_end_the_stream(broken):
+    """Also of the memory alone, whose numbers are not yet in any answer: its state is never NaN
+    between two frames."""
+    model = tiny()
+    x, _ = video(model)
+    model.get_parameter(broken).data.fill_(float("nan"))
+    context = stream.Context(model)
+    with pytest.raises(BadData, match="frame [01]: .* not finite"):
+        for _ in stream.narrate(model, x, context=context):
+            assert context.state.isfinite().all()
+
+
 @pytest.mark.parametrize("arguments", [["--model", "nowhere"], ["--jsonl", "/dev/null/n.jsonl"], ["--llm", "./nowhere"],
                                        ["--vision", "./nowhere"]])
 def test_bad_options_are_one_line(arguments, monkeypatch):
