@@ -338,7 +338,8 @@ def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[in
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or where p([SKIP]) <
     reply_theta (published results: 0, that is, never). If it does not by the true end, frames of the next segment
     follow until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the
-    narrator's own.
+    narrator's own. Segments are never restarted: `max_segment` is for streams, where nobody says
+    that a segment ends.
     """
     with keys_and_values(narrator.llm.model) as kept:
         hidden, labels, tokens = (forward or narrator)(x, narrations)
@@ -422,6 +423,9 @@ def true_narrations(narrator: nar.Narrator, sample: data.Sample) -> list[tuple[i
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
     narrator = load_narrator(args, args.model)
+    if narrator.config.max_segment is not None:
+        print("teacher: true segments are not restarted, so max_segment has no effect",
+              file=sys.stderr)
     vision, each, minutes = load_vision(args, narrator), {}, {}
     for sample in progress(samples(args, narrator), "teacher", unit="video"):
         narrations = true_narrations(narrator, sample)
@@ -459,7 +463,9 @@ def main():
     score.add_argument("--partial", action="store_true", help="score only the videos that have predictions")
     streams = command("stream", run_stream, "self-conditioned protocol over a split of a data set")
     streams.add_argument("--output", help="keep the predictions in this folder; finished videos are skipped")
-    teacher = command("teacher", run_teacher, "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness")
+    teacher = command("teacher", run_teacher,
+                      "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness "
+                      "(max_segment has no effect)")
     teacher.add_argument("--reply-theta", type=probability, default=0.0,
                          help="also end a segment where p([SKIP]) is below this (default 0, as published)")
     teacher.add_argument("--max-frames", type=positive_int, default=1200,
@@ -467,7 +473,9 @@ def main():
     trigger_options(streams)
     lookahead_option(streams)
     streams.add_argument("--batch", type=positive_int, default=1, metavar="B",
-                         help="videos that are narrated at once and share the passes of the models (default 1)")
+                         help="videos that are narrated at once and share the passes of the models "
+                              "(default 1); the narrations are those of each alone in float32, in "
+                              "bfloat16 up to rounding")
     for one in (streams, teacher):
         data_options(one)
         model_options(one, default=str(stream.TOY))

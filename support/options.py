@@ -79,7 +79,8 @@ def trigger_options(parser: ArgumentParser):
 
 def lookahead_option(parser: ArgumentParser):
     parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                        help="frames in one pass of the language model; the results are the same (default 4; 1: no "
+                        help="frames in one pass of the language model; the narrations are the "
+                             "same in float32, in bfloat16 up to rounding (default 4; 1: no "
                              "frame waits for the next)")
 
 

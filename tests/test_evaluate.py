@@ -2,6 +2,7 @@
 import argparse
 import io
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import data
 import evaluate
 import narrator as nar
-from helpers import GOLDEN, ROOT, published, tiny, two_ranks, video
+from helpers import GOLDEN, ROOT, TOY, published, tiny, two_ranks, video
 from support import captions
 from support.narrations import Sentence, Truth, read_predictions
 from support.options import model_options
@@ -527,6 +528,23 @@ def test_teacher_forced_is_the_published(name):
 def test_teacher_command():
     result = command("teacher", "--data", "toy", "--limit", 1, "--json", "--by-duration")
     assert result["ppl"] >= 1 and 0 <= result["fluency"] <= 1 and result["by_duration"]
+
+
+def test_teacher_forcing_restarts_nothing(tmp_path, capsys):
+    """`max_segment`, shorter than the true segments, changes no turn; the command says so."""
+    model = tiny()
+    x, narrations = video(model)
+    found = evaluate.turns(model, x, narrations)
+    model.config.max_segment = 1.0
+    assert evaluate.turns(model, x, narrations) == found
+    shutil.copytree(TOY, tmp_path / "toy")
+    settings = json.loads((tmp_path / "toy" / "narrator.json").read_text())
+    write(tmp_path / "toy" / "narrator.json", settings | {"max_segment": 1.0})
+    given = ["teacher", "--data", "toy", "--limit", "1", "--model", str(tmp_path / "toy")]
+    with mock.patch("sys.argv", ["evaluate.py", *given]), pytest.raises(SystemExit) as end:
+        evaluate.main()
+    assert end.value.code == 0
+    assert "max_segment has no effect" in capsys.readouterr().err
 
 
 def test_teacher_forcing_needs_a_first_narration(tmp_path):
