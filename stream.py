@@ -32,6 +32,7 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -241,7 +242,7 @@ class Context:
 
     def check(self, numbers: Tensor) -> None:
         """BadData, before anything is decided or saved, if a number is NaN or infinite."""
-        if not numbers.sum().isfinite():
+        if not isfinite(numbers.sum().item()):          # a sum with NaN or infinity is not finite
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; try --dtype "
                           f"bfloat16 or float32 (if that does not help, its weights or the "
                           f"features of this frame are damaged)")

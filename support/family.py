@@ -90,7 +90,7 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     if distance > tolerance * streamed.float().norm():
         return "computes one token after the other differently from all at once"
-    words = llm.lm_head(streamed).shape[-1]
+    words = llm.lm_head(streamed[None]).shape[-1]
     if words != llm.config.vocab_size:
         return f"has {words} numbers as its answer, and {llm.config.vocab_size} words"
     return None
