@@ -171,8 +171,6 @@ class Pages:
         if args.html and args.state:
             raise BadData("--html with --state would be a page of what came after the last start; make it at the end, "
                           "by python -m support.player VIDEO JSONL --trace TRACE")
-        if args.html and several:
-            Path(args.html).mkdir(parents=True, exist_ok=True)
         for run in runs:
             path = f"{args.html}/{run.name}.html" if args.html and several else args.html
             others = [file for file in run.files.values() if file]

@@ -711,7 +711,7 @@ def test_several_inputs_and_options(tmp_path):
         with run.page:
             run.page.tell(trace[0], said[0])
     assert embedded((tmp_path / "out" / "b.html").read_text())["said"][0]["text"] == said[0]["text"]
-    for changes in ({"host": "0.0.0.0"}, {"html": str(tmp_path / "nowhere" / "x"), "several": False},
+    for changes in ({"host": "0.0.0.0"}, {"html": "/dev/null/x", "several": False},
                     {"html": str(tmp_path / "page.html"), "state": "s"}):
         wrong = mock.Mock(**{"html": None, "serve": None, "host": serve.HOST, "state": None} | changes)
         with pytest.raises((BadData, OSError)):
