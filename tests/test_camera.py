@@ -205,8 +205,8 @@ def test_names_of_several(tmp_path):
 
 
 def test_cameras_that_differ_in_what_is_masked(said):
-    """Their outputs are numbered, in the order of the inputs, and so are their messages; one that is given twice is
-    refused, and so is a number that another one has as its name."""
+    """Their outputs are numbered, in the order of the inputs, and so are their messages; one
+    that is given twice is refused, and so is a number that another one has as its name."""
     one, two = "rtsp://a/live?channel=1&password=SECRET", "rtsp://a/live?channel=2&password=SECRET"
     assert sources.source_names([one, "rtsp://b", two]) == ["a-live-channel-password-1", "b",
                                                              "a-live-channel-password-2"]

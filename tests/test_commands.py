@@ -125,7 +125,8 @@ def test_nonsense_is_refused_in_a_few_lines(name, world):
     (figures, "timeline toys/a.mp4 --png p.json/new"), (figures, "timeline toys/a.mp4 --vision owner/nowhere"),
     (efficiency, "--png p.json/new"), (summary, "--pred p.json --llm owner/nowhere --answers p.json/new")])
 def test_what_cannot_work_is_refused_before_anything_is_loaded(module, line, world, monkeypatch):
-    """A missing input, an output that cannot be written, a vision model that is nowhere: an error, and no new file."""
+    """A missing input, an output that cannot be written, a vision model that is nowhere: an
+    error, and no new file."""
     for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(f"transformers.{name}.from_pretrained", lambda *_, **__: pytest.fail("a model is loaded"))
     before = sorted(world.rglob("*"))

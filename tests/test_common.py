@@ -110,7 +110,8 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_in_the_middle_of_a_stream(tmp_path):
-    """The narrations' file or stdout: one line says which of them, and nothing complains at the end."""
+    """The narrations' file or stdout: one line says which of them, and nothing complains at the
+    end."""
     with pytest.raises(BadData, match="/dev/full: cannot be written, the disk is full"), ExitStack() as stack:
         Writers({"jsonl": "/dev/full"}, stack).sentence({"n": 0, "start": 0, "end": 1, "text": "You look."})
     code = "from support.common import command_line\ncommand_line(lambda: print('x'))"
@@ -145,7 +146,7 @@ def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for shown, rank in ((True, "0"), (False, "1")):                # of several processes, one shows it
+    for shown, rank in ((True, "0"), (False, "1")):  # of several processes, one shows it
         monkeypatch.setenv("RANK", rank)
         assert list(progress("abc", "x", 3, "step", mininterval=0)) == ["a", "b", "c"]
         assert ("100%" in capsys.readouterr().err) == shown

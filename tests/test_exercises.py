@@ -1,4 +1,5 @@
-"""EXERCISES.md keeps its promises: each change is made in a copy, with the kitchen narrated and the named tests run."""
+"""EXERCISES.md keeps its promises: each change is made in a copy, with the kitchen narrated and
+the named tests run."""
 import json
 import re
 import shutil
@@ -64,7 +65,8 @@ for folder, wanted, tests in jobs:
 
 
 def apply(section: str, folder) -> None:
-    """Make the change of a section in the files in a folder: each hunk's old lines must be there once."""
+    """Make the change of a section in the files in a folder: each hunk's old lines must be there
+    once."""
     diff = re.search(r"```diff\n(.*?)```", section, re.S)[1]
     path = folder / re.search(r"`([\w/]+\.py)`", section)[1]
     source = path.read_text(encoding="utf-8")
@@ -84,7 +86,8 @@ def named(text: str) -> list[str]:
 
 
 def promised(section: str) -> tuple[list[str], list[str]]:
-    """The tests of which a section says that they pass, and those of which it says that they fail."""
+    """The tests of which a section says that they pass, and those of which it says that they
+    fail."""
     happens = re.search(r"<summary>What happens</summary>(.*?)</details>", section, re.S)[1]
     before, *after = re.split(r"^\* ", happens, flags=re.M)
     return named(before), named("".join(after))
@@ -123,7 +126,8 @@ def test_the_kitchen_without_a_change(found):
 
 @pytest.mark.parametrize("number", range(1, len(SECTIONS) + 1))
 def test_the_kitchen_is_as_promised(found, number):
-    """How many sentences there are, stay and move; the probabilities where they move; the cache. Or the error."""
+    """How many sentences there are, stay and move; the probabilities where they move; the cache.
+    Or the error."""
     section, kitchen = re.sub(r"\s+", " ", SECTIONS[number - 1]), found[number]["kitchen"]
     if kitchen is None:                                        # what narrates is not changed
         assert "`segment_rows`" in section

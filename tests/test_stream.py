@@ -578,7 +578,8 @@ def test_folders_of_outputs_are_made(tmp_path, monkeypatch):
 
 
 def test_a_file_name_that_is_no_text(tmp_path):
-    """Its bytes are no UTF-8: on the page there is a mark in their place, and the page finds the file."""
+    """Its bytes are no UTF-8: on the page there is a mark in their place, and the page finds the
+    file."""
     name = os.fsdecode(b"a\xff.mp4")
     try:
         write_video(tmp_path / name, np.zeros((3, 96, 96, 3), np.uint8), 2)
@@ -590,7 +591,8 @@ def test_a_file_name_that_is_no_text(tmp_path):
 
 
 def test_a_bar_knows_the_end_only_of_recordings(monkeypatch):
-    """The total of a live source, or of a pipe, is not known; otherwise it would stand at 100 % all the time."""
+    """The total of a live source, or of a pipe, is not known; otherwise it would stand at 100 %
+    all the time."""
     class Run:
         def __init__(self, total, count):
             self.total, self.count, self.live, self.name, self.video = total, count, False, "", None
@@ -618,7 +620,8 @@ class Clock:
 
 
 def test_a_recording_at_its_own_pace(monkeypatch):
-    """Frame i is there i / rate seconds after the first, in steps that let others go on; what is late catches up."""
+    """Frame i is there i / rate seconds after the first, in steps that let others go on; what is
+    late catches up."""
     clock, came = Clock(monkeypatch), []
     for i in paced(range(6), 4.0, Alone().wait):
         came.append((i, round(clock.now, 3)))

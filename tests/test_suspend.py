@@ -376,7 +376,7 @@ REFUSED = {
         ("llm.model.layers.0.mlp.up_proj.base_layer.weight", "language model")]},
     "truncated": ("is damaged", lambda half, folder: os.truncate(folder / "s", (folder / "s").stat().st_size - 100)),
     "random bytes": ("is damaged", lambda half, folder: (folder / "s").write_bytes(os.urandom(1000))),
-    "features": ("is damaged", lambda half, folder: (folder / "x.safetensors").replace(folder / "s")),
+    "features": ("is damaged", lambda half, folder: shutil.copy(folder / "y.safetensors", folder / "s")),
     "other tensors": ("is damaged", lambda half, folder: save_file(
         {"cache.slots": torch.zeros(3).long()}, folder / "s", {"state": json.dumps(read_state(folder / "s")[0])})),
     "empty": ("is damaged", lambda half, folder: (folder / "s").write_bytes(b"")),
@@ -385,7 +385,7 @@ REFUSED = {
     "short": ("jsonl: is shorter than it was", lambda half, folder: os.truncate(folder / "jsonl", 30)),
     "fewer outputs": ("was saved with --jsonl --srt --vtt --trace;", lambda half, folder: half.line.pop(-2)),
     "twice": ("is given twice", lambda half, folder: half.line.append(f"--state={folder / 'srt'}")),
-    "nowhere": ("nowhere/s: cannot be", lambda half, folder: half.line.append(f"--state={folder / 'nowhere/s'}")),
+    "nowhere": ("srt/s: cannot be", lambda half, folder: half.line.append(f"--state={folder / 'srt/s'}")),
 }
 
 

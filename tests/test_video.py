@@ -391,10 +391,11 @@ def test_an_interrupted_video_leaves_nothing_behind(tmp_path, error):
 
 
 def test_what_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
     with pytest.raises(BadData, match="cannot be written"):
-        write_video(tmp_path / "gone" / "a.mp4", [numbered(0)], 2)
+        write_video(tmp_path / "file" / "a.mp4", [numbered(0)], 2)
     with pytest.raises(BadData, match="is a directory"):
         write_video(tmp_path, [numbered(0)], 2)
     with pytest.raises(BadData, match="no frames"):
         write_video(tmp_path / "a.mp4", [], 2)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["file"]
