@@ -206,6 +206,7 @@ def take_lock(path: Path) -> BinaryIO:
     name = path.with_name(f".{path.name}.lock")
     while True:
         try:
+            name.parent.mkdir(parents=True, exist_ok=True)
             file = open(name, "ab")
         except OSError as error:
             raise BadData(f"{name}: cannot be written ({error.strerror}); choose another --state") from error
