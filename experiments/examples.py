@@ -119,7 +119,7 @@ def row_height(sentences: list[Sentence], start: float, end: float, width: float
     return min(TALLEST, height)
 
 
-def draw_sentences(axis, colour: str, sentences: list[Sentence], wrong: list[bool]):
+def draw_sentences(axis, title: str, colour: str, sentences: list[Sentence], wrong: list[bool]):
     """Each segment with its sentence, clipped to the segment. The limits of x are set already."""
     start, end = axis.get_xlim()
     width, height = axis.get_window_extent().size / axis.figure.dpi            # inches
@@ -145,7 +145,7 @@ def draw_sentences(axis, colour: str, sentences: list[Sentence], wrong: list[boo
             transform=axis.get_xaxis_transform(),
         )
         drawn.set_clip_path(cell)
-    axis.set_yticks([])
+    axis.set(ylabel=title, yticks=[])
 
 
 # ------------------------------------------------------------- frames and rows
@@ -221,7 +221,7 @@ def plot_examples(pictures: list[np.ndarray], times: list[float], rows: dict[str
         else:
             colour = PREDICTED_COLOUR
             wrong = wrong_sentences(sentences, rows.get("truth", []))
-        draw_sentences(axis, colour, sentences, wrong)
+        draw_sentences(axis, title, colour, sentences, wrong)
         axis.set_ylabel(title, rotation=0, ha="right", va="center", parse_math=False)
         last = axis is axes[-1]
         axis.tick_params(labelbottom=last, bottom=last)

@@ -142,7 +142,7 @@ def draw_row(sentences, end, width=14):
     figure = examples.pyplot().figure(figsize=(width, height))
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_xlim(0, end)
-    examples.draw_sentences(axis, "white", sentences, [False] * len(sentences))
+    examples.draw_sentences(axis, "", "white", sentences, [False] * len(sentences))
     axis.set_axis_off()
     figure.canvas.draw()
     return axis
