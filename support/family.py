@@ -85,7 +85,7 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
             # (or NaN, if weights are damaged; streams notice that).
             if gradient[0].nan_to_num(0, 0, 0).any():
                 return "does not hide from its attention what is removed from the context"
-    streamed = in_turn(llm, e.detach(), places, 1 if pruned else 0)
+    streamed = token_by_token(llm, e.detach(), places, 1 if pruned else 0)
     distance = (trained[2] - streamed).detach().float().norm()
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     if distance > tolerance * streamed.float().norm():
@@ -97,7 +97,7 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
 
 
 @torch.no_grad()
-def in_turn(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Tensor:
+def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Tensor:
     """The last hidden state [D_lm] of the last token, streamed in two passes from `begin` on."""
     slots = Slots(llm.device, 64)
     for new in (places[begin:begin + 1], places[begin + 1:]):

@@ -97,7 +97,7 @@ class State:
         self.whose, found = identity(narrator, run.source, run.live), path.exists()
         if found:
             about, tensors = read_state(path)
-            compare(path, about.get("whose", {}), self.whose)
+            refuse_another_stream(path, about.get("whose", {}), self.whose)
             if about["done"]:
                 print(f"{path}: {masked(run.source)} is narrated to its end; delete it to begin anew", file=sys.stderr)
                 return False
@@ -347,7 +347,7 @@ def mark_of(source: str, live: bool) -> str:
     return f"{size} bytes, {marks.hexdigest()[:12]}{name}"
 
 
-def compare(path: Path, there: dict, here: dict) -> None:
+def refuse_another_stream(path: Path, there: dict, here: dict) -> None:
     """BadData if a state is not of this stream."""
     for name, value in here.items():
         if there.get(name) != value:

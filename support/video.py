@@ -124,7 +124,7 @@ class Video:
         abandoned."""
         path = Path(self.path)
         if not path.exists():
-            raise BadData(f"{masked(str(path))}: no such file")
+            raise BadData(f"{masked(str(self.path))}: no such file")
         if path.is_dir():
             raise BadData(f"{path}: is a directory; give a video file")
         if not path.is_file():
