@@ -12,6 +12,7 @@ import pytest
 
 from helpers import ROOT
 from test_commands import Parsed, catch_parser
+from test_house import FLOORS
 
 PAGES = {str(path.relative_to(ROOT)): path.read_text()
          for path in [ROOT / "README.md", ROOT / "EXERCISES.md", *sorted((ROOT / "docs").glob("*.md")),
@@ -37,6 +38,30 @@ def test_every_room_has_a_row():
     code = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.stem != "__init__"]
     rooms = {path.parent.relative_to(ROOT).as_posix() for path in code}
     assert sorted(rows) == sorted(rooms | {"tests", "docs"})
+
+
+def test_the_order_of_imports_is_that_of_the_house():
+    """`experiments` -> ... -> `support`: each step of it is a floor of tests/test_house.py."""
+    chain = re.search(r"^`experiments` ->.*?\.$", README, re.M | re.S)[0]
+    steps = [re.findall(r"`([\w.]+)`", step) for step in chain.split("->")]
+    assert len(steps) == len(FLOORS)
+    for step, floor in zip(reversed(steps), FLOORS):
+        for module in floor:
+            assert any(module == name or module.startswith(name + ".") for name in step), module
+        for name in step:
+            assert any(module == name or module.startswith(name + ".") for module in floor), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_mentioned_exist(page):
+    """All Python files, and other files of the rooms. A test file may be named without tests/."""
+    python = re.findall(r"(?<![\w./])([\w/]+\.py)\b", PAGES[page])
+    rooms = "|".join([*FOLDERS, "tests", "docs", "assets"])
+    ends = "html|json|jsonl|md|mp4|png|safetensors"
+    others = re.findall(rf"(?<![\w./])((?:{rooms})/[\w/.]+\.(?:{ends}))\b", PAGES[page])
+    missing = {name for name in python + others
+               if not (ROOT / name).is_file() and not (ROOT / "tests" / name).is_file()}
+    assert not missing
 
 
 def names(path):
@@ -151,12 +176,14 @@ def test_numbers_of_the_readme_are_those_of_the_pages():
 
 
 def test_exercises_quote_code_and_tests():
-    """EXERCISES.md: every line that goes is in its file once; every test that is named exists."""
+    """EXERCISES.md: what each hunk replaces is in its file once; every test that is named exists."""
     text = (ROOT / "EXERCISES.md").read_text()
     for section in text.split("\n## ")[1:]:
         source = (ROOT / re.search(r"`(\w+\.py)`", section)[1]).read_text()
-        lines = re.findall(r"^[- ] +(.+)$", section.split("```diff")[1].split("```")[0], re.M)
-        assert lines and all(source.count(line) == 1 for line in lines), lines
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+        diff = section.split("```diff\n")[1].split("```")[0]
+        for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
+            old = "".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in "- ")
+            assert old and source.count(old) == 1, old
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"\b(test_\w+)\b(?!\.py)", text))
     assert len(named) > 10 and all(f"def {name}(" in tests for name in named), named
