@@ -1,67 +1,62 @@
-"""Evaluation (paper §4.1, App. B.5): both protocols, and the measures of streamed narrations.
+"""Evaluation (paper §4.1, App. B.5): alignment in time, caption scores, teacher forcing.
 
-    score       predictions and ground truth, both from files -> alignment in time and caption scores
-    stream      self-conditioned: the model narrates a split of a data set by itself, then `score`
-    teacher     teacher-forced: true narrations and segment ends are given, and the model predicts the next token
+    python evaluate.py score      predictions and ground truth, both from files
+    python evaluate.py stream     self-conditioned: the model narrates a split of a data set, then
+                                  `score`
+    python evaluate.py teacher    teacher-forced: true narrations and segment ends are given, and
+                                  the model predicts the next token
 
-Every narration closes a segment that began at the one before it. Segments give precision, recall and F1; the sentence
-of every true segment is compared with that of the predicted segment that fits it best (GIoU), by the caption scores of
-support/captions.py. Videos without a true narration are left out, and their number is reported.
+The commands themselves are in commands/evaluate.py; here are the measures. Every narration closes a
+segment that began at the narration before it. Segments give precision, recall and F1. The sentence
+of every true segment is compared with the sentence of the predicted segment that fits it best
+(GIoU), by caption scores. Videos without a true narration are left out, and their number is
+reported.
 
 Glossary (P predicted, N true segments):
     segments    (start, end) in seconds                                   [P or N, 2]
     iou, giou   of every true with every predicted segment                [N, P]
-    turn        a segment and its narration under teacher forcing
 
-`--json` prints one JSON object as the last line. Does not include: what streaming costs and what narrations attend to
-(experiments/efficiency.py, experiments/figures.py).
+Does not include: what streaming costs and what narrations attend to (experiments/efficiency.py,
+experiments/figures.py).
 """
-import argparse
-import json
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
-from functools import partial
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import exp, log
+from shutil import which
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-import data
 import narrator as nar
-import stream
-from support import captions, own
-from support.annotations import Notes
-from support.checks import check_vision
-from support.common import (BadData, check_writable, choose, command_line, positive_int,
-                            print_table, probability, progress, rank, write_json)
-from support.features import pairs
-from support.narrations import Sentence, Truth, paired, read_predictions, read_truth, to_sentences
-from support.options import (DATASETS, Parser, config_changes, data_options, home, lookahead_option,
-                             model_options, trigger_options)
-from support.predictions import Predictions, digest
-from support.together import Failed, side_by_side
+from support.common.errors import BadData
+from support.files.narrations import Sentence, Truth
+
 
 TAU = 0.5                     # IoU from which two segments match
-DURATIONS = (2, 4, 8)         # minutes: the groups of the paper's duration tables
 
 
 # ---------------------------------------------------------------------- temporal alignment (App. B.5)
 
+
 def segments(times: list[float], start: float = 0.0) -> np.ndarray:
-    """Narration times -> segments (previous time, time), the first from `start`; reversed bounds are swapped."""
+    """Narration times -> segments (previous time, time), the first from `start` [P, 2].
+
+    Reversed bounds are swapped.
+    """
     bounds = np.array([start, *times], dtype=float)
     return np.sort(np.stack([bounds[:-1], bounds[1:]], axis=1), axis=1)
 
 
 def overlaps(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """IoU and generalised IoU of true [N, 2] with predicted [P, 2] segments -> [N, P] each."""
-    latest, earliest = (f(truth[:, None], predicted[None]) for f in (np.maximum, np.minimum))      # [N, P, 2]
-    intersection = np.clip(earliest[..., 1] - latest[..., 0], 0, None)
+    latest = np.maximum(truth[:, None], predicted[None])                            # [N, P, 2]
+    earliest = np.minimum(truth[:, None], predicted[None])
+    intersection = np.clip(earliest[..., 1] - latest[..., 0], 0, None)              # [N, P]
     union = np.clip(np.diff(truth) + np.diff(predicted).T - intersection, 1e-8, None)
     enclosing = np.clip(latest[..., 1] - earliest[..., 0], 1e-8, None)
     iou = intersection / union
@@ -69,28 +64,56 @@ def overlaps(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def alignment(iou: np.ndarray) -> dict[str, float]:
-    """Precision, recall and F1 at TAU of one video from iou [N, P]; all 0 where nothing is predicted."""
+    """Precision, recall and F1 at TAU of one video from iou [N, P]; all 0 where nothing is
+    predicted.
+    """
     if iou.size == 0:
         return {"precision": 0.0, "recall": 0.0, "f1": 0.0}
-    precision, recall = float((iou >= TAU).any(0).mean()), float((iou >= TAU).any(1).mean())
-    return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / max(precision + recall, 1e-8)}
+    matches = iou >= TAU                            # [N, P]
+    precision = float(matches.any(0).mean())        # predicted segments that match a true one
+    recall = float(matches.any(1).mean())           # true segments that match a predicted one
+    f1 = 2 * precision * recall / max(precision + recall, 1e-8)
+    return {"precision": precision, "recall": recall, "f1": f1}
 
 
-def match(truth: Truth, predicted: list[Sentence]) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
-    """Alignment, narrations a minute and mean segment lengths (s, Fig. 9) of one video, and each true sentence with the
-    one whose segment fits its own best, whatever the overlap ("" if nothing is predicted). Each annotator's narrations
-    make their own segments. Of files (`score`), a video's length is the span of its true narrations."""
+def align(truth: Truth, predicted: list[Sentence],
+          ) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
+    """Measures of one video, and its pairs (true sentence, predicted text).
+
+    Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
+    "" if nothing is predicted. Each annotator's narrations make their own segments. The measures:
+    alignment, narrations a minute, mean length of segments (seconds, Fig. 9). Without a known
+    length (`score`), a video is as long as the span of its true narrations.
+    """
     sentences = [sentence for annotator in truth.annotators for sentence in annotator]
-    true = np.concatenate([segments([y.time for y in annotator], truth.start) for annotator in truth.annotators])
-    found = segments([y.time for y in predicted], truth.start)
-    iou, giou = overlaps(true, found)
-    matched = [predicted[i].text for i in giou.argmax(1)] if predicted else [""] * len(sentences)
-    minutes = (truth.seconds or max(y.time for y in sentences) - truth.start) / 60
-    rate = lambda count: count / minutes if minutes > 0 else None
-    pace = {"narrations_per_minute": rate(len(predicted)), "segment_s": average(np.diff(found)),
-            "true_narrations_per_minute": rate(len(sentences) / sum(map(bool, truth.annotators))),
-            "true_segment_s": average(np.diff(true))}
-    return alignment(iou) | pace, list(zip(sentences, matched))
+    true_segments = []                      # each annotator's narrations make their own segments
+    for annotator in truth.annotators:
+        times = [sentence.time for sentence in annotator]
+        true_segments.append(segments(times, truth.start))
+    true_segments = np.concatenate(true_segments)
+    predicted_segments = segments([sentence.time for sentence in predicted], truth.start)
+    iou, giou = overlaps(true_segments, predicted_segments)
+    texts = [""] * len(sentences)
+    if predicted:
+        texts = [predicted[i].text for i in giou.argmax(1)]
+
+    seconds = truth.seconds
+    if not seconds:                         # the length is not known
+        seconds = max(sentence.time for sentence in sentences) - truth.start
+    minutes = seconds / 60
+    per_minute = None
+    true_per_minute = None
+    if minutes > 0:
+        annotators = sum(1 for annotator in truth.annotators if annotator)
+        per_minute = len(predicted) / minutes
+        true_per_minute = len(sentences) / annotators / minutes
+    pace = {
+        "narrations_per_minute": per_minute,
+        "segment_s": average(np.diff(predicted_segments)),
+        "true_narrations_per_minute": true_per_minute,
+        "true_segment_s": average(np.diff(true_segments)),
+    }
+    return alignment(iou) | pace, list(zip(sentences, texts))
 
 
 def average(values) -> float | None:
@@ -100,228 +123,298 @@ def average(values) -> float | None:
 
 def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
              tokenise: bool = False) -> tuple[dict, dict[str, dict]]:
-    """All measures of a set of videos, and of each video: temporal alignment is a mean over videos, captions are scored
-    over the pairs of all videos. METEOR is None where it cannot be computed. A video without any true narration is left
-    out, as published; BadData if no video is left.
+    """All measures of a set of videos, and of each video.
 
-    Where the truth says which words need visual memory (the toy): `exact`, the share of sentences that equal their
-    match; the same over those that need no memory; and the share of memory words that the match contains.
+    Temporal alignment is a mean over videos. Captions are scored over the pairs of all videos;
+    METEOR is None where it cannot be computed. As published, a video without any true narration is
+    left out; BadData if no video is left. tokenise: split sentences by the Penn Treebank tokeniser
+    first.
+
+    Where the truth says which words need visual memory (the toy), the measures of `recall_of_words`
+    follow.
     """
-    rows, matches = {}, {}
+    rows = {}                               # video: its measures
+    pairs_of = {}                           # video: its pairs
     for name, truth in truths.items():
         if any(truth.annotators):
-            rows[name], matches[name] = match(truth, predictions[name])
+            rows[name], pairs_of[name] = align(truth, predictions[name])
     if not rows:
         raise BadData("there is nothing to score: no video has a true narration")
-    every = [pair for matched in matches.values() for pair in matched]
-    pairs = [(sentence.text, text) for sentence, text in every]
-    corpus, each = captions.captions(captions.ptb(pairs) if tokenise else pairs, captions.java_problem() is None)
-    result = {"videos": len(rows), "without_truth": len(truths) - len(rows), "narrations": len(pairs),
-              "predicted": sum(len(predictions[name]) for name in rows)}
-    for measure in next(iter(rows.values())):
-        result[measure] = average([row[measure] for row in rows.values() if row[measure] is not None])
-    result |= {"meteor": None} | corpus
+    all_pairs = [pair for pairs in pairs_of.values() for pair in pairs]
+    texts = [(sentence.text, text) for sentence, text in all_pairs]
+    corpus, per_pair = caption_scores(ptb(texts) if tokenise else texts, java_problem() is None)
+
+    result = {
+        "videos": len(rows),
+        "without_truth": len(truths) - len(rows),
+        "narrations": len(texts),
+        "predicted": sum(len(predictions[name]) for name in rows),
+    }
+    measures = list(next(iter(rows.values())))
+    for measure in measures:
+        values = [row[measure] for row in rows.values() if row[measure] is not None]
+        result[measure] = average(values)
+    result["meteor"] = None
+    result |= corpus
+
     begin = 0
-    for name, matched in matches.items():
-        end = begin + len(matched)
-        rows[name] |= {"narrations": len(matched)}
-        rows[name] |= {score: average(values[begin:end]) for score, values in each.items()}
+    for name, pairs in pairs_of.items():
+        end = begin + len(pairs)
+        rows[name]["narrations"] = len(pairs)
+        for score, values in per_pair.items():
+            rows[name][score] = average(values[begin:end])
         begin = end
-    if any(sentence.memory_words for sentence, _ in every):
-        result |= recall_of_words(every)
-        for name, matched in matches.items():
-            rows[name] |= recall_of_words(matched)
+
+    if any(sentence.memory_words for sentence, _ in all_pairs):
+        result |= recall_of_words(all_pairs)
+        for name, pairs in pairs_of.items():
+            rows[name] |= recall_of_words(pairs)
     return result, rows
 
 
-def recall_of_words(matched: list[tuple[Sentence, str]]) -> dict[str, float | None]:
-    """The toy's own measures; None where there is nothing to measure."""
-    exact = [(sentence.text == text, bool(sentence.memory_words)) for sentence, text in matched]
-    words = [word in text.rstrip(".").split() for sentence, text in matched for word in sentence.memory_words]
-    return {"exact": average([right for right, _ in exact]), "memory_words": average(words),
-            "exact_without_memory": average([right for right, needs in exact if not needs])}
+def recall_of_words(pairs: list[tuple[Sentence, str]]) -> dict[str, float | None]:
+    """The toy's own measures; None where there is nothing to measure.
 
-
-# ---------------------------------------------------------------------- evaluate.py score
-
-def run_score(args: argparse.Namespace):
-    truths, predictions = paired(read_truth(Path(args.gt)), read_predictions(Path(args.pred)), args.gt, args.pred,
-                                 args.partial)
-    print_scores(truths, predictions, {}, args)
-
-
-def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]], minutes: dict[str, float], args):
-    """The table of a self-conditioned evaluation: all videos and, with --by-duration, groups of them."""
-    if args.ptb and (problem := captions.java_problem()):
-        raise BadData(f"--ptb {problem}")
-    result, each = evaluate(truths, predictions, args.ptb)
-    rows = [("all", result)]
-    if getattr(args, "by_duration", False):
-        for label, names in by_duration({name: minutes[name] for name in each}):
-            rows.append((label, evaluate({name: truths[name] for name in names}, predictions, args.ptb)[0]))
-        result = result | {"by_duration": dict(rows[1:])}
-    print_table(rows)
-    if result["without_truth"]:
-        print(f"left out: {result['without_truth']} of {len(truths)} videos, no true narration", file=sys.stderr)
-    if result["meteor"] is None:
-        print(f"METEOR is not computed: {captions.java_problem()}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    if args.per_video:
-        write_json(args.per_video, each)
+    exact                   share of sentences that equal their match
+    memory_words            share of the words that need memory that the match contains
+    exact_without_memory    as exact, of sentences without such words
+    """
+    exact = []
+    exact_without_memory = []
+    memory_words = []
+    for sentence, text in pairs:
+        exact.append(sentence.text == text)
+        if not sentence.memory_words:
+            exact_without_memory.append(sentence.text == text)
+        words = text.rstrip(".").split()
+        memory_words += [word in words for word in sentence.memory_words]
+    return {"exact": average(exact), "memory_words": average(memory_words),
+            "exact_without_memory": average(exact_without_memory)}
 
 
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
-    """Videos grouped by length as in the paper's duration tables (Tables 6, 7); groups without videos are left out."""
-    labels = ["<= 2 min", "2 - 4 min", "4 - 8 min", ">= 8 min"]
-    group = lambda length: 3 if length >= DURATIONS[-1] else sum(length > edge for edge in DURATIONS)
-    groups = [[name for name, length in minutes.items() if group(length) == i] for i in range(len(labels))]
-    return [(label, names) for label, names in zip(labels, groups) if names]
+    """Videos grouped by length as in the paper's duration tables (Tables 6, 7); groups without
+    videos are left out.
+    """
+    groups = {"<= 2 min": [], "2 - 4 min": [], "4 - 8 min": [], ">= 8 min": []}
+    for name, length in minutes.items():
+        if length >= 8:
+            groups[">= 8 min"].append(name)
+        elif length > 4:
+            groups["4 - 8 min"].append(name)
+        elif length > 2:
+            groups["2 - 4 min"].append(name)
+        else:
+            groups["<= 2 min"].append(name)
+    return [(label, names) for label, names in groups.items() if names]
 
 
-# ---------------------------------------------------------------------- evaluate.py stream (§4.1, self-conditioned)
+# ---------------------------------------------------------------------- caption scores (§4.1)
 
-def load_narrator(args: argparse.Namespace, model: str) -> nar.Narrator:
-    """A narrator with the settings of the command line. What it narrates, and with what, is looked for before."""
-    if getattr(args, "data", None):
-        check_data(args)
-        if args.data == "toy":
-            check_vision(model, args.vision, nar.Config.vision)
-    return nar.Narrator.load(model, args.llm, *choose(args.device, args.dtype), **config_changes(args))
+N_GRAMS = range(1, 5)
+Pair = tuple[str, str]
 
 
-def check_data(args: argparse.Namespace) -> None:
-    """BadData if the data set is not there. Of the toy, nothing is rendered yet; what can be long is not read twice."""
-    root = home(args.data, args.root)
-    if args.data == "toy" or not root.is_dir():
-        data.load_dataset(args.data, args.root, split_of(args), args.limit, variant=args.world)
-    elif args.data not in DATASETS:
-        own.read_folder(root, split_of(args), args.limit, Notes())
+def caption_scores(pairs: list[Pair],
+                   with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """All scores of the corpus, and all scores of each pair; both by name."""
+    if not pairs:
+        return {}, {}
+    each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
+    corpus = {name: float(np.mean(scores)) for name, scores in each.items()}
+    bleu_per_pair, bleu_corpus = bleu(pairs)
+    for n in N_GRAMS:
+        each[f"bleu_{n}"] = bleu_per_pair[:, n - 1].tolist()
+        corpus[f"bleu_{n}"] = float(bleu_corpus[n - 1])
+    if with_meteor:
+        each["meteor"], corpus["meteor"] = meteor(pairs)
+    return corpus, each
 
 
-def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
-    """The narrator's vision encoder, where there are pictures to encode: in the toy."""
-    return narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1]) if args.data == "toy" else None
+def ngrams(words: list[str], n: int) -> Counter:
+    """How often each n-gram occurs."""
+    return Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
 
 
-def split_of(args: argparse.Namespace) -> str:
-    return args.split or ("test" if args.data == "toy" else "val")
+def cider(pairs: list[Pair]) -> list[float]:
+    """CIDEr-D of each pair (Vedantam et al., 2015); 10 is perfect.
+
+    For n = 1 to 4, a sentence is a vector g of tf-idf weights, one for each n-gram w in it:
+
+        g(w)    = count(w) * (log(number of pairs) - log(number of true sentences with w))
+        cos_n   = sum_w min(g_s(w), g_r(w)) * g_r(w) / (|g_r| * |g_s|)
+        CIDEr-D = 10 * mean_n(cos_n) * exp(-(length of s - length of r)^2 / (2 * 6^2))
+
+    Lengths are numbers of bigrams, as published. A single pair scores 0, because all weights are 0.
+    """
+
+    def count_all(text: str) -> list[Counter]:
+        words = text.split()
+        return [ngrams(words, n) for n in N_GRAMS]
+
+    counts = [(count_all(true), count_all(predicted)) for true, predicted in pairs]
+    true_sentences_with = Counter()         # n-gram: number of true sentences that contain it
+    for true_counts, _ in counts:
+        for grams in true_counts:
+            true_sentences_with.update(grams.keys())
+
+    def weights(grams: Counter) -> dict[tuple, float]:
+        weight_of = {}
+        for gram, count in grams.items():
+            # an n-gram that no true sentence has is weighted as if one had it
+            sentences = max(1, true_sentences_with[gram])
+            weight_of[gram] = count * (log(len(pairs)) - log(sentences))
+        return weight_of
+
+    scores = []
+    for true_counts, predicted_counts in counts:
+        cosines = []
+        for true_grams, predicted_grams in zip(true_counts, predicted_counts):
+            r = weights(true_grams)
+            s = weights(predicted_grams)
+            # min: no gain from repeating an n-gram more often than the true sentence has it
+            product = sum(min(weight, r[gram]) * r[gram] for gram, weight in s.items() if gram in r)
+            r_squared = sum(weight * weight for weight in r.values())
+            s_squared = sum(weight * weight for weight in s.values())
+            norms = (r_squared * s_squared) ** 0.5
+            cosines.append(product / norms if norms else 0.0)
+        true_length = true_counts[1].total()           # index 1: n = 2
+        predicted_length = predicted_counts[1].total()
+        penalty = exp(-(predicted_length - true_length) ** 2 / (2 * 6 ** 2))
+        scores.append(10 * float(np.mean(cosines)) * penalty)
+    return scores
 
 
-def samples(args: argparse.Namespace, narrator: nar.Narrator, streaming: bool = False) -> Iterator[data.Sample]:
-    shape, two = (narrator.config.J, narrator.config.width), narrator.config.width_second
-    for y in data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                               getattr(args, "max_frames", None), shape, args.world):
-        if y.fps != narrator.config.fps:
-            raise BadData(f"{y.name}: has {y.fps:g} frames a second, the narrator needs {narrator.config.fps:g}")
-        yield replace(y, source=lambda source=y.source: pairs(source())) if two and y.source else y
+def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
+    """ROUGE-L of each pair (Lin, 2004): the F-measure of the longest common subsequence (LCS).
+
+        precision = LCS / words of s
+        recall    = LCS / words of r
+        ROUGE-L   = (1 + beta^2) * precision * recall / (recall + beta^2 * precision)
+
+    Here, words are split at single blanks: two blanks have an empty word between them.
+    """
+    scores = []
+    for true, predicted in pairs:
+        r = true.split(" ")
+        s = predicted.split(" ")
+        common = longest_common_subsequence(r, s)
+        if common == 0:
+            scores.append(0.0)
+            continue
+        precision = common / len(s)
+        recall = common / len(r)
+        scores.append((1 + beta ** 2) * precision * recall / (recall + beta ** 2 * precision))
+    return scores
 
 
-def truth_of(sample: data.Sample) -> Truth:
-    streamed = sample.num_frames / sample.fps
-    if sample.tracks is not None:
-        tracks = [[Sentence(time, text) for time, text in track] for track in sample.tracks]
-        return Truth(tracks, sample.origin, streamed)
-    return Truth([[Sentence(sample.offset + data.time_of(frame, sample.fps), text, tuple(memory))
-                   for (frame, text), memory in zip(sample.narrations, sample.memory_words)]], sample.origin, streamed)
+def longest_common_subsequence(r: list[str], s: list[str]) -> int:
+    """The largest number of words that occur in both sentences in the same order."""
+    above = [0] * (len(s) + 1)                 # above[j]: of the words of r so far, and s[:j]
+    for word in r:
+        row = [0]
+        for j, other in enumerate(s):
+            if word == other:
+                row.append(above[j] + 1)
+            else:
+                row.append(max(above[j + 1], row[j]))
+        above = row
+    return above[-1]
 
 
-def known_of(sample: data.Sample):
-    """A SHA-256 that goes on: so far of the times and the ground truth of a sample."""
-    known = (sample.num_frames, sample.fps, sample.offset, sample.origin, sample.narrations, sample.tracks)
-    return sha256(repr(known).encode())
+def bleu(pairs: list[Pair]) -> tuple[np.ndarray, np.ndarray]:
+    """BLEU-1 to 4 (Papineni et al., 2002) of each pair [pairs, 4], and of the corpus [4].
+
+        p_m     = n-grams of length m that s shares with r / n-grams of length m in s
+        brevity = exp(min(0, 1 - length of r / length of s))
+        BLEU-n  = (p_1 * ... * p_n)^(1 / n) * brevity
+
+    For the corpus, numerators, denominators and lengths are first summed over all pairs.
+    """
+    shared = np.zeros((len(pairs), len(N_GRAMS)))
+    possible = np.zeros((len(pairs), len(N_GRAMS)))
+    true_length = np.zeros((len(pairs), 1))
+    predicted_length = np.zeros((len(pairs), 1))
+    for i, (true, predicted) in enumerate(pairs):
+        r = true.split()
+        s = predicted.split()
+        for n in N_GRAMS:
+            shared[i, n - 1] = (ngrams(s, n) & ngrams(r, n)).total()
+            possible[i, n - 1] = max(0, len(s) - n + 1)
+        true_length[i] = len(r)
+        predicted_length[i] = len(s)
+
+    def score(shared, possible, true_length, predicted_length) -> np.ndarray:
+        tiny = 1e-15                           # both as in pycocoevalcap
+        small = 1e-9
+        precisions = (shared + tiny) / (possible + small)
+        means = np.cumprod(precisions, axis=1) ** (1 / np.array(N_GRAMS))
+        length_ratio = (predicted_length + tiny) / (true_length + small)
+        return means * np.exp(np.minimum(0, 1 - 1 / length_ratio))
+
+    per_pair = score(shared, possible, true_length, predicted_length)
+    corpus = score(
+        shared.sum(0, keepdims=True),
+        possible.sum(0, keepdims=True),
+        true_length.sum(0, keepdims=True),
+        predicted_length.sum(0, keepdims=True),
+    )
+    return per_pair, corpus[0]
 
 
-def watched(sample: data.Sample, mark) -> data.Sample:
-    """The same sample; each frame that is read from it is added to the SHA-256 `mark`."""
-    def pictures():
-        for picture in sample.frames():
-            mark.update(np.ascontiguousarray(picture))
-            yield picture
+# -------------------------------------------------------- pycocoevalcap's programs, which need Java
 
-    def read(start: int, stop: int) -> Tensor:
-        x = sample.read(start, stop)
-        mark.update(x.numpy())
-        return x
-
-    return replace(sample, source=sample.source and pictures, read=sample.read and read)
+def java_problem() -> str | None:
+    """Why pycocoevalcap's Java programs cannot run here; None if they can."""
+    if which("java") is None:
+        return "needs Java (apt install default-jre-headless)"
+    if find_spec("pycocoevalcap") is None:
+        return "needs pycocoevalcap (pip install pycocoevalcap)"
+    return None
 
 
-def fingerprint(sample: data.Sample) -> str:
-    """SHA-256 of what distinguishes videos of one name: times, ground truth and all frames, in their order."""
-    mark = known_of(sample)
-    for _ in watched(sample, mark).tokens(lambda pictures: pictures):
-        pass
-    return mark.hexdigest()
+def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
+    """METEOR 1.5 (Denkowski and Lavie, 2014) of each pair, and of the corpus.
+
+    The words of the two sentences are aligned: equal words, stems, synonyms and paraphrases. The
+    score is the weighted harmonic mean of precision and recall of the aligned words, times a
+    penalty on their breaks in order. Computed by the authors' program (see java_problem).
+    """
+    from pycocoevalcap.meteor.meteor import Meteor
+    true = {}
+    predicted = {}
+    for i, (true_text, predicted_text) in enumerate(pairs):
+        # the program expects each sentence on one line
+        true[i] = [" ".join(true_text.split())]
+        predicted[i] = [" ".join(predicted_text.split())]
+    corpus, scores = Meteor().compute_score(true, predicted)
+    return [float(score) for score in scores], float(corpus)
 
 
-def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: nar.VisionEncoder | None) -> dict:
-    """All that the predictions of a video depend on."""
-    root = None if args.data == "toy" and not args.root else home(args.data, args.root)
-    return asdict(narrator.config) | {
-        "data": args.data, "root": root and str(root.resolve()), "split": split_of(args), "world": args.world,
-        "static": args.static, "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
-        "vision_weights": vision and digest(vision)}
+def ptb(pairs: list[Pair]) -> list[Pair]:
+    """The sentences as the Penn Treebank tokeniser leaves them: lower case, no punctuation (see
+    java_problem)."""
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    def tokenised(texts: list[str]) -> dict[int, list[str]]:
+        return PTBTokenizer().tokenize({i: [{"caption": text}] for i, text in enumerate(texts)})
+
+    true = tokenised([true_text for true_text, _ in pairs])
+    predicted = tokenised([predicted_text for _, predicted_text in pairs])
+    return [(true[i][0], predicted[i][0]) for i in range(len(pairs))]
 
 
-def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None, args: argparse.Namespace,
-             folder: Predictions | None, ask: Callable) -> Iterator[tuple[str, list[dict]]]:
-    """The model's own narrations of a sample, in seconds of the video; those that are kept are not made again, if they
-    are of these frames. The frames of a video that is narrated are hashed as they are read."""
-    if folder and folder.mark_of(sample.name).exists() and folder.finished(sample.name, fingerprint(sample)):
-        lines = folder.load_rows(sample.name)
-    else:
-        mark = known_of(sample)
-        context = stream.Context(narrator, lambda part: ask(narrator.decoder, part))
-        x = watched(sample, mark).tokens(lambda pictures: ask(vision.several, pictures), args.lookahead)
-        decisions = stream.narrate(narrator, x, args.static, None, context, args.lookahead)
-        lines = [vars(y.narration) for y in decisions if y.narration]
-        lines = [y | {"start": y["start"] + sample.offset, "end": y["end"] + sample.offset} for y in lines]
-        if folder:
-            folder.save_rows(sample.name, lines, mark.hexdigest())
-    yield sample.name, lines
+# ---------------------------------------------------------------------- teacher forcing (§4.1)
 
-
-def run_stream(args: argparse.Namespace):
-    """Every narration depends on the model's own narrations before it. --batch videos at a time."""
-    me, world = rank()
-    if world > 1:
-        if not args.output:
-            raise BadData("several processes need --output, a folder where they put their predictions")
-        torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
-    narrator = load_narrator(args, args.model)
-    vision, folder = load_vision(args, narrator), Predictions(args.output) if args.output else None
-    every, lines = list(samples(args, narrator, streaming=True)), {}
-    if folder and me == 0:
-        folder.keep_settings(stream_settings(args, narrator, vision))
-    if world > 1:
-        torch.distributed.barrier()
-    mine, narrator = every[me::world], narrator.merge()
-    jobs = (partial(narrated, sample, narrator, vision, args, folder) for sample in mine)
-    for _, item in progress(side_by_side(jobs, args.batch), "streaming", len(mine), "video"):
-        if isinstance(item, Failed):
-            raise item.error
-        lines |= [item]
-    if world > 1:
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-        if me:
-            return
-    lines |= {sample.name: folder.load_rows(sample.name) for sample in every if sample.name not in lines}
-    predictions = {name: to_sentences(rows, name) for name, rows in lines.items()}
-    print_scores({sample.name: truth_of(sample) for sample in every}, predictions,
-                 {sample.name: sample.duration / 60 for sample in every}, args)
-
-
-# ---------------------------------------------------------------------- evaluate.py teacher (§4.1, teacher-forced)
 
 @dataclass
-class Turn:
-    """One narration under teacher forcing; the first has no frames to decide on.
+class SegmentScores:
+    """One segment under teacher forcing; the first has no frames to decide on.
 
-    ppl             perplexity of its words, exp(mean cross entropy)
+    ppl             perplexity of the narration's words, exp(mean cross entropy)
     correctness     LM-Correctness: share of its words before the first wrong one
-    difference      frames by which the model would end the segment too early (> 0) or too late (< 0)
+    difference      frames by which the model would end the segment too early (> 0) or too late
+                    (< 0)
     fluency         share of all decisions (frames and words) before the first wrong one
     """
     ppl: float
@@ -331,53 +424,75 @@ class Turn:
 
 
 @torch.no_grad()
-def turns(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]], reply_theta: float = 0.0,
-          forward: Callable | None = None) -> list[Turn]:
+def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]],
+                   reply_theta: float = 0.0, forward: Callable | None = None) -> list[SegmentScores]:
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
-    The model ends a segment at the first frame where its likeliest next token is not [SKIP], or where p([SKIP]) <
-    reply_theta (published results: 0, that is, never). If it does not by the true end, frames of the next segment
-    follow until it does: at most as many as there are, and fewer than its own segment has. `forward` replaces the
-    narrator's own. Segments are never restarted: `max_segment` is for streams, where nobody says
-    that a segment ends.
+    The model ends a segment at the first frame where its likeliest next token is not [SKIP], or
+    where p([SKIP]) < reply_theta (published results: 0, that is, never). If it has not ended the
+    segment by its true end, it is fed frames of the next segment until it does, at most n - 1 for a
+    segment of n frames. `forward` replaces the narrator's own. Segments are never restarted:
+    `max_segment` is for streams, where nobody says that a segment ends.
     """
     with keys_and_values(narrator.llm.model) as kept:
         hidden, labels, tokens = (forward or narrator)(x, narrations)
-    segment, ids = torch.tensor(tokens.segment), torch.tensor(tokens.ids)                 # as labels, on the CPU
-    skip, found = narrator.layout.skip, []
+    segment = torch.tensor(tokens.segment)                              # on the CPU, as the labels are
+    of_frame = torch.tensor(tokens.ids) == nar.FRAME
+    skip = narrator.layout.skip
 
-    def replies(hidden: Tensor) -> list[bool]:
+    def ends_segment(hidden: Tensor) -> list[bool]:
+        """For the hidden state of each frame's last token: whether the model ends the segment
+        there.
+        """
         logits = narrator.logits(hidden)
-        return ((logits.argmax(-1) != skip) | (logits.softmax(-1)[:, skip] < reply_theta)).tolist()
+        likeliest = logits.argmax(-1)
+        p_skip = logits.softmax(-1)[:, skip]
+        return ((likeliest != skip) | (p_skip < reply_theta)).tolist()
 
+    scores = []
     for n, (frame, _) in enumerate(narrations):
-        mine = (segment == n) & (labels != -100)
-        words, decisions = mine & (ids != nar.FRAME), mine & (ids == nar.FRAME)
-        logits, target = narrator.logits(hidden[words]), labels[words].to(hidden.device)
-        right = (logits.argmax(-1) == target).long().cumprod(0).sum().item()          # before the first wrong one
-        turn = Turn(torch.nn.functional.cross_entropy(logits, target).exp().item(), right / len(target))
-        found.append(turn)
+        learned = (segment == n) & (labels != -100)
+        at_words = learned & ~of_frame
+        at_frames = learned & of_frame
+
+        logits = narrator.logits(hidden[at_words])
+        target = labels[at_words].to(hidden.device)
+        right = logits.argmax(-1) == target
+        right_words = right.long().cumprod(0).sum().item()              # before the first wrong one
+        ppl = F.cross_entropy(logits, target).exp().item()
+        score = SegmentScores(ppl, right_words / len(target))
+        scores.append(score)
         if n == 0:
             continue
-        reply, count = replies(hidden[decisions]), int(decisions.sum())
-        if True in reply:
-            turn.difference = count - reply.index(True) - 1
+
+        frames = int(at_frames.sum())
+        ended = ends_segment(hidden[at_frames])
+        if True in ended:
+            score.difference = frames - ended.index(True) - 1
         else:
-            more = 0 if n + 1 == len(narrations) else min(narrations[n + 1][0] - frame, count - 1)
-            later = replies(further(narrator, x, tokens, kept, n, more)) if more else []
-            turn.difference = -(later.index(True) + 1 if True in later else more)
-        correct = count + right if turn.difference == 0 else count - max(1, turn.difference)
-        turn.fluency = correct / (len(target) + count)
-    return found
+            more = 0
+            if n + 1 < len(narrations):
+                more = min(narrations[n + 1][0] - frame, frames - 1)
+            ended = ends_segment(further(narrator, x, tokens, kept, n, more)) if more else []
+            score.difference = -(ended.index(True) + 1) if True in ended else -more
+        if score.difference == 0:
+            right_decisions = frames + right_words
+        else:
+            right_decisions = frames - max(1, score.difference)
+        score.fluency = right_decisions / (frames + len(target))
+    return scores
 
 
 @contextmanager
 def keys_and_values(llm: torch.nn.Module) -> Iterator:
-    """A transformers cache that keeps the keys and values of the one parallel forward inside."""
+    """A cache of transformers that keeps the keys and values of the one parallel forward inside."""
     from transformers import DynamicCache
     cache = DynamicCache()
-    hook = llm.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, kwargs | {"past_key_values": cache, "use_cache": True}), with_kwargs=True)
+
+    def with_cache(module, args, kwargs):
+        return args, kwargs | {"past_key_values": cache, "use_cache": True}
+
+    hook = llm.register_forward_pre_hook(with_cache, with_kwargs=True)
     try:
         yield cache
     finally:
@@ -385,117 +500,61 @@ def keys_and_values(llm: torch.nn.Module) -> Iterator:
 
 
 def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int, more: int) -> Tensor:
-    """The last hidden state of each of `more` frames that follow segment n in place of its closing [more, D_lm].
+    """The last hidden state of each of `more` frames that follow segment n in place of its closing
+    [more, D_lm].
 
-    They are fed in segment n, so they see what its last frame saw in the parallel forward, that frame, and each other.
-    kept: the cache of `keys_and_values`.
+    They are fed in segment n, so they see what its last frame saw in the parallel forward, that
+    frame, and each other. kept: the cache of `keys_and_values`.
     """
-    config, cache = narrator.config, type(kept)()
-    end = 1 + max(i for i, (token, m) in enumerate(zip(tokens.ids, tokens.segment)) if token == nar.FRAME and m == n)
-    seen = nar.visible(*tokens.about(narrator.device)[:, :end], n, config.last_k, config.prune).nonzero()[:, 0]
-    frame = tokens.ids[:end].count(nar.FRAME) // config.J
-    for i, (layer, skipped) in enumerate(zip(kept.layers, narrator.routing.skipped)):
-        own = seen[:len(seen) - skipped * frame]                        # fewer in the layers of VideoLLM-MoD
-        cache.update(layer.keys.index_select(2, own), layer.values.index_select(2, own), i)
-    extra = sum([narrator.layout.frame(n)] * more, nar.Tokens())
-    L = len(extra)
-    mask = torch.ones(L, len(seen) + L, dtype=torch.bool, device=narrator.device).tril(len(seen))
-    e = narrator.embed(torch.tensor(extra.ids, device=narrator.device), x[frame:frame + more].to(narrator.device))
-    return narrator.run(e, torch.arange(end, end + L, device=narrator.device), mask, cache)[L // more - 1::L // more]
+    config, device = narrator.config, narrator.device
+    # the tokens up to the last frame of segment n, and those of them that the segment sees
+    of_frames = [i for i in range(len(tokens))
+                 if tokens.ids[i] == nar.FRAME and tokens.segment[i] == n]
+    end = of_frames[-1] + 1
+    kind, segment, number = tokens.for_rule(device)[:, :end]
+    seen = nar.visible(kind, segment, number, n, config.last_k, config.prune).nonzero()[:, 0]
+    frame = tokens.ids[:end].count(nar.FRAME) // config.J               # the first of the further frames
+
+    routing = getattr(narrator, "routing", None)                        # VideoLLM-MoD (baselines/mod.py)
+    cache = type(kept)()
+    for i, layer in enumerate(kept.layers):
+        keys_here = len(seen)
+        if routing is not None:                                         # layers with routers kept fewer tokens
+            keys_here -= routing.skipped[i] * frame
+        keys = layer.keys.index_select(2, seen[:keys_here])
+        values = layer.values.index_select(2, seen[:keys_here])
+        cache.update(keys, values, i)
+
+    fed = nar.Tokens()
+    for _ in range(more):
+        fed += narrator.layout.frame(n)
+    # each further frame sees the keys in `seen`, and what is fed up to itself
+    mask = torch.ones(len(fed), len(seen) + len(fed), dtype=torch.bool, device=device)
+    mask = mask.tril(len(seen))
+    e = narrator.embed(torch.tensor(fed.ids, device=device), x[frame:frame + more].to(device))
+    positions = torch.arange(end, end + len(fed), device=device)
+    hidden = narrator.run(e, positions, mask, cache)
+    tokens_per_frame = len(fed) // more
+    return hidden[tokens_per_frame - 1::tokens_per_frame]
 
 
-def summary(found: list[Turn], fps: float) -> dict[str, float]:
-    """A sample's values: means over its turns, as published (without any turns it counts as perfect)."""
-    mean = lambda values, empty: float(np.mean(values)) if values else empty
-    differences = [abs(turn.difference) for turn in found if turn.difference is not None]
-    return {"ppl": mean([turn.ppl for turn in found], 1.0), "time_diff": mean(differences, 0.0) / fps,
-            "fluency": mean([turn.fluency for turn in found if turn.fluency is not None], 1.0),
-            "lm_correctness": mean([turn.correctness for turn in found], 1.0)}
+def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
+    """A sample's values: means over its segments, as published (without any segment it counts as
+    perfect).
+    """
+    def mean(values: list[float], if_empty: float) -> float:
+        return float(np.mean(values)) if values else if_empty
 
-
-def true_narrations(narrator: nar.Narrator, sample: data.Sample) -> list[tuple[int, list[int]]]:
-    """(frame, ids) of a sample, the first at frame 0."""
-    if not sample.narrations or sample.narrations[0][0] != 0:
-        raise BadData(f"{sample.name}: teacher forcing needs a narration at the first frame; annotate one")
-    return [(frame, narrator.layout.encode(" " + text)) for frame, text in sample.narrations]
-
-
-def run_teacher(args: argparse.Namespace):
-    """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
-    narrator = load_narrator(args, args.model)
-    if narrator.config.max_segment is not None:
-        print("teacher: true segments are not restarted, so max_segment has no effect",
-              file=sys.stderr)
-    vision, each, minutes = load_vision(args, narrator), {}, {}
-    for sample in progress(samples(args, narrator), "teacher", unit="video"):
-        narrations = true_narrations(narrator, sample)
-        x = torch.stack(list(sample.tokens(vision)))
-        each[sample.name] = summary(turns(narrator, x, narrations, args.reply_theta), sample.fps)
-        minutes[sample.name] = sample.duration / 60
-    mean = lambda names: {"videos": len(names)} | {
-        key: float(np.mean([each[name][key] for name in names])) for key in next(iter(each.values()))}
-    rows = [("all", mean(list(each)))]
-    if args.by_duration:
-        rows += [(label, mean(names)) for label, names in by_duration(minutes)]
-    print_table(rows)
-    if args.json:
-        print(json.dumps(rows[0][1] | ({"by_duration": dict(rows[1:])} if args.by_duration else {})))
-    if args.per_video:
-        write_json(args.per_video, each)
-
-
-# ---------------------------------------------------------------------- the command line
-
-def main():
-    parser = Parser(description="Evaluate a narrator.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, run: Callable, text: str) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=text, description=text)
-        one.set_defaults(run=run)
-        return one
-
-    score = command("score", run_score, "score predictions against ground truth, both from files")
-    score.add_argument("--pred", required=True,
-                       help='JSON {video: [{"time", "text"}]}, JSONL of stream.py, or a folder of such files')
-    score.add_argument("--gt", required=True,
-                       help="JSON {video: [...]}, with several annotators {video: [[...], ...]}, or the toy's .json")
-    score.add_argument("--partial", action="store_true", help="score only the videos that have predictions")
-    streams = command("stream", run_stream, "self-conditioned protocol over a split of a data set")
-    streams.add_argument("--output", help="keep the predictions in this folder; finished videos are skipped")
-    teacher = command("teacher", run_teacher,
-                      "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness "
-                      "(max_segment has no effect)")
-    teacher.add_argument("--reply-theta", type=probability, default=0.0,
-                         help="also end a segment where p([SKIP]) is below this (default 0, as published)")
-    teacher.add_argument("--max-frames", type=positive_int, default=1200,
-                         help="cut samples to at most this many frames (default 1200, as published)")
-    trigger_options(streams)
-    lookahead_option(streams)
-    streams.add_argument("--batch", type=positive_int, default=1, metavar="B",
-                         help="videos that are narrated at once and share the passes of the models "
-                              "(default 1); the narrations are those of each alone in float32, in "
-                              "bfloat16 up to rounding")
-    for one in (streams, teacher):
-        data_options(one)
-        model_options(one, default=str(stream.TOY))
-        one.add_argument("--by-duration", action="store_true",
-                         help="also by the length of the videos: up to 2, 4, 8 minutes, and longer")
-    for one in (score, streams):
-        one.add_argument("--ptb", action="store_true",
-                         help="split sentences by the Penn Treebank tokeniser (needs Java, pycocoevalcap)")
-    for one in (score, streams, teacher):
-        one.add_argument("--per-video", metavar="FILE", help="write each video's results as JSON")
-        one.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    args = parser.parse_args()
-
-    def run():
-        output = getattr(args, "output", None)
-        check_writable(args.per_video, output and Path(output) / "settings.json")
-        args.run(args)
-
-    command_line(run)
+    differences = [abs(score.difference) for score in scores if score.difference is not None]
+    fluencies = [score.fluency for score in scores if score.fluency is not None]
+    return {
+        "ppl": mean([score.ppl for score in scores], 1.0),
+        "time_diff": mean(differences, 0.0) / fps,
+        "fluency": mean(fluencies, 1.0),
+        "lm_correctness": mean([score.correctness for score in scores], 1.0),
+    }
 
 
 if __name__ == "__main__":
+    from commands.evaluate import main
     main()

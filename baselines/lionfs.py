@@ -28,10 +28,16 @@ Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egoce
     x           features of both encoders; y: the second one's                  [F, J, D_s + D_t], [F, J, D_t]
     e           general tokens behind their connector                           [F, J, D_lm]
 """
+from __future__ import annotations
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from baselines.mod import RoutedNarrator
+from narrator import VisionEncoder
+from support.common.errors import BadData
+from support.engine.start import start_connector
 
 class Aggregation(nn.Module):
     """The token aggregation router, and the second encoder's connector."""
@@ -68,7 +74,7 @@ class TwoEncoders(nn.Module):
         return self.several([frames])[0]
 
     def several(self, videos: list[Tensor]) -> list[Tensor]:
-        """Pictures, each with the one before it (support/features.py: `pairs`), uint8 [T, H, W, 6] -> [T, J, D]."""
+        """Pictures, each with the one before it (support/files/features.py: `pairs`), uint8 [T, H, W, 6] -> [T, J, D]."""
         x, y = self.first.several([v[..., :3] for v in videos]), self.second.several([motion(v) for v in videos])
         return [torch.cat(both, dim=-1) for both in zip(x, y)]
 
@@ -78,3 +84,44 @@ def motion(frames: Tensor) -> Tensor:
     how much the picture is now lighter (half of it, from 127 on)."""
     now, before = frames.float().unflatten(-1, (2, 3)).mean(-1).unbind(-1)
     return torch.stack([now, before, 127 + (now - before) / 2], dim=-1).to(torch.uint8)
+
+
+class LionNarrator(RoutedNarrator):
+    """A narrator whose frame tokens are those of two encoders, side by side [T, J, D_s + D_t]."""
+
+    def add_connector(self, hidden: int) -> None:
+        config = self.config
+        first = config.width - config.width_second
+        self.connector = nn.Sequential(nn.Linear(first, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        self.aggregation = Aggregation(config.width_second, hidden, config.J)
+
+    def embed_visual(self, x: Tensor) -> Tensor:
+        """Memory tokens go through the first connector alone, with their first features."""
+        return super().embed_visual(x[..., :self.connector[0].in_features])
+
+    def embed_frames(self, x: Tensor) -> Tensor:
+        return self.aggregation(self.embed_visual(x), x)
+
+    def connectors(self) -> list[nn.Module]:
+        return [self.connector, self.aggregation]
+
+    def start_connectors(self, x: Tensor):
+        first = self.connector[0].in_features
+        start_connector(self.connector, x[..., :first])
+        start_connector(self.aggregation.connector, x[..., first:])
+
+    def vision_encoder(self, source: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """Both encoders as one. BadData if only the first is at hand: the narrator then needs features."""
+        config = self.config
+        encoder = load_encoders(source or config.vision, config.vision_second, config.grid, device=self.device,
+                                dtype=dtype)
+        if encoder.width != config.width:
+            raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs "
+                          f"{config.width}; give it features of both its encoders")
+        return encoder
+
+
+def load_encoders(first: str, second: str | None, grid: int, **where) -> nn.Module:
+    """The vision encoder, or two of them as one."""
+    encoder = VisionEncoder(first, grid, **where)
+    return TwoEncoders(encoder, VisionEncoder(second, grid, **where)) if second else encoder

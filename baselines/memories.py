@@ -1,4 +1,4 @@
-"""The memories that CLAM is compared with (Table 5; Tables 3 and 9), behind its interface (clam.py: `NoMemory`).
+"""The memories that CLAM is compared with (Table 5; Tables 3 and 9), behind its interface (`Memory`).
 
 All have a state of fixed size and give M memory tokens. The paper names them and the works that they come from, but not
 their details; each is defined here as near to its source as a stream allows.
@@ -18,10 +18,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clam import CLAM, NoMemory, check
+from clam import CLAM, check
 
 
-class TokenBank(NoMemory):
+class Memory(nn.Module):
+    """Interface of all memories: a state, one tensor, that absorbs tokens and is read out as M tokens.
+
+    CLAM (clam.py) has the same methods.
+    """
+    HAS_HEADS = False
+
+    def __init__(self, width: int, M: int = 0, J: int = 1):
+        super().__init__()
+        self.width = width
+        self.M = M
+        self.J = J                      # tokens of a frame
+
+    def reset_parameters(self) -> None:
+        """Initialise as the published code does. Parameters that it does not have keep their values."""
+
+    def initialise(self, x: Tensor) -> None:
+        """First weights from the statistics of training features x [T, J, D], where a memory can use them."""
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        """S_0, before the first frame."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """Absorb the tokens x [B, L, D] of one frame or several (Alg. 2, line 5)."""
+        raise NotImplementedError
+
+    def queries(self) -> None:
+        """What `read` needs besides the state, and is the same for the whole stream."""
+
+    def read(self, state: Tensor, queries: None = None) -> Tensor:
+        """The memory tokens [B, M, D] that the next segment opens with."""
+        return state
+
+    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
+        raise NotImplementedError
+
+
+class NoMemory(Memory):
+    """No memory tokens, and nothing to remember."""
+
+    def initial_state(self, batch: int = 1) -> Tensor:
+        return torch.zeros(batch, 0, self.width)
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        return state
+
+    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
+
+
+class TokenBank(Memory):
     """M tokens that each frame changes: `update` gives the new state [B, M, D] after one frame x [B, J, D].
 
     Training takes the same steps as streaming, from read-out to read-out. Places are zero until there is something to
@@ -81,7 +133,7 @@ class KMeans(TokenBank):
             centres = torch.where(count > 0, share / count.clamp_min(1) @ points, centres)
         return torch.where(new.all(1, keepdim=True), filled, torch.cat([centres, count], dim=-1))
 
-    def read(self, state: Tensor) -> Tensor:
+    def read(self, state: Tensor, queries: None = None) -> Tensor:
         return state[..., :-1]
 
 
@@ -104,7 +156,7 @@ class MovieChat(TokenBank):
             state = torch.zeros_like(state).scatter_add(1, new, bank)
         return state
 
-    def read(self, state: Tensor) -> Tensor:
+    def read(self, state: Tensor, queries: None = None) -> Tensor:
         return state[..., :-1] / state[..., -1:].clamp_min(1)
 
 

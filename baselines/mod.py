@@ -25,8 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support.common import BadData
-from support.decode import Part, Slots
+from narrator import FRAME, Config, Narrator
+from support.common.errors import BadData
+from support.engine.linear import speed_up
+from support.engine.slots import Slots
 
 # which of L layers have routers; never the first: in raw embeddings there is no context to judge a token by
 LAYERS = {"interleaved": lambda L: range(1, L, 2), "all": lambda L: range(1, L),
@@ -34,28 +36,37 @@ LAYERS = {"interleaved": lambda L: range(1, L, 2), "all": lambda L: range(1, L),
 
 
 class Routing:
-    """Gives routers to layers of a language model, tells them which tokens of the present pass belong to frames, and
-    finds slots for those that they keep.
+    """Gives routers to layers of a language model, tells them which tokens of the present pass belong to
+    frames, and finds slots for those that they keep.
 
-    keep: k / J; None: no layer has a router. Raises BadData if the model has only one layer.
+    keep    k / J
+    which   the layers: one of LAYERS
+    Raises BadData if the model has only one layer.
     """
 
-    def __init__(self, llm: nn.Module, J: int, keep: float | None, which: str):
-        layers, self.J, self.k = llm.model.layers, J, max(1, round((keep or 1) * J))
-        self.layers = LAYERS[which](len(layers)) if keep else range(0)
-        if keep and not self.layers:
+    def __init__(self, llm: nn.Module, J: int, keep: float, which: str):
+        layers = llm.model.layers
+        self.J = J
+        self.k = max(1, round(keep * J))
+        self.layers = LAYERS[which](len(layers))
+        if not self.layers:
             raise BadData("mod_keep: a language model with one layer has none for a router")
-        for i, layer in enumerate(layers):
-            layer = getattr(layer, "inner", layer)                      # without another narrator's router
-            layers[i] = MoDLayer(layer, i, llm.config.hidden_size, self) if i in self.layers else layer
-        self.skipped = [J - self.k if i in self.layers else 0 for i in range(len(layers))]  # of a frame, in each layer
+        for i in self.layers:
+            layers[i] = MoDLayer(layers[i], i, llm.config.hidden_size, self)
+        # how many tokens of a frame each layer leaves out
+        self.skipped = [J - self.k if i in self.layers else 0 for i in range(len(layers))]
 
-    def begin(self, frame: Tensor, count: int) -> None:
-        """A pass over N tokens begins; `frame` says which of them belong to its `count` frames. Every one comes whole.
+    def start_pass(self, frame: Tensor, count: int) -> None:
+        """A pass over N tokens begins; `frame` says which of them belong to its `count` frames.
+
+        Every frame comes whole.
         """
-        self.frame, self.count, own = frame, count, count * self.J
-        if self.layers and count:
-            self.text, frames = frame.int().argsort(stable=True).split([len(frame) - own, own])     # [N - F J], [F J]
+        self.frame = frame
+        self.count = count
+        if count:
+            of_frames = count * self.J
+            text_first = frame.int().argsort(stable=True)
+            self.text, frames = text_first.split([len(frame) - of_frames, of_frames])   # [N - F J], [F J]
             self.frames = frames.view(count, self.J)
 
     def choose(self, scores: Tensor) -> Tensor:
@@ -63,41 +74,49 @@ class Routing:
         chosen = self.frames.gather(1, scores[self.frames].topk(self.k).indices)
         return torch.cat([self.text, chosen.flatten()]).sort().values
 
-    def enter(self, part: Part) -> None:
-        """A stream's part of a pass begins: `part.routed`, if there are routers, with slots that are free so far."""
-        if not self.layers or part.routed is not None:                  # there already: the pass is run once more
-            return
-        ids, positions, theirs = part.plan.cpu().numpy()
-        frame, whole = ids < 0, part.slots                              # placeholders: there is no memory
-        some = ~frame | ((frame.cumsum() - 1) % self.J < self.k)
-        whole.fewer = whole.fewer or Fewer(whole)
-        mine = whole.fewer.follow(theirs[some], len(whole.used))
-        part.routed = torch.from_numpy(np.stack([positions[some], mine])).to(part.plan.device)
+    def assign_routed_slots(self, cache: Slots, frame: np.ndarray, positions: np.ndarray,
+                            slots: np.ndarray) -> np.ndarray:
+        """Slots for the tokens of a pass in the layers with routers: their positions and slots [2, n].
+
+        frame, positions, slots [N]: of all tokens; whether they belong to a frame, and where they stand in
+        the stream's own slots.
+        """
+        if cache.routed is None:
+            cache.routed = RoutedSlots(cache)
+        place_in_frame = (frame.cumsum() - 1) % self.J
+        takes_part = ~frame | (place_in_frame < self.k)
+        routed = cache.routed.take_for(slots[takes_part], len(cache.used))
+        return np.stack([positions[takes_part], routed])
 
 
-class Fewer(Slots):
+class RoutedSlots(Slots):
     """Keys and values of the layers with routers, beside the stream's own slots.
 
-    These layers keep different tokens of a frame, but equally many, and in order. So they share slots and mask: those
-    of the frame's first k tokens, whichever k a layer has kept. Rotations are of the tokens' own positions.
+    These layers keep different tokens of a frame, but equally many, and in order. All these layers
+    therefore share one set of slots and one mask: that of the frame's first k tokens, although each layer
+    may keep other tokens. Rotations are of the tokens' own positions.
     """
 
-    def __init__(self, whole: Slots):
-        super().__init__(whole.positions.device, capacity=192)          # of equal sizes, a compiler would make one
-        self.graphs = whole.graphs                                      # captured passes are over the buffers of both
-        self.of = np.zeros(0, int)                                      # slot of the stream's own -> slot here, or -1
+    def __init__(self, stream_slots: Slots):
+        # 192, not 256 as the stream's own: of equal sizes, a compiler would make one
+        super().__init__(stream_slots.positions.device, capacity=192)
+        self.graphs = stream_slots.graphs               # captured passes are over the buffers of both
+        self.slot_of = np.zeros(0, int)                 # slot of the stream's own -> slot here, or -1
 
-    def follow(self, theirs: np.ndarray, whole: int) -> np.ndarray:
-        """Slots for the tokens that the stream has in slots `theirs`, of `whole` in all."""
-        if len(self.of) < whole:
-            self.of = np.pad(self.of, (0, whole - len(self.of)), constant_values=-1)
-        self.of[theirs] = mine = self.take(len(theirs))
-        return mine
+    def take_for(self, slots: np.ndarray, count: int) -> np.ndarray:
+        """Slots for the tokens that the stream has in `slots`, of `count` in all."""
+        if len(self.slot_of) < count:
+            added = count - len(self.slot_of)
+            self.slot_of = np.pad(self.slot_of, (0, added), constant_values=-1)
+        routed = self.take(len(slots))
+        self.slot_of[slots] = routed
+        return routed
 
-    def leave(self, theirs: np.ndarray) -> None:
+    def release_for(self, slots: np.ndarray) -> None:
         """Free the slots that belong to these of the stream's own."""
-        mine, self.of[theirs] = self.of[theirs], -1
-        self.release(mine[mine >= 0])
+        routed = self.slot_of[slots]
+        self.slot_of[slots] = -1
+        self.release(routed[routed >= 0])
 
 
 class MoDLayer(nn.Module):
@@ -131,8 +150,32 @@ class MoDLayer(nn.Module):
     def context(self, mask: Tensor | None, cache, n: int) -> tuple:
         """The mask of n kept tokens (None: causal), and the cache with the keys before them, if there is one."""
         if isinstance(cache, Slots):
-            return cache.fewer.mask[None, None], cache.fewer
+            return cache.routed.mask[None, None], cache.routed
         if mask is not None:                                                # nothing is pruned: all before them
             old = 0 if cache is None else cache.get_seq_length(self.number)
             mask = mask.new_ones(n, old + n).tril(old)[None, None]
         return mask, cache
+
+
+class RoutedNarrator(Narrator):
+    """A narrator with routers in its language model (`mod_keep`); without, in LION-FS alone, it has none."""
+
+    def __init__(self, llm: nn.Module, tokenizer, config: Config):
+        super().__init__(llm, tokenizer, config)
+        self.routing = None
+        if config.mod_keep is not None:
+            self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
+            speed_up(self)
+
+    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        if self.routing is not None:
+            frames = 0 if x is None else x.numel() // (self.config.J * self.config.width)
+            self.routing.start_pass(ids == FRAME, frames)
+        return super().embed(ids, x, memory)
+
+    def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
+        if self.routing is not None and isinstance(cache, Slots):
+            frame = self.routing.frame.cpu().numpy()
+            routed = self.routing.assign_routed_slots(cache, frame, positions.cpu().numpy(), cache.into.cpu().numpy())
+            cache.routed.begin(*torch.from_numpy(routed).to(positions.device))
+        return super().run(e, positions, mask, cache)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from clam import CLAM
-from support.common import command_line, positive_int, synchronise
-from support.options import Parser
+from support.common.devices import synchronise
+from support.common.errors import command_line
+from support.common.options import Parser, positive_int
+from support.engine.passes import compile_memory
 
 
 # ------------------------------------------------------------- what a piece of code costs
@@ -95,7 +97,7 @@ def compare_forms(clam: CLAM, x: Tensor, read_at: Tensor, compiled: bool) -> dic
         "chunked": profile(clam.chunked, clam, x, 5, read_at),
     }
     if compiled:
-        clam.compile()
+        compile_memory(clam)
         clam.chunked(x, read_at)[0].mean().backward()          # compilation is not timed
         results["chunked, compiled"] = profile(clam.chunked, clam, x, 5, read_at)
 

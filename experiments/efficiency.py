@@ -2,7 +2,6 @@
 
     python -m experiments.efficiency --frames 10000 --png efficiency.png
     python -m experiments.efficiency --config llama-3.2-1b
-    python -m experiments.efficiency --against DIR       # how many times faster than another checkout of this project
 
 FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD run as stream.py runs them, around language models
 of one size, with the same frames and the same narrations, given at a data set's rate, so that they do the same work:
@@ -33,15 +32,19 @@ import torch
 
 import narrator as nar
 import stream
-from experiments.against import compare_checkouts
+from baselines.narration_memory import HistoryContext, HistoryNarrator
+from baselines.variants import load_narrator, new_narrator
 from experiments.timing import Meter, Work, at_once, flatness, total
-from support import checkpoint
-from support.common import (BadData, check_writable, choose, command_line, positive_int,
-                            print_table, progress, pyplot, save_figure, synchronise)
-from support.decode import Plain
-from support.features import encode_pictures
-from support.options import Parser, device_options
-from support.video import Video
+from support.common.devices import choose, synchronise
+from support.common.disk import check_writable
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table, pyplot, save_figure
+from support.common.options import DEFAULT_MODEL, Parser, device_options, positive_int
+from support.common.progress import progress
+from support.engine import checkpoint
+from support.engine.passes import compile_memory
+from support.files.features import encode_pictures
+from support.files.video import Video
 
 WORDS = 128256                             # in Llama 3's vocabulary
 LLAMA = {                                  # hidden, feed-forward, layers, heads; 8 key and value heads
@@ -106,7 +109,8 @@ def macs(narrator: nar.Narrator, work: Work) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
     frames, forced = work.given(narrator)
-    context = stream.Context(narrator, Plain(narrator).run)
+    plain = HistoryContext if isinstance(narrator, HistoryNarrator) else stream.Context
+    context = plain(narrator)                   # its queries are computed once: not counted
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         for _ in stream.narrate(narrator, frames, forced=forced, context=context):
             pass
@@ -116,7 +120,7 @@ def macs(narrator: nar.Narrator, work: Work) -> int:
 def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
     """A variant as stream.py runs it: LoRA merged, connector and CLAM in fp32. What no file gives is random."""
     device, dtype = choose(args.device, args.dtype)
-    tokenizer, base = checkpoint.load_tokenizer(str(stream.TOY / "llm")), nar.Config()
+    tokenizer, base = checkpoint.load_tokenizer(str(Path(DEFAULT_MODEL) / "llm")), nar.Config()
     if args.config:
         from transformers import AutoModelForCausalLM, LlamaConfig
         hidden, inner, layers, heads = LLAMA[args.config]
@@ -129,15 +133,15 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
     elif args.llm:
         llm, tokenizer = checkpoint.load_llm(args.llm, dtype)
     else:
-        toy = nar.Narrator.load(str(stream.TOY), dtype=dtype)
+        toy = load_narrator(DEFAULT_MODEL, dtype=dtype)
         llm, base = toy.llm, replace(toy.config, last_k=None)
-    return nar.Narrator(llm, tokenizer, replace(base, **changes)).to(device).eval().requires_grad_(False).merge()
+    return new_narrator(llm, tokenizer, replace(base, **changes)).to(device).eval().requires_grad_(False).merge()
 
 
 def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     """What is measured, one after the other: trained narrators (--model), or the variants."""
     for folder in args.model or ():
-        yield Path(folder).name, nar.Narrator.load(folder, args.llm, *choose(args.device, args.dtype)).merge()
+        yield Path(folder).name, load_narrator(folder, args.llm, *choose(args.device, args.dtype)).merge()
     for name in () if args.model else args.variants:
         yield name, build(args, VARIANTS[name])
 
@@ -145,7 +149,7 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
 def decoding(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a frame for decoding a video and for its vision encoder, in batches as stream.py makes them."""
     device, dtype = choose(args.device, args.dtype)
-    vision = nar.VisionEncoder(args.vision or str(stream.TOY / "vision"), device=device, dtype=dtype)
+    vision = nar.VisionEncoder(args.vision or str(Path(DEFAULT_MODEL) / "vision"), device=device, dtype=dtype)
     began = time.perf_counter()
     frames = list(islice(Video(args.video, 2.0, largest=2 * vision.image_size), 64))
     decode = time.perf_counter() - began
@@ -214,10 +218,10 @@ def run_efficiency(args: argparse.Namespace):
     work = Work(args.frames, args.every, args.words, args.lookahead)
     counted = replace(work, frames=min(args.macs_frames, args.frames), lookahead=1)
     for name, narrator in narrators(args):
-        if narrator.plain:
-            print(f"the language model {narrator.plain}: it takes the plain path, which is slower", file=sys.stderr)
+        if narrator.slow_because:
+            print(f"the language model {narrator.slow_because}: it takes the plain path, which is slower", file=sys.stderr)
         if args.compile:
-            narrator.memory.compile()
+            compile_memory(narrator.memory)
             narrator.decoder.compile()
         measure_stream(narrator, replace(work, frames=5 * args.every), args.every)    # the first calls are not counted
         results[name] = measure_stream(narrator, work, args.window)
@@ -250,19 +254,17 @@ def main():
                                 ("lookahead", 4, "frames in one pass of the language model; 1: live"),
                                 ("streams", 16, "live streams that share their passes, over 160 frames")):
         parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{text} (default %(default)s)")
-    parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
+    parser.add_argument("--video", default=str(Path(DEFAULT_MODEL).parent / "kitchen.mp4"),
                         help="video for the times of decoding and encoding (default: the toy's)")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
                         help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
     parser.add_argument("--model", nargs="+", metavar="DIR", help="trained narrators instead: checkpoints, or hub ids")
     parser.add_argument("--compile", action="store_true", help="compile the passes of the language model, and CLAM")
-    parser.add_argument("--against", metavar="DIR", help="only compare the speed and the sentences of stream.py with "
-                        "those of another checkout of this project, on the toy's videos")
     device_options(parser)
     parser.add_argument("--png", metavar="FILE", help="also write the curves as a picture")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
-    command_line(lambda: compare_checkouts(args.against) if args.against is not None else run_efficiency(args))
+    command_line(lambda: run_efficiency(args))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ import numpy as np
 
 from data import frame_at
 from evaluate import overlaps, segments
-from support.common import (BadData, apart, non_negative, one_line, positive_float, pyplot,
-                            save_figure)
-from support.narrations import Sentence, read_predictions, read_truth
-from support.options import named_file
-from support.video import Video
+from support.common.disk import apart, one_line
+from support.common.errors import BadData
+from support.common.figures import pyplot, save_figure
+from support.common.options import named_file, non_negative, positive_float
+from support.files.narrations import Sentence, read_predictions, read_truth
+from support.files.video import Video
 
 TRUE_COLOUR = "#4c9be8"
 PREDICTED_COLOUR = "#e8a04c"

@@ -17,17 +17,26 @@ from torch import Tensor
 
 import narrator as nar
 import stream
-from evaluate import load_narrator, load_vision, samples, true_narrations
-from experiments.examples import (PREDICTED_COLOUR, TRUE_COLOUR, draw_sentences, examples_options, truth_for,
-                                  wrong_sentences)
+from commands.evaluate import load_vision, narrator_of, samples, true_narrations
+from commands.stream import trace_row
+from experiments.examples import (
+    PREDICTED_COLOUR, TRUE_COLOUR, draw_sentences, examples_options, truth_for, wrong_sentences,
+)
 from experiments.frequency import frequency_options
 from experiments.words import words_options
-from support.checks import check_input, check_vision
-from support.common import (BadData, apart, check_writable, choose, command_line, is_number,
-                            positive_float, print_table, progress, pyplot, read_jsonl, save_figure)
-from support.features import is_features
-from support.narrations import Sentence, to_sentences
-from support.options import Parser, data_options, model_options, trigger_options
+from streams.checks import check_input
+from streams.fast import open_stream
+from support.common.devices import choose
+from support.common.disk import apart, check_writable, is_number, read_jsonl
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table, pyplot, save_figure
+from support.common.options import (
+    DEFAULT_MODEL, Parser, data_options, model_options, positive_float, trigger_options,
+)
+from support.common.progress import progress
+from support.engine.vision import check_vision
+from support.files.features import is_features, open_frames
+from support.files.narrations import Sentence, to_sentences
 
 # ---------------------------------------------------------------------- attention (App. C.2)
 
@@ -93,7 +102,7 @@ def plot_attention(results: dict[str, dict[str, float]], narrations: str, png: s
 def run_attention(args: argparse.Namespace):
     results, narrations = {}, "true narrations" if args.teacher else "the model's own narrations"
     for model in args.model:
-        narrator = load_narrator(args, model)
+        narrator = narrator_of(args, model)
         if narrator.config.mod_keep:
             raise BadData(f"{model}: in a layer with a router, few tokens attend; its attention cannot be compared")
         vision, shares = load_vision(args, narrator), []
@@ -102,7 +111,7 @@ def run_attention(args: argparse.Namespace):
             if args.teacher:
                 given = true_narrations(narrator, sample)
             else:
-                written = [y.narration for y in stream.narrate(narrator, x, args.static) if y.narration]
+                written = [y.narration for y in stream.narrate(narrator, x, args.static, context=open_stream(narrator)) if y.narration]
                 given = [(y.frame, y.tokens) for y in written]
             if len(given) > 1:
                 shares.append(attention(narrator, x, given))
@@ -189,13 +198,15 @@ def run_timeline(args: argparse.Namespace):
         check_input(args.input)
         if not is_features(args.input):
             check_vision(args.model, args.vision, nar.Config.vision)
-        narrator = load_narrator(args, args.model)
-        fps, memory = narrator.config.fps, narrator.layout.M + narrator.layout.N if narrator.config.prune else 0
+        narrator = narrator_of(args, args.model)
+        fps = narrator.config.fps
+        opening = narrator.layout.reopening(1)
+        memory = sum(i <= nar.MEMORY for i in opening.ids) if narrator.config.prune else 0
         dtype = choose(args.device, args.dtype)[1]
         encoder = None if is_features(args.input) else narrator.vision_encoder(args.vision, dtype)
-        frames, _, _ = stream.open_frames(args.input, narrator.config, encoder)
-        decisions = {y.frame: y for y in stream.narrate(narrator, frames, args.static)}
-        trace = [y.trace() for y in decisions.values()]
+        frames, _, _ = open_frames(args.input, narrator.config, encoder)
+        decisions = {y.frame: y for y in stream.narrate(narrator, frames, args.static, context=open_stream(narrator))}
+        trace = [trace_row(y, narrator.layout) for y in decisions.values()]
         predicted = [Sentence(y.narration.end, y.narration.text) for y in decisions.values() if y.narration]
     check_trace(trace, source)
     if predicted is None:
@@ -212,7 +223,7 @@ def main():
     look = commands.add_parser("attention", help=text, description=text)
     look.set_defaults(run=run_attention)
     data_options(look)
-    model_options(look, nargs="+", default=[str(stream.TOY)])
+    model_options(look, nargs="+", default=[DEFAULT_MODEL])
     look.add_argument("--teacher", action="store_true",
                       help="for the true narrations, as in Fig. 10 (default: for the model's own)")
     look.add_argument("--json", action="store_true", help="one JSON object as the last line")
@@ -223,7 +234,7 @@ def main():
     line.add_argument("--pred", help="with a trace: the narrations, stream.py's --jsonl")
     line.add_argument("--gt", help="ground truth (default: the .json beside a video, if there is one)")
     line.add_argument("--fps", type=positive_float, default=2.0, help="frames per second of a trace (default 2)")
-    model_options(line, default=str(stream.TOY))
+    model_options(line, default=DEFAULT_MODEL)
     for one in (look, line):
         trigger_options(one)
     look.add_argument("--png", metavar="FILE", help="also write a picture")

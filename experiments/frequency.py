@@ -8,8 +8,10 @@ import argparse
 import json
 from pathlib import Path
 
-from support.common import BadData, apart, is_number, print_table, pyplot, read_text, save_figure
-from support.options import named_file
+from support.common.disk import apart, is_number, read_text
+from support.common.errors import BadData
+from support.common.figures import print_table, pyplot, save_figure
+from support.common.options import named_file
 
 PANELS = {"narrations_per_minute": "narrations a minute", "segment_s": "mean segment, seconds"}
 

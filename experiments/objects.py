@@ -28,12 +28,16 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluate import TAU, average, match, overlaps, segments, split_of
+from commands.evaluate import split_of
+from evaluate import TAU, align, average, overlaps, segments
 from experiments.truth import known_truth, parse_truth, protect, truth_options
-from support.answers import Answers
-from support.common import BadData, command_line, one_line, print_table, progress
-from support.options import Parser
-from support.narrations import Sentence, Truth, is_list_of, paired, read_predictions
+from support.common.disk import one_line
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table
+from support.common.options import Parser
+from support.common.progress import progress
+from support.files.answers import Answers
+from support.files.narrations import Sentence, Truth, is_list_of, paired, read_predictions
 from toy import world
 
 # Segments are grouped by their light. These are the bounds of the groups; daylight is 0.7 to 1.15.
@@ -281,7 +285,7 @@ def run_objects(args: argparse.Namespace):
     every_row = []
     for name, truth in progress(truths.items(), "objects", unit="video", disable=args.llm == "none"):
         if any(truth.annotators):
-            _, pairs = match(truth, predictions[name])
+            _, pairs = align(truth, predictions[name])
             rows[name] = [judge(reader, sentence.text, text) for sentence, text in pairs]
             every_row.extend(rows[name])
     result = {"videos": len(rows), "not_understood": len(reader.unread)}

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 # What the toy's code makes of a command, as a number that each result carries. Raise it by one, and say here what is
 # new, whenever the same commands would train another narrator, or would measure the same one differently, by more than
-# rounding: toy/stages.py (what a stage learns, its steps), train.py, narrator.py, clam.py, baselines/, evaluate.py,
-# support/captions.py. Code that is only arranged anew is the same recipe; of another world, runs.py has a fingerprint.
+# rounding: toy/stages.py (what a stage learns, its steps), train.py, narrator.py, clam.py, baselines/,
+# evaluate.py. Code that is only arranged anew is the same recipe; of another world, runs.py has a fingerprint.
 RECIPES = {
     1: "stages look and recall list what is shown in random order (before commit 96122e3)",
     2: "they list it in the order of the places",

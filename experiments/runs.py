@@ -17,9 +17,11 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from experiments.paper import (EVALUATIONS, LARGE, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, Row, Table,
-                               Training)
-from support.common import BadData, is_number, read_json, write_json
+from experiments.paper import (
+    EVALUATIONS, LARGE, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, Row, Table, Training,
+)
+from support.common.disk import is_number, read_json, write_json
+from support.common.errors import BadData
 from toy import world
 
 ROOT = Path(__file__).parents[1]

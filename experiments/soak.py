@@ -1,4 +1,4 @@
-"""A day of streaming in minutes: is a stream without end bounded (support/bounds.py), in memory, in positions, in time?
+"""A day of streaming in minutes: is a stream without end bounded (streams/bounds.py), in memory, in positions, in time?
 
     python -m experiments.soak                          # 24 hours
     python -m experiments.soak --hours 2 --model DIR
@@ -6,7 +6,7 @@
 FlowNar-C with the bounds of a live source narrates the frames of a video again and again, with narrations given at a
 data set's rate. In the 2nd, 13th and 22nd of its 24 parts it is dark, and the trigger never fires; ten times the camera
 is away for a minute, and the segment is restarted; once, at a random moment, the stream is saved, thrown away and read
-from its file (support/suspend.py). The frames are encoded beforehand: this is the cost of the loop.
+from its file (streams/suspend.py). The frames are encoded beforehand: this is the cost of the loop.
 
     part        an hour of 24
     tokens      the most that the cache held, with what was read ahead
@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -30,12 +31,19 @@ from torch import Tensor
 
 import narrator as nar
 import stream
+from baselines.variants import load_narrator
 from experiments.efficiency import peak_memory
-from support.bounds import LIVE_BOUNDS, live_bounds, most_tokens
-from support.common import BadData, choose, command_line, positive_float, positive_int, progress
-from support.options import Parser, device_options
-from support.suspend import prove, read_state, unpack, write_state
-from support.video import Video
+from experiments.timing import state_bytes
+from streams.bounds import LIVE_BOUNDS, live_bounds, most_tokens
+from streams.fast import open_stream
+from streams.suspend import prove, read_state, unpack, write_state
+from support.common.devices import choose
+from support.common.errors import BadData, command_line
+from support.common.options import (
+    DEFAULT_MODEL, Parser, device_options, positive_float, positive_int,
+)
+from support.common.progress import progress
+from support.files.video import Video
 
 AWAY = 60.0                                # seconds of an outage
 OUTAGES, PARTS, DARK = 10, 24, (1, 12, 21)
@@ -69,9 +77,10 @@ class Day:
 
 def lived(narrator: nar.Narrator, day: Day, lookahead: int) -> Iterator[tuple[stream.Context, stream.Decision]]:
     """Each frame of the day. Once, before its last part, the Context is written to a file, and a new one is read."""
-    context, end = stream.Context(narrator), random.randrange(day.frames - day.part + 1)
+    how = {"lookahead": lookahead, "clock": day.clock, "guesses": 0}
+    context, end = open_stream(narrator, **how), random.randrange(day.frames - day.part + 1)
     while True:
-        for step in stream.narrate(narrator, day, False, day.given, context, lookahead, day.clock):
+        for step in stream.narrate(narrator, day, forced=day.given, context=context):
             yield context, step
             if step.frame >= end and not context.ahead:
                 break
@@ -80,7 +89,7 @@ def lived(narrator: nar.Narrator, day: Day, lookahead: int) -> Iterator[tuple[st
         with TemporaryDirectory() as folder:
             write_state(f"{folder}/state", context, {}, {})
             about, tensors = read_state(f"{folder}/state")
-        context, end, day.begin = stream.Context(narrator), day.frames, step.frame + 1
+        context, end, day.begin = open_stream(narrator, **how), day.frames, step.frame + 1
         prove(narrator, context, None)
         unpack(context, about["stream"], tensors)
 
@@ -90,7 +99,8 @@ def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[
     And the processor time of its last frames, divided by that of a stream of the other day that takes turns with it."""
     rows, tokens, position, narrations = [], 0, 0, 0
     old, seconds, compared = lived(narrator, day, lookahead), [], []
-    young = stream.narrate(narrator, other, False, other.given, None, lookahead)
+    young = stream.narrate(narrator, other, forced=other.given,
+                           context=open_stream(narrator, lookahead=lookahead, guesses=0))
     last = min(COMPARED, day.part)
     for t in progress(range(day.frames), unit="frame", leave=False, mininterval=1):
         began = time.process_time()
@@ -101,10 +111,9 @@ def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[
         if t + 1 in day.outages:
             context.restart()
         if (t + 1) % day.part == 0 or t + 1 == day.frames:
-            states = context.state, context.memory, context.history_state, context.history
-            rows.append({"frames": len(seconds), "narrations": narrations, "restarts": context.bounds.count,
-                         "turned": context.bounds.turned, "fps": len(seconds) / sum(seconds), "tokens": tokens,
-                         "bytes": context.cache.held() + sum(y.nbytes for y in states if y is not None),
+            rows.append({"frames": len(seconds), "narrations": narrations, "restarts": context.bounds.restarts,
+                         "turned": context.bounds.rewound, "fps": len(seconds) / sum(seconds), "tokens": tokens,
+                         "bytes": context.cache.held() + state_bytes(context),
                          "position": position, "process_bytes": peak_memory(narrator.device)})
             ratio, seconds = sum(seconds[-last:]), []
         if t >= day.frames - 2 * last:                                     # its first turns are not counted
@@ -115,7 +124,7 @@ def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[
 
 
 def run_soak(args: argparse.Namespace):
-    narrator = nar.Narrator.load(args.model or str(stream.TOY), args.llm, *choose(args.device, args.dtype)).merge()
+    narrator = load_narrator(args.model or DEFAULT_MODEL, args.llm, *choose(args.device, args.dtype)).merge()
     live_bounds(narrator)
     narrator.config.max_segment, narrator.config.max_position = args.max_segment, args.max_position
     encoder = narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1])
@@ -151,7 +160,7 @@ def main():
     parser.add_argument("--hours", type=positive_float, default=24.0, help="length of the stream (default 24)")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)")
     device_options(parser)
-    parser.add_argument("--video", default=str(stream.TOY.parent / "kitchen.mp4"),
+    parser.add_argument("--video", default=str(Path(DEFAULT_MODEL).parent / "kitchen.mp4"),
                         help="its frames are shown again and again (default: the toy's)")
     parser.add_argument("--max-segment", type=positive_float, default=LIVE_BOUNDS["max_segment"], metavar="SECONDS",
                         help="after which a segment is restarted (default %(default)s)")

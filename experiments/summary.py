@@ -23,15 +23,18 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-
-from evaluate import average, split_of
+import evaluate
+from commands.evaluate import split_of
 from experiments.truth import known_truth, parse_truth, protect, truth_options
-from support import captions
-from support.annotations import Interval, Notes, intervals, summarised
-from support.answers import Answers
-from support.common import BadData, command_line, one_line, print_table, read_json, write_json, progress
-from support.options import Parser
-from support.narrations import Sentence, Truth, paired, read_predictions, read_truth
+from support.common.disk import one_line, read_json, write_json
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table
+from support.common.options import Parser
+from support.common.progress import progress
+from support.files.annotations import intervals, summarised
+from support.files.answers import Answers
+from support.files.narrations import Sentence, Truth, paired, read_predictions, read_truth
+from support.files.tracks import Interval, Notes
 from toy.world import FPS
 
 ACTS = 5                                       # a rule's summary has at most so many
@@ -198,27 +201,27 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str],
         raise BadData("there is nothing to score: no video has a reference")
 
     if tokenise:
-        pairs = captions.ptb(pairs)
-    with_meteor = captions.java_problem() is None
-    _, scores = captions.captions(pairs, with_meteor)          # {measure: the score of each pair}
+        pairs = evaluate.ptb(pairs)
+    with_meteor = evaluate.java_problem() is None
+    _, scores = evaluate.caption_scores(pairs, with_meteor)          # {measure: the score of each pair}
 
     def best(measure: str) -> list[int]:
         """Of each video, the pair with the highest score."""
         return [max(group, key=lambda i: scores[measure][i]) for group in groups]
 
-    cider = [average([scores["cider"][i] for i in group]) for group in groups]
-    meteor = None
+    cider = [evaluate.average([scores["cider"][i] for i in group]) for group in groups]
+    corpus_meteor = None
     if with_meteor:
         # METEOR of a set is not the mean over its pairs: it is computed once more.
-        _, meteor = captions.meteor([pairs[i] for i in best("meteor")])
+        _, corpus_meteor = evaluate.meteor([pairs[i] for i in best("meteor")])
     return {
         "videos": len(groups),
         "without_truth": len(truth) - len(groups),
         "references": len(pairs),
         "empty": empty,
-        "cider": average(cider),
-        "meteor": meteor,
-        "rouge_l": average([scores["rouge_l"][i] for i in best("rouge_l")]),
+        "cider": evaluate.average(cider),
+        "meteor": corpus_meteor,
+        "rouge_l": evaluate.average([scores["rouge_l"][i] for i in best("rouge_l")]),
     }
 
 
@@ -227,8 +230,8 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str],
 def run_summary(args: argparse.Namespace):
     """Print a summary of each video, and the scores if there is something to compare with."""
     protect(args, args.output or "")
-    if args.ptb and captions.java_problem():
-        raise BadData(f"--ptb {captions.java_problem()}")
+    if args.ptb and evaluate.java_problem():
+        raise BadData(f"--ptb {evaluate.java_problem()}")
     predictions = read_predictions(Path(args.pred))
     truth = None
     if args.gt or args.data:
@@ -250,7 +253,7 @@ def run_summary(args: argparse.Namespace):
     else:
         result = score_summaries(truth, summaries, args.ptb)
         if result["meteor"] is None:
-            print(f"METEOR is not computed: {captions.java_problem()}", file=sys.stderr)
+            print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
     print_table([("all", result)])
     if args.json:
         print(json.dumps(result))

@@ -23,10 +23,12 @@ from collections import Counter
 import numpy as np
 
 from experiments.paper import RECIPE, TABLES, Column, Row, Table
-from experiments.runs import (Runner, cores, evaluate_command, experiments_of, fingerprint_of_worlds, needed,
-                              real_commands, result, result_of_today, train_command)
-from support.common import BadData, command_line, in_range, positive_int
-from support.options import Parser
+from experiments.runs import (
+    Runner, cores, evaluate_command, experiments_of, fingerprint_of_worlds, needed, real_commands,
+    result, result_of_today, train_command,
+)
+from support.common.errors import BadData, command_line
+from support.common.options import Parser, in_range, positive_int
 
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 

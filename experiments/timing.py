@@ -1,4 +1,4 @@
-"""A stream whose every frame and stage is timed, through the hooks of stream.py; how flat its speed is.
+"""A stream whose every frame and stage is timed; how flat its speed is.
 
 `narrate` itself runs, with given narrations, which are fed word by word, as a model says them.
 """
@@ -15,8 +15,10 @@ from torch import Tensor
 
 import narrator as nar
 import stream
-from support.common import synchronise
-from support.together import Failed, side_by_side
+from baselines.narration_memory import HistoryContext, HistoryNarrator
+from streams.fast import HistoryStream, Stream, open_stream
+from streams.together import Failed, side_by_side
+from support.common.devices import synchronise
 
 
 @dataclass
@@ -35,6 +37,48 @@ class Work:
         return islice(cycle(pool), self.frames), {t: ids for t in [0, *range(self.every - 1, self.frames, self.every)]}
 
 
+class Stages:
+    """What times the stages of a Stream; `watch(stage)` is a context manager."""
+
+    def __init__(self, narrator: nar.Narrator, watch: Callable, **how):
+        super().__init__(narrator, **how)
+        self.watch = watch
+
+    def absorb(self) -> None:
+        if self.waiting:
+            with self.watch("memory"):
+                super().absorb()
+
+    def read_memory(self, ids: list[int] | None = None) -> None:
+        self.absorb()
+        with self.watch("memory"):
+            super().read_memory(ids)
+
+    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
+        with self.watch("text" if x is None else "frame"):
+            return super().feed(tokens, x)
+
+    def trigger(self, logits: Tensor) -> float:
+        with self.watch("trigger"):
+            return super().trigger(logits)
+
+
+class Timed(Stages, Stream):
+    """A Stream whose stages are timed."""
+
+
+class TimedHistory(Stages, HistoryStream):
+    """The same for narrators with a narration memory (Table 15)."""
+
+
+def state_bytes(context: stream.Context) -> int:
+    """Size of what the memories of a stream carry: their states, and the tokens read from them."""
+    tensors = [context.state, context.memory]
+    if isinstance(context, HistoryContext):
+        tensors += [context.history_state, context.history]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 class Meter:
     """A stream that does its work, and what this has cost so far.
 
@@ -46,9 +90,12 @@ class Meter:
 
     def __init__(self, narrator: nar.Narrator, work: Work):
         frames, forced = work.given(narrator)
-        self.context = stream.Context(narrator, watch=self.watch)
-        self.decisions = stream.narrate(narrator, frames, False, forced, self.context, work.lookahead)
-        self.rows, self.stages, self.tokens = [], Counter(), 0
+        timed = TimedHistory if isinstance(narrator, HistoryNarrator) else Timed
+        self.context = timed(narrator, self.watch, lookahead=work.lookahead, guesses=0)
+        self.decisions = stream.narrate(narrator, frames, forced=forced, context=self.context)
+        self.rows = []
+        self.stages = Counter()
+        self.tokens = 0
 
     @contextmanager
     def watch(self, stage: str):
@@ -64,9 +111,8 @@ class Meter:
             text, processor, began = self.stages["text"], time.process_time(), time.perf_counter()
             decision = next(self.decisions)
             seconds, processor = time.perf_counter() - began, time.process_time() - processor
-            c, cache = self.context, self.context.cache
-            states = c.state, c.memory, c.history_state, c.history, *c.waiting
-            state = sum(y.nbytes for y in states if y is not None)
+            cache = self.context.cache
+            state = state_bytes(self.context) + sum(x.nbytes for x in self.context.waiting)
             self.rows.append({"seconds": seconds, "processor_s": processor,
                               "text_s": self.stages["text"] - text if decision.narration else None,
                               "cache_tokens": cache.text + cache.visual, "cache_bytes": cache.bytes(),
@@ -87,10 +133,10 @@ def at_once(narrator: nar.Narrator, work: Work, streams: int) -> tuple[float, fl
 
 
 def shared(narrator: nar.Narrator, work: Work, ask: Callable) -> Iterator[stream.Decision]:
-    """A stream that asks for its passes (support/together.py)."""
+    """A stream that asks for its passes (streams/together.py)."""
     frames, forced = work.given(narrator)
-    context = stream.Context(narrator, lambda part: ask(narrator.decoder, part))
-    return stream.narrate(narrator, frames, False, forced, context)
+    context = open_stream(narrator, run=lambda part: ask(narrator.decoder, part), guesses=0)
+    return stream.narrate(narrator, frames, forced=forced, context=context)
 
 
 def total(rows: list[dict], name: str) -> float:

@@ -16,23 +16,26 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
 
 import narrator as nar
-import stream
+from baselines.variants import new_narrator
 from experiments.efficiency import VARIANTS, peak_memory
-from support import checkpoint
-from support.common import DTYPES, BadData, choose, command_line, positive_int, print_table, synchronise
-from support.options import Parser
+from support.common.devices import DTYPES, choose, synchronise
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table
+from support.common.options import DEFAULT_MODEL, Parser, positive_int
+from support.engine import checkpoint
 
 
-def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:
+def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
     """A variant around a language model of the given size with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
     device, dtype = choose(args.device, args.dtype)
-    tokenizer = checkpoint.load_tokenizer(str(stream.TOY / "llm"))
+    tokenizer = checkpoint.load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
     sizes = LlamaConfig(vocab_size=max(args.vocabulary, len(tokenizer)), hidden_size=args.width,
                         intermediate_size=args.inner, num_hidden_layers=args.layers, num_attention_heads=args.heads,
                         num_key_value_heads=args.kv_heads, max_position_embeddings=131072)
@@ -42,12 +45,12 @@ def new_narrator(args: argparse.Namespace, name: str) -> nar.Narrator:
     config = replace(nar.Config(lora_rank=args.rank, lora_alpha=2 * args.rank), **VARIANTS[name])
     if name in args.checkpointing:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
-    return nar.Narrator(llm, tokenizer, config).to(device).train()
+    return new_narrator(llm, tokenizer, config).to(device).train()
 
 
 def steps(connection, args: argparse.Namespace, name: str):
     """One variant's process: a step for each True that arrives -> its seconds; after False, tokens and bytes."""
-    narrator = new_narrator(args, name)
+    narrator = variant_of_size(args, name)
     device, config = narrator.device, narrator.config
     x = torch.randn(args.frames, config.J, config.width, device=device)
     narrations = [(t, (narrator.layout.newline * args.words)[:args.words])

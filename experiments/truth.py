@@ -3,10 +3,10 @@ import argparse
 from pathlib import Path
 
 import data
-from evaluate import split_of, truth_of
-from support.common import apart, check_writable
-from support.narrations import Truth, read_truth
-from support.options import answer_options, data_options
+from commands.evaluate import split_of, truth_of
+from support.common.disk import apart, check_writable
+from support.common.options import answer_options, data_options
+from support.files.narrations import Truth, read_truth
 
 
 def known_truth(args: argparse.Namespace) -> dict[str, Truth]:

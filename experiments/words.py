@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from commands.evaluate import split_of
 from data import DATASETS, load_dataset
-from evaluate import split_of
-from support.annotations import Notes, tracks
-from support.common import BadData, positive_int, pyplot, save_figure
-from support.options import data_options
+from support.common.errors import BadData
+from support.common.figures import pyplot, save_figure
+from support.common.options import data_options, positive_int
+from support.files.annotations import tracks
+from support.files.tracks import Notes
 
 # frequent in any text: articles, pronouns, prepositions, conjunctions, auxiliaries
 STOP_WORDS = set("""a about after again all along an and another are around as at away back be been before behind beside

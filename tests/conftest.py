@@ -16,12 +16,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"                              # before transfo
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"                         # before torch is imported
 signal.signal(signal.SIGINT, signal.default_int_handler)        # a background job is started with another
-sys.path.insert(0, str(Path(__file__).parent.parent))
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS), *(str(room) for room in TESTS.iterdir() if room.is_dir())]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_java():
-    from support.captions import java_problem
+    from evaluate import java_problem
     with pytest.MonkeyPatch.context() as patch:
         if java_problem() is None:
             from pycocoevalcap.meteor import meteor

@@ -2,13 +2,17 @@
 import os
 import random
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import narrator as nar
-from support.checkpoint import load_llm, load_tokenizer
+import stream
+from baselines import variants
+from streams.fast import open_stream
+from support.engine.checkpoint import load_llm, load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 TOY = ROOT / "toy" / "checkpoint"
@@ -22,12 +26,12 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
                "lora_alpha": 8, "lora_dropout": 0.0} | changes
     folder = str(TOY / "llm")
     pair = load_llm(folder) if llm is None else (llm, load_tokenizer(folder))
-    model = nar.Narrator(*pair, nar.Config(llm=folder, **options))
+    model = variants.new_narrator(*pair, nar.Config(llm=folder, **options))
     for name, p in model.trainable().items():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.05)
     model.memory.initialise(torch.randn(50, model.config.J, model.config.width))   # as published it starts near nothing
-    if model.layout.N:
+    if model.config.narration_memory:
         model.narration_memory.initialise(model.llm.get_input_embeddings().weight[:, None])
     return model.eval()
 
@@ -70,7 +74,7 @@ def published(model: nar.Narrator, x: torch.Tensor, case: dict):
     if model.layout.M:
         read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
         memory, _ = model.memory(x.reshape(1, -1, model.config.width), read_at)
-    e = model.embed(torch.tensor(tokens.ids), x, model.embed_memory(memory, None))
+    e = model.embed(torch.tensor(tokens.ids), x, None if memory is None else model.embed_visual(memory))
     hidden = model.run(e, torch.arange(len(tokens)), mask)
     return hidden, torch.tensor(case["labels"]), tokens
 
@@ -109,3 +113,42 @@ def published_mask(model: nar.Narrator, ids: list[int]):
             gone = n - model.config.last_k - 1
             mask[starts[n]:, starts[gone]:ends[gone] + 1] = False
     return tokens, mask
+
+
+def narrate(model, frames, static=False, forced=None, context=None, lookahead=1, clock=None):
+    """stream.py's `narrate` with the Context of the commands, which reads ahead; a given one gets lookahead and clock."""
+    if context is None:
+        context = open_stream(model)
+    context.lookahead = lookahead
+    context.clock = clock
+    if forced is not None:
+        context.guesses = 0
+    return stream.narrate(model, frames, static, forced, context)
+
+
+def record(context) -> list[torch.Tensor]:
+    """The logits of all tokens that go through a Stream from now on, as they come."""
+    logits = []
+    run = context.run
+
+    def recording(part):
+        every_row = run(replace(part, rows=slice(None)))
+        logits.extend(every_row)
+        return every_row[part.rows]
+
+    context.run = recording
+    return logits
+
+
+def record_plain(model) -> list[torch.Tensor]:
+    """The same for a plain Context of this model."""
+    logits = []
+    run = model.run
+
+    def recording(*given):
+        hidden = run(*given)
+        logits.extend(model.logits(hidden))
+        return hidden
+
+    model.run = recording
+    return logits

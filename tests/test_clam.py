@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baselines.memories import RecentFrames
-from clam import CLAM, NoMemory, absorb, main
+from baselines.memories import NoMemory, RecentFrames
+from clam import CLAM, main
 from experiments.clam_forms import profile
 
 ROOT = Path(__file__).parent.parent
@@ -89,10 +89,10 @@ def test_state_stays_constant_and_fp32():
 def test_absorb_does_not_overflow_or_lose_the_end():
     """1,000 gates near zero: the sums of logs reach -1e5, and still the last token counts in full."""
     k, v, g = torch.ones(1000, 1, 1), torch.arange(1000.0).view(-1, 1, 1), torch.full((1000, 1, 1), -100.0)
-    decay, update = absorb(k, v, g)
+    decay, update = CLAM.absorb(k, v, g)
     assert decay.item() == 0 and update.item() == 999
     g[-1] = -0.5
-    assert absorb(k, v, g)[1].item() == pytest.approx(999 + 998 * torch.tensor(-0.5).exp().item(), rel=1e-6)
+    assert CLAM.absorb(k, v, g)[1].item() == pytest.approx(999 + 998 * torch.tensor(-0.5).exp().item(), rel=1e-6)
 
 
 def test_recent_are_the_last_frames():

@@ -13,31 +13,33 @@ import torch
 from safetensors.torch import save_file
 
 import clam
-import data
-import evaluate
-import narrator
-import stream
 import train
+from baselines import variants
+from commands import (
+    data as data_command, evaluate as evaluate_command, narrator as narrator_command,
+    stream as stream_command, train as train_command,
+)
+import evaluate
 from experiments import clam_forms, efficiency, figures, objects, summary, training_step
 from helpers import TOY
-from support import captions, speech
-from support.common import command_line
+from streams import speech
+from support.common.errors import command_line
 
-NONSENSE = ("nonsense", "-1", "")                # the types themselves are tested in test_common.py
+NONSENSE = ("nonsense", "-1", "nan", "1e400", "1e-300", "9" * 30, "", "./../nowhere/x y")
 # each command with arguments that work, and quickly, in a folder that `world` has furnished
 COMMANDS = {
-    "stream": (stream, "x.safetensors --device cpu"),
-    "score": (evaluate, "score --pred p.json --gt g.json"),
-    "evaluate stream": (evaluate, "stream --data toy --root toys --limit 1 --device cpu"),
-    "evaluate teacher": (evaluate, "teacher --data toy --root toys --limit 1 --device cpu"),
-    "data stats": (data, "stats --data toy --root toys"),
-    "data toy": (data, "toy --seed 1 --minutes 0.02 --output new.mp4"),
-    "data encode": (data, f"encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu"),
-    "data rewrite": (data, f"rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu"),
-    "train": (train, "--data ek100 --root nowhere --device cpu"),
+    "stream": (stream_command, "x.safetensors --device cpu"),
+    "score": (evaluate_command, "score --pred p.json --gt g.json"),
+    "evaluate stream": (evaluate_command, "stream --data toy --root toys --limit 1 --device cpu"),
+    "evaluate teacher": (evaluate_command, "teacher --data toy --root toys --limit 1 --device cpu"),
+    "data stats": (data_command, "stats --data toy --root toys"),
+    "data toy": (data_command, "toy --seed 1 --minutes 0.02 --output new.mp4"),
+    "data encode": (data_command, f"encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu"),
+    "data rewrite": (data_command, f"rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu"),
+    "train": (train_command, "--data ek100 --root nowhere --device cpu"),
     "clam": (clam, ""),
     "clam forms": (clam_forms, "--width 16 --heads 2 --length 20 --reads 2 --no-compile"),
-    "narrator": (narrator, ""),
+    "narrator": (narrator_command, ""),
     "efficiency": (efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --streams 2 "
                                "--variants FlowNar --video toys/a.mp4 --device cpu"),
     "training step": (training_step, "--frames 4 --device cpu"),
@@ -88,12 +90,14 @@ def world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
     (tmp_path / "toys").mkdir()
-    data.write_toy(1, 0.02, tmp_path / "toys" / "a.mp4")
+    data_command.write_toy(1, 0.02, tmp_path / "toys" / "a.mp4")
     (tmp_path / "s.jsonl").write_text(json.dumps({"start": 0.0, "end": 1.0, "text": "You look."}))
     for name in ("p.json", "g.json"):
         (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
-    monkeypatch.setattr(narrator.Narrator, "load", cache(narrator.Narrator.load))
-    monkeypatch.setattr(captions, "java_problem", lambda: "needs Java")
+    loaded = cache(variants.load_narrator)
+    for module in (variants, stream_command, efficiency):
+        monkeypatch.setattr(module, "load_narrator", loaded)
+    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **how: Path(path).write_bytes(b"PNG"))
     monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **how: None)
     return tmp_path
@@ -116,17 +120,16 @@ def test_nonsense_is_refused_in_a_few_lines(name, world):
 
 
 @pytest.mark.parametrize("module, line", [
-    (evaluate, "stream --data toy --root nowhere"), (evaluate, "stream --data ek100 --root nowhere"),
-    (evaluate, "stream --data toys"), (evaluate, "stream --data toy --output p.json/new"),
-    (evaluate, "stream --data toy --vision owner/nowhere"), (evaluate, "teacher --data toy --vision ./nowhere"),
-    (evaluate, "teacher --data toy --per-video p.json/new"), (train, "--data toy --output p.json/new"),
-    (data, "encode nowhere.mp4 --output new"), (data, "encode toys/a.mp4 --output p.json/new"),
-    (data, "encode toys/a.mp4 --output new"), (figures, "timeline nowhere.mp4"),
+    (evaluate_command, "stream --data toy --root nowhere"), (evaluate_command, "stream --data ek100 --root nowhere"),
+    (evaluate_command, "stream --data toys"), (evaluate_command, "stream --data toy --output p.json/new"),
+    (evaluate_command, "stream --data toy --vision owner/nowhere"), (evaluate_command, "teacher --data toy --vision ./nowhere"),
+    (evaluate_command, "teacher --data toy --per-video p.json/new"), (train, "--data toy --output p.json/new"),
+    (data_command, "encode nowhere.mp4 --output new"), (data_command, "encode toys/a.mp4 --output p.json/new"),
+    (data_command, "encode toys/a.mp4 --output new"), (figures, "timeline nowhere.mp4"),
     (figures, "timeline toys/a.mp4 --png p.json/new"), (figures, "timeline toys/a.mp4 --vision owner/nowhere"),
     (efficiency, "--png p.json/new"), (summary, "--pred p.json --llm owner/nowhere --answers p.json/new")])
 def test_what_cannot_work_is_refused_before_anything_is_loaded(module, line, world, monkeypatch):
-    """A missing input, an output that cannot be written, a vision model that is nowhere: an
-    error, and no new file."""
+    """A missing input, an output that cannot be written, a vision model that is nowhere: an error, and no new file."""
     for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(f"transformers.{name}.from_pretrained", lambda *_, **__: pytest.fail("a model is loaded"))
     before = sorted(world.rglob("*"))

@@ -15,13 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import data
+from commands import data as data_command
 from data import read_sample
 from helpers import ROOT, TOY
 from narrator import VisionEncoder
-from support import encoding
-from support.common import BadData
-from support.features import Store
-from support.video import Video
+from support.common.errors import BadData
+from support.files import encoding
+from support.files.features import Store
+from support.files.tracks import time_of
+from support.files.video import Video, write_video
 from toy import world
 
 
@@ -29,12 +31,17 @@ from toy import world
 
 @pytest.mark.parametrize("fps", [2, 2.5, 8, 30000 / 1001])
 def test_time_and_frame_are_inverse(fps):
-    assert all(data.frame_at(data.time_of(frame, fps), fps) == frame for frame in range(20_000))
-    assert [data.frame_at(time, 2) for time in (0, 0.5, 0.51, 1)] == [0, 0, 1, 1]
+    for frame in range(20_000):
+        assert data.frame_at(time_of(frame, fps), fps) == frame
+
+
+@pytest.mark.parametrize("time, frame", [(0, 0), (0.5, 0), (0.51, 1), (1, 1)])
+def test_a_frame_covers_the_time_up_to_its_end(time, frame):
+    assert data.frame_at(time, fps=2) == frame
 
 
 def test_toy_round_trip_through_files(tmp_path):
-    written = data.write_toy(3, 0.4, tmp_path / "k.mp4")
+    written = data_command.write_toy(3, 0.4, tmp_path / "k.mp4")
     read = read_sample(tmp_path / "k.json")
     assert (read.name, read.fps, read.num_frames) == ("k", 2, written.num_frames)
     assert read.narrations == written.narrations and len(read.narrations) > 3
@@ -53,24 +60,29 @@ def test_an_interrupted_toy_leaves_no_ground_truth(tmp_path, monkeypatch):
         raise KeyboardInterrupt
     monkeypatch.setattr(data.world.Kitchen, "render", stop)
     with pytest.raises(KeyboardInterrupt):
-        data.write_toy(3, 0.2, tmp_path / "k.mp4")
+        data_command.write_toy(3, 0.2, tmp_path / "k.mp4")
     assert os.listdir(tmp_path) == []
 
 
-GOOD = {"video": "v.mp4", "fps": 2, "duration": 10, "narrations": [{"time": 0.5, "text": "You look."}]}
+GOOD = {"video": "v.mp4", "fps": 2, "duration": 10,
+        "narrations": [{"time": 0.5, "text": "You look."}]}
 
 
 def described(folder: Path, **changes) -> Path:
+    """A .json file that describes v.mp4; a field that is changed to ... is left out."""
+    content = {key: value for key, value in (GOOD | changes).items() if value is not ...}
     path = folder / "v.json"
-    path.write_text(json.dumps({key: value for key, value in (GOOD | changes).items() if value is not ...}))
+    path.write_text(json.dumps(content))
     return path
 
 
 def test_two_narrations_on_one_frame_the_later_stays(tmp_path):
-    rows = [{"time": 3.4, "text": "c", "memory": ["x"]}, {"time": 1.0, "text": "b"}, {"time": 0.9, "text": "a"},
-            {"time": 3.4, "text": "d"}]
+    """Later in time; at the same time, later in the file."""
+    rows = [{"time": 3.4, "text": "c", "memory": ["x"]}, {"time": 1.0, "text": "b"},
+            {"time": 0.9, "text": "a"}, {"time": 3.4, "text": "d"}]
     sample = read_sample(described(tmp_path, narrations=rows))
-    assert sample.narrations == [(1, "b"), (6, "d")] and sample.memory_words == [(), ()]
+    assert sample.narrations == [(1, "b"), (6, "d")]
+    assert sample.memory_words == [(), ()]
     assert (sample.num_frames, sample.duration) == (20, 10)
 
 
@@ -85,7 +97,7 @@ def test_shorten(tmp_path):
 
     assert frames(None) == frames(20) == (4, 4, 20, 10) and frames(19) == frames(18) == (4, 4, 18, 10)
     assert frames(17) == frames(13) == (3, 3, 13, 10) and frames(12) == (2, 2, 6, 10) and frames(1) == (1, 1, 1, 10)
-    data.write_video(tmp_path / "v.mp4", (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20)), 2)
+    write_video(tmp_path / "v.mp4", (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20)), 2)
     assert [round(picture.mean() / 10) for picture in data.shorten(sample, 7).frames()] == list(range(6))
     long, = data.load_dataset("toy", tmp_path)
     cut, = data.load_dataset("toy", tmp_path, max_frames=14)
@@ -93,35 +105,50 @@ def test_shorten(tmp_path):
     assert (long.num_frames, cut.num_frames, streamed.num_frames) == (20, 13, 20)
 
 
+def one_narration(**fields):
+    return {"narrations": [{"time": 1, "text": "x"} | fields]}
+
+
 @pytest.mark.parametrize("changes, message", [
-    ({"video": ...}, '"video"'), ({"video": 3}, '"video"'),
-    ({"fps": 0}, '"fps"'), ({"fps": "2"}, '"fps"'), ({"fps": True}, '"fps"'),
-    ({"duration": ...}, '"duration"'), ({"duration": "x"}, '"duration"'), ({"duration": 10 ** 400}, '"duration"'),
-    ({"duration": float("nan")}, '"duration"'), ({"narrations": {}}, '"narrations"'),
+    ({"video": ...}, '"video"'),
+    ({"video": 3}, '"video"'),
+    ({"fps": 0}, '"fps"'),
+    ({"fps": "2"}, '"fps"'),
+    ({"fps": True}, '"fps"'),
+    ({"duration": ...}, '"duration"'),
+    ({"duration": "x"}, '"duration"'),
+    ({"duration": 10 ** 400}, '"duration"'),
+    ({"duration": float("nan")}, '"duration"'),
+    ({"narrations": {}}, '"narrations"'),
     ({"narrations": ["x"]}, r"narrations\[0\] must be an object"),
-    ({"narrations": GOOD["narrations"] + [{"text": "x"}]}, r'narrations\[1\]: "time"'),
-    ({"narrations": [{"time": -1, "text": "x"}]}, r'narrations\[0\]: "time"'),
-    ({"narrations": [{"time": 10.2, "text": "x"}]}, r"narrations\[0\]: 10.2 s is after the end"),
-    ({"narrations": [{"time": 1, "text": " "}]}, r'narrations\[0\]: "text"'),
     ({"narrations": [{"time": 1}]}, r'narrations\[0\]: "text"'),
-    ({"narrations": [{"time": 1, "text": "x", "memory": "cup"}]}, r'narrations\[0\]: "memory"'),
-    ({"narrations": [{"time": 1, "text": "x", "memory": [1]}]}, r'narrations\[0\]: "memory"')])
+    ({"narrations": [{"time": 1, "text": "x"}, {"text": "x"}]}, r'narrations\[1\]: "time"'),
+    (one_narration(time=-1), r'narrations\[0\]: "time"'),
+    (one_narration(time=10.2), r"narrations\[0\]: 10.2 s is after the end"),
+    (one_narration(text=" "), r'narrations\[0\]: "text"'),
+    (one_narration(memory="cup"), r'narrations\[0\]: "memory"'),
+    (one_narration(memory=[1]), r'narrations\[0\]: "memory"'),
+])
 def test_malformed_ground_truth_is_named(tmp_path, changes, message):
     with pytest.raises(BadData, match=r"v\.json: .*" + message):
         read_sample(described(tmp_path, **changes))
 
 
-def test_ground_truth_that_is_no_json_or_lacks_its_video(tmp_path):
-    for content in (b"", b"{", b"\xff\xfe\x00", b"[]", b"3"):
-        (tmp_path / "v.json").write_bytes(content)
-        with pytest.raises(BadData, match=r"v\.json"):
-            read_sample(tmp_path / "v.json")
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"[]", b"3"])
+def test_ground_truth_that_is_no_json(tmp_path, content):
+    (tmp_path / "v.json").write_bytes(content)
+    with pytest.raises(BadData, match=r"v\.json"):
+        read_sample(tmp_path / "v.json")
+
+
+def test_ground_truth_that_is_missing_or_lacks_its_video(tmp_path):
     with pytest.raises(BadData, match="cannot be read"):
         read_sample(tmp_path / "gone.json")
     sample = read_sample(described(tmp_path))
     with pytest.raises(BadData, match=r"v\.mp4: no such file"):
         next(sample.frames())
-    data.write_video(tmp_path / "v.mp4", (np.full((32, 48, 3), k, np.uint8) for k in range(15)), 2)
+    pictures = (np.full((32, 48, 3), k, np.uint8) for k in range(15))
+    write_video(tmp_path / "v.mp4", pictures, 2)
     with pytest.raises(BadData, match="has 15 frames, its .json promises 20"):
         list(sample.frames())
 
@@ -138,7 +165,7 @@ def test_toy_samples_are_the_kitchens():
 def test_load_dataset(tmp_path):
     (tmp_path / "test").mkdir()
     for name in ("b", "a", "test/c"):
-        data.write_toy(5, 0.1, tmp_path / f"{name}.mp4")
+        data_command.write_toy(5, 0.1, tmp_path / f"{name}.mp4")
     night, (_, kitchen) = *data.load_dataset("toy", limit=1, variant="night"), *world.kitchens("val", 1)
     assert [text for _, text in night.narrations] == [n.text for n in kitchen.narrations]
     assert night.num_frames == len(kitchen) + 240
@@ -163,12 +190,12 @@ def test_load_dataset(tmp_path):
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("videos")
-    data.main(["toy", "--seed", "4", "--minutes", "0.2", "--count", "3", "--output", str(folder)])
+    data_command.run(["toy", "--seed", "4", "--minutes", "0.2", "--count", "3", "--output", str(folder)])
     return sorted(map(str, folder.glob("*.mp4")))
 
 
 def encode(videos, output, *more):
-    data.main(["encode", *videos, "--output", str(output), "--vision", str(TOY / "vision"), "--device", "cpu", *more])
+    data_command.run(["encode", *videos, "--output", str(output), "--vision", str(TOY / "vision"), "--device", "cpu", *more])
 
 
 def test_encode_is_what_streaming_sees(videos, tmp_path):
@@ -222,7 +249,7 @@ def test_metadata_of_processes_that_end_at_once(tmp_path):
     slow = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
-from support import encoding
+from support.files import encoding
 folder, write = pathlib.Path(sys.argv[2]), encoding.write_json
 def wait(path, content):
     (folder / "looked").touch()
@@ -283,21 +310,21 @@ def test_encode_beside_a_damaged_file(videos, tmp_path, content):
 def test_another_video_of_the_same_name_is_refused(videos, tmp_path):
     """Nothing that is there counts as done if it was made of something else: features, or the toy's videos."""
     (tmp_path / "other").mkdir()
-    data.write_video(tmp_path / "other" / os.path.basename(videos[0]), [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
+    write_video(tmp_path / "other" / os.path.basename(videos[0]), [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
     encode(videos[:1], tmp_path / "features")
     with pytest.raises(BadData, match="was made of another video than .*other.*; delete it, or choose another"):
         encode([str(tmp_path / "other" / os.path.basename(videos[0]))], tmp_path / "features")
     line = ["toy", "--seed", "4", "--count", "2", "--output", str(tmp_path / "toys")]
-    data.main([*line, "--minutes", "0.1"])
-    data.main([*line, "--minutes", "0.1"])
+    data_command.run([*line, "--minutes", "0.1"])
+    data_command.run([*line, "--minutes", "0.1"])
     for other in (["--minutes", "0.3"], ["--minutes", "0.1", "--world", "hard"]):
         with pytest.raises(BadData, match=r"toy-0000004\.mp4: is of another length or world; delete it"):
-            data.main([*line, *other])
+            data_command.run([*line, *other])
 
 
 def test_encode_reads_large_pictures_scaled(tmp_path, monkeypatch):
     """A picture that stands still is encoded once, and none is larger than twice what the vision model looks at."""
-    data.write_video(tmp_path / "v.mp4", [np.full((300, 400, 3), k, np.uint8) for k in (20, 120, 220)], 0.5)
+    write_video(tmp_path / "v.mp4", [np.full((300, 400, 3), k, np.uint8) for k in (20, 120, 220)], 0.5)
     seen, forward = [], VisionEncoder.forward
     monkeypatch.setattr(VisionEncoder, "forward", lambda self, x: seen.append(tuple(x.shape)) or forward(self, x))
     encode([str(tmp_path / "v.mp4")], tmp_path / "out", "--batch", "5")
@@ -307,18 +334,21 @@ def test_encode_reads_large_pictures_scaled(tmp_path, monkeypatch):
 
 
 def test_encoded_videos_are_a_data_set(videos, tmp_path):
-    """Our own features with raw annotations, up to the last half second: every sample can be read."""
+    """Our own features with annotations, up to the last half second: every sample can be read."""
     encode(videos, tmp_path / "features")
-    found = Store(tmp_path)
-    name = os.path.basename(videos[0])[:-4]
-    end = found.entry(name)["duration"]
+    store = Store(tmp_path)
+    name = Path(videos[0]).stem
+    end = store.entry(name)["duration"]
     (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "refined_train_narrations.json").write_text(json.dumps(
-        {name: [{"time": 0.1, "text": "You look."}, {"time": end - 0.1, "text": "You sit."},
-                {"time": end, "text": "You stand."}]}))
+    rows = [{"time": 0.1, "text": "You look."}, {"time": end - 0.1, "text": "You sit."},
+            {"time": end, "text": "You stand."}]
+    (tmp_path / "annotations" / "refined_train_narrations.json").write_text(
+        json.dumps({name: rows}))
     sample, = data.load_dataset("ek100", tmp_path, "train", shape=(10, 128))
-    assert [frame for frame, _ in sample.narrations][1:] == [found.rows(name) - 3, found.rows(name) - 2]
-    assert len(sample.read(0, sample.num_frames)) == sample.num_frames == found.rows(name) - 1
+    last = store.rows(name) - 2                # counted from the first narration, which is on frame 1
+    assert [frame for frame, _ in sample.narrations] == [0, last - 1, last]
+    assert sample.num_frames == last + 1
+    assert len(sample.read(0, sample.num_frames)) == sample.num_frames
 
 
 # ---------------------------------------------------------------------------------------------------- command line
@@ -347,18 +377,18 @@ def test_bad_input_is_one_line_and_bad_usage_is_2(tmp_path):
     bad = command("stats", "--data", "ek100", "--json", cwd=tmp_path)
     assert (bad.returncode, bad.stdout) == (1, "") and "--data toy" in bad.stderr and "Traceback" not in bad.stderr
     with pytest.raises(SystemExit) as exited:
-        data.main(["toy", "--minutes", "1"])                       # no --output
+        data_command.run(["toy", "--minutes", "1"])                       # no --output
     assert exited.value.code == 2
 
 
 def test_many_videos_resume(tmp_path):
     arguments = ["toy", "--seed", "4", "--minutes", "0.1", "--count", "3", "--output", str(tmp_path / "many")]
-    data.main(arguments)
+    data_command.run(arguments)
     names = sorted(os.listdir(tmp_path / "many"))
     assert names == [f"toy-000000{seed}.{end}" for seed in (4, 5, 6) for end in ("json", "mp4")]
     before = {name: (tmp_path / "many" / name).stat().st_mtime_ns for name in names}
     (tmp_path / "many" / names[2]).unlink()                        # the second was interrupted before its .json
-    data.main(arguments)
+    data_command.run(arguments)
     again = {name for name in names if (tmp_path / "many" / name).stat().st_mtime_ns != before[name]}
     assert again == {"toy-0000005.json", "toy-0000005.mp4"}
 
@@ -368,7 +398,7 @@ def test_many_videos_resume(tmp_path):
 def test_toy_arguments_that_do_not_fit(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadData):
-        data.main(["toy", *arguments])
+        data_command.run(["toy", *arguments])
     assert os.listdir(tmp_path) == []
 
 
@@ -381,5 +411,5 @@ def test_toy_arguments_that_do_not_fit(tmp_path, monkeypatch, arguments):
 def test_usage(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exited:
-        data.main(arguments.split())
+        data_command.run(arguments.split())
     assert exited.value.code == 2 and "error: argument" in capsys.readouterr().err

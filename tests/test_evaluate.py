@@ -16,18 +16,19 @@ from safetensors.torch import load_file, save_file
 import data
 import evaluate
 import narrator as nar
+from baselines.variants import load_narrator
+from commands import evaluate as evaluate_command
 from helpers import GOLDEN, ROOT, TOY, published, tiny, two_ranks, video
-from support import captions
-from support.narrations import Sentence, Truth, read_predictions
-from support.options import model_options
-from support.predictions import Predictions
+from support.common.options import model_options
+from support.files.narrations import Sentence, Truth, read_predictions
+from support.files.predictions import Predictions
 from test_captions import NAMES, published_case
 from test_train import epic
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
 
-def command(*args, ok=True, main=evaluate.main):
+def command(*args, ok=True, main=evaluate_command.main):
     """A command line in this process: what it prints, parsed with --json; or its one line of error."""
     out, err = io.StringIO(), io.StringIO()
     with mock.patch("sys.argv", ["command", *map(str, args)]), redirect_stdout(out), redirect_stderr(err):
@@ -49,7 +50,7 @@ def write(path, content):
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch):
     """METEOR takes seconds to start; test_captions.py tests it once."""
-    monkeypatch.setattr(captions, "java_problem", lambda: "needs Java")
+    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
 
 
 # ---------------------------------------------------------------------- temporal alignment (App. B.5)
@@ -94,14 +95,14 @@ def test_a_whole_evaluation_is_the_published():
             if ours in row:
                 assert row[ours] == pytest.approx(case["per_video_metrics"][name][theirs], abs=1e-6), (name, ours)
     matches = [pair for name, y in case["gts"].items()
-               for pair in evaluate.match(Truth([read(y)]), read(case["predictions"][name]))[1]]
+               for pair in evaluate.align(Truth([read(y)]), read(case["predictions"][name]))[1]]
     theirs = [(pair["gt"], pair["pred"]) for pair in case["matched_pairs"].values()]
     assert [(true.text, said) for true, said in matches] == theirs
 
 
 def test_several_annotators_are_chained_apart():
     truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], start=1.0)
-    row, matched = evaluate.match(truth, [Sentence(2, "p"), Sentence(4, "q")])
+    row, matched = evaluate.align(truth, [Sentence(2, "p"), Sentence(4, "q")])
     assert [(true.text, said) for true, said in matched] == [("a", "p"), ("b", "q"), ("c", "p")]
     assert row["recall"] == 1 and row["precision"] == 1
 
@@ -334,12 +335,12 @@ def test_a_fingerprint_is_of_every_picture():
     """Of those that are rendered or decoded, too; it is the same however many of them are encoded at once."""
     pictures = [np.full((2, 4, 3), n % 5, np.uint8) for n in range(9)]
     sample = data.make_sample("a", [(0, "You look.", ())], 2.0, 9, lambda: iter(pictures))
-    whole, mark = evaluate.fingerprint(sample), evaluate.known_of(sample)
-    assert len(list(evaluate.watched(sample, mark).tokens(lambda several: several, 4))) == 9
+    whole, mark = evaluate_command.fingerprint(sample), evaluate_command.known_of(sample)
+    assert len(list(evaluate_command.watched(sample, mark).tokens(lambda several: several, 4))) == 9
     assert mark.hexdigest() == whole
     for n in (0, 4, 8):
         pictures[n] = pictures[n] + 1
-        assert evaluate.fingerprint(sample) != whole
+        assert evaluate_command.fingerprint(sample) != whole
         pictures[n] = pictures[n] - 1
 
 
@@ -359,7 +360,7 @@ def test_last_k_all(tmp_path):
     tiny(last_k=2).save(tmp_path)
     parser = argparse.ArgumentParser()
     model_options(parser)
-    loaded = lambda *more: evaluate.load_narrator(parser.parse_args(more), str(tmp_path)).config.last_k
+    loaded = lambda *more: evaluate_command.narrator_of(parser.parse_args(more), str(tmp_path)).config.last_k
     assert (loaded(), loaded("--last-k", "5"), loaded("--last-k", "all")) == (2, 5, None)
     with pytest.raises(SystemExit) as end, redirect_stderr(io.StringIO()):
         loaded("--last-k", "-1")
@@ -446,12 +447,12 @@ def test_segments_go_on_from_the_keys_and_values(variant):
         more = torch.nn.functional.one_hot(skip, len(model.layout.tokenizer)) * push
         with mock.patch.object(model, "logits", lambda hidden: logits(hidden) + more):
             forwards.clear()
-            fast = evaluate.turns(model, x, narrations)
+            fast = evaluate.score_segments(model, x, narrations)
             assert len(forwards) == 1
             if push == 100:
                 assert [turn.difference for turn in fast[1:]] == [-2, -5, -1, 0, 0]
             with mock.patch.object(evaluate, "further", slow):
-                assert evaluate.turns(model, x, narrations) == fast
+                assert evaluate.score_segments(model, x, narrations) == fast
     hook.remove()
 
 
@@ -460,7 +461,7 @@ def test_turns_by_hand(monkeypatch):
     narrations = [(0, [7, 8]), (5, [7, 8, 9]), (9, [7]), (12, [7, 8])]
     monkeypatch.setattr(evaluate, "further", by_whole_forwards(narrations))
     model = Scripted(replies={3, 11}, words=[])
-    found = evaluate.turns(model, torch.zeros(13, 2, 32), narrations)
+    found = evaluate.score_segments(model, torch.zeros(13, 2, 32), narrations)
     assert [turn.difference for turn in found] == [None, 2, -2, 1]
     count = len(model.layout.assistant) + 1                                           # Assistant: ... EOT
     words = [count + n for n in (2, 3, 1, 2)]
@@ -470,19 +471,19 @@ def test_turns_by_hand(monkeypatch):
     vocabulary = len(model.layout.tokenizer)
     assert found[0].ppl == pytest.approx((np.exp(3) + vocabulary - 1) / np.exp(3))
     assert evaluate.summary(found, fps=2.0)["time_diff"] == pytest.approx((2 + 2 + 1) / 3 / 2)
-    never = evaluate.turns(Scripted(replies={3}, words=[]), torch.zeros(13, 2, 32), narrations)
+    never = evaluate.score_segments(Scripted(replies={3}, words=[]), torch.zeros(13, 2, 32), narrations)
     assert [turn.difference for turn in never] == [None, 2, -3, 0] and never[3].fluency == 1
 
 
 def test_correctness_is_the_length_of_the_right_beginning():
     model = Scripted(replies=set(), words=[1])
-    first = evaluate.turns(model, torch.zeros(4, 2, 32), [(0, [7, 8, 9]), (3, [7])])[0]
+    first = evaluate.score_segments(model, torch.zeros(4, 2, 32), [(0, [7, 8, 9]), (3, [7])])[0]
     assert first.correctness == pytest.approx(1 / (len(model.layout.assistant) + 4))
 
 
 def test_reply_threshold():
     model = Scripted(replies=set(), words=[])
-    found = evaluate.turns(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], reply_theta=0.999999)
+    found = evaluate.score_segments(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], reply_theta=0.999999)
     assert found[1].difference == 2                                                   # p([SKIP]) is below at once
 
 
@@ -494,7 +495,7 @@ def test_teacher_forced_is_the_published(name):
     unmerged token move them."""
     base = GOLDEN / name
     last_k = 2 if name == "flownar_c" else None
-    model = nar.Narrator.load(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
+    model = load_narrator(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
     features = load_file(base / "features.safetensors")
     for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
         x = features[key.split("/")[0]][:case["num_frames"]]
@@ -512,12 +513,12 @@ def test_teacher_forced_is_the_published(name):
         for theta in (0.0, 0.8):
             theirs = case[f"interval_threshold_{theta}"]
             right = theirs["per_turn"]["lm_correctness"]
-            found = evaluate.turns(model, x, narrations, theta, forward)
+            found = evaluate.score_segments(model, x, narrations, theta, forward)
             assert [turn.ppl for turn in found] == pytest.approx(theirs["per_turn"]["lm_ppl"], abs=1e-3), key
             assert [turn.correctness for turn in found] == pytest.approx(right, abs=1e-6), key
             assert [abs(turn.difference) for turn in found[1:]] == theirs["per_turn"]["abs_frame_diff"], key
             assert [turn.fluency for turn in found[1:]] == pytest.approx(theirs["per_turn"]["fluency"], abs=1e-6), key
-            ours = evaluate.turns(model, x, narrations, theta)
+            ours = evaluate.score_segments(model, x, narrations, theta)
             difference = evaluate.summary(ours, model.config.fps)["time_diff"]
             assert difference == pytest.approx(theirs["time_diff_s"], abs=0.5), key
             later = [turn.ppl for turn in ours[1:]]
@@ -534,15 +535,15 @@ def test_teacher_forcing_restarts_nothing(tmp_path, capsys):
     """`max_segment`, shorter than the true segments, changes no turn; the command says so."""
     model = tiny()
     x, narrations = video(model)
-    found = evaluate.turns(model, x, narrations)
+    found = evaluate.score_segments(model, x, narrations)
     model.config.max_segment = 1.0
-    assert evaluate.turns(model, x, narrations) == found
+    assert evaluate.score_segments(model, x, narrations) == found
     shutil.copytree(TOY, tmp_path / "toy")
     settings = json.loads((tmp_path / "toy" / "narrator.json").read_text())
     write(tmp_path / "toy" / "narrator.json", settings | {"max_segment": 1.0})
     given = ["teacher", "--data", "toy", "--limit", "1", "--model", str(tmp_path / "toy")]
     with mock.patch("sys.argv", ["evaluate.py", *given]), pytest.raises(SystemExit) as end:
-        evaluate.main()
+        evaluate_command.main()
     assert end.value.code == 0
     assert "max_segment has no effect" in capsys.readouterr().err
 
@@ -558,7 +559,7 @@ def test_teacher_forcing_needs_a_first_narration(tmp_path):
 def test_usage(options):
     with pytest.raises(SystemExit) as end, redirect_stderr(io.StringIO()):
         with mock.patch("sys.argv", ["evaluate.py", "stream", "--data", "toy", *map(str, options)]):
-            evaluate.main()
+            evaluate_command.main()
     assert end.value.code == 2
 
 

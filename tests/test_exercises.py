@@ -1,5 +1,4 @@
-"""EXERCISES.md keeps its promises: each change is made in a copy, with the kitchen narrated and
-the named tests run."""
+"""EXERCISES.md keeps its promises: each change is made in a copy, with the kitchen narrated and the named tests run."""
 import json
 import re
 import shutil
@@ -9,13 +8,13 @@ import sys
 import pytest
 import torch
 
-import stream
 from helpers import ROOT, TOY
 from narrator import Narrator
+from support.files.features import open_frames
 
 TEXT = (ROOT / "EXERCISES.md").read_text(encoding="utf-8")
 SECTIONS = TEXT.split("\n## ")[1:]
-NEEDED = ("*.py", "pytest.ini", "baselines", "support", "toy", "experiments", "tests")
+NEEDED = ("*.py", "pytest.ini", "baselines", "commands", "streams", "support", "toy", "experiments", "tests")
 # those that take seconds; most of them narrate the kitchen, too
 SLOW = ("test_explain", "test_output_formats", "test_cache_is_bounded")
 KITCHEN = (r"The kitchen: (\d+) narrations, (\d+) as before(?:, (\d+) one frame later)?; "
@@ -37,12 +36,13 @@ class Outcomes:
 def kitchen(frames):
     import stream
     from narrator import Narrator
-    from support.common import BadData
+    from streams.fast import open_stream
+    from support.common.errors import BadData
     try:
         narrator = Narrator.load("toy/checkpoint").merge()
     except BadData as error:
         return {"error": str(error)}
-    steps = list(stream.narrate(narrator, iter(frames), lookahead=8))
+    steps = list(stream.narrate(narrator, iter(frames), context=open_stream(narrator, lookahead=8)))
     return {"said": [(y.frame, y.narration.text) for y in steps if y.narration], "p": [y.p_skip for y in steps],
             "cache": max(y.text_tokens + y.visual_tokens for y in steps)}
 
@@ -65,8 +65,7 @@ for folder, wanted, tests in jobs:
 
 
 def apply(section: str, folder) -> None:
-    """Make the change of a section in the files in a folder: each hunk's old lines must be there
-    once."""
+    """Make the change of a section in the files in a folder: each hunk's old lines must be there once."""
     diff = re.search(r"```diff\n(.*?)```", section, re.S)[1]
     path = folder / re.search(r"`([\w/]+\.py)`", section)[1]
     source = path.read_text(encoding="utf-8")
@@ -81,13 +80,12 @@ def apply(section: str, folder) -> None:
 
 def named(text: str) -> list[str]:
     """The tests that a text names with their file."""
-    return [name for name in re.findall(r"`(test_\w+\.py::test_\w+(?:\[[^\]`]+\])?)`", text)
+    return [name for name in re.findall(r"`((?:\w+/)?test_\w+\.py::test_\w+(?:\[[^\]`]+\])?)`", text)
             if not any(slow in name for slow in SLOW)]
 
 
 def promised(section: str) -> tuple[list[str], list[str]]:
-    """The tests of which a section says that they pass, and those of which it says that they
-    fail."""
+    """The tests of which a section says that they pass, and those of which it says that they fail."""
     happens = re.search(r"<summary>What happens</summary>(.*?)</details>", section, re.S)[1]
     before, *after = re.split(r"^\* ", happens, flags=re.M)
     return named(before), named("".join(after))
@@ -98,7 +96,7 @@ def found(tmp_path_factory):
     """What came of each section's change; the first is without a change."""
     folder, jobs = tmp_path_factory.mktemp("exercises"), []
     narrator = Narrator.load(str(TOY))
-    frames = stream.open_frames(str(ROOT / "toy" / "kitchen.mp4"), narrator.config, narrator.vision_encoder(), 4)[0]
+    frames = open_frames(str(ROOT / "toy" / "kitchen.mp4"), narrator.config, narrator.vision_encoder(), 4)[0]
     torch.save(torch.stack(list(frames)), folder / "kitchen.pt")
     for number, section in enumerate(["", *SECTIONS]):
         copy = folder / str(number)
@@ -126,8 +124,7 @@ def test_the_kitchen_without_a_change(found):
 
 @pytest.mark.parametrize("number", range(1, len(SECTIONS) + 1))
 def test_the_kitchen_is_as_promised(found, number):
-    """How many sentences there are, stay and move; the probabilities where they move; the cache.
-    Or the error."""
+    """How many sentences there are, stay and move; the probabilities where they move; the cache. Or the error."""
     section, kitchen = re.sub(r"\s+", " ", SECTIONS[number - 1]), found[number]["kitchen"]
     if kitchen is None:                                        # what narrates is not changed
         assert "`segment_rows`" in section
@@ -163,7 +160,7 @@ def test_tests_fail_and_pass_as_promised(found, number):
 
 
 def test_named_tests_exist():
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     names = set(re.findall(r"\b(test_\w+)\b(?!\.py)", TEXT))
     assert len(names) > 10 and all(f"def {name}(" in tests for name in names), names
 

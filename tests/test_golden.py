@@ -16,8 +16,10 @@ import data
 import evaluate
 import narrator as nar
 import stream
-from support import annotations, captions
+from baselines.variants import load_narrator
+from commands import evaluate as evaluate_command, stream as stream_command
 from helpers import published, published_mask
+from support.files import annotations
 
 FILES = Path(__file__).parent / "golden"
 MODELS = {"flownar": {}, "flownar_c": {"last_k": 2, "keep_newline": True}, "videollm": {}}   # as they were run
@@ -27,7 +29,7 @@ with_memory = pytest.mark.parametrize("name", ["flownar", "flownar_c"])
 
 
 def load(name):
-    return nar.Narrator.load(str(FILES / name), **MODELS[name])
+    return load_narrator(str(FILES / name), **MODELS[name])
 
 
 def read(*path):
@@ -65,9 +67,8 @@ def test_clam(name):
 
 @each_model
 @pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
-def test_narrations(name, setting, monkeypatch):
+def test_narrations(name, setting):
     """The same narrations at the same frames: the same tokens at the same positions, in a cache of the same length."""
-    monkeypatch.setattr(stream, "GUESSED", 0)                                          # a pass for each word, as theirs
     model, case, logits = load(name), read(name, "streaming.json")[setting], []
     model.llm.lm_head.register_forward_hook(lambda head, inputs, out: logits.append(out.reshape(-1, out.shape[-1])[-1]))
     steps = list(stream.narrate(model, features(), static=setting.startswith("single")))
@@ -100,7 +101,7 @@ def test_the_command_narrates(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["stream.py", str(FILES / "video.safetensors"), "--model", str(FILES / "flownar"),
                                      "--device", "cpu"])
     with pytest.raises(SystemExit) as end:
-        stream.main()
+        stream_command.main()
     case = read("flownar", "streaming.json")["two_threshold_0.8_0.5"]
     printed = [line.split("] ")[1] for line in capsys.readouterr().out.splitlines()]
     assert end.value.code == 0 and printed == sentences(case)
@@ -123,7 +124,7 @@ def test_what_the_last_frame_of_a_segment_sees(name):
         tokens, mask = published_mask(model, case["input_ids"])
         for n in range(1, tokens.segment[-1] + 1):
             last = max(i for i, m in enumerate(tokens.segment) if m == n and tokens.ids[i] == nar.FRAME)
-            seen = nar.visible(*tokens.about(), n, model.config.last_k, model.config.prune)
+            seen = nar.visible(*tokens.for_rule(), n, model.config.last_k, model.config.prune)
             assert torch.equal(seen[:last + 1], mask[last, :last + 1])
 
 
@@ -143,7 +144,7 @@ def test_teacher_forced(name):
         assert loss.item() == pytest.approx(case["loss"], abs=1e-3)               # measured: 6e-4
         for theta in (0.0, 0.8):
             theirs = case[f"interval_threshold_{theta}"]["per_turn"]
-            found = evaluate.turns(model, x, narrations, theta, lambda x, narrations: parallel)
+            found = evaluate.score_segments(model, x, narrations, theta, lambda x, narrations: parallel)
             assert [turn.ppl for turn in found] == pytest.approx(theirs["lm_ppl"], abs=3e-3)   # measured: 1.8e-3
             assert [turn.correctness for turn in found] == pytest.approx(theirs["lm_correctness"], abs=1e-6)
             assert [abs(turn.difference) for turn in found[1:]] == theirs["abs_frame_diff"]
@@ -157,7 +158,7 @@ def test_a_copied_head_is_ignored(name, tmp_path):
     head = {"base_model.model.lm_head.base_layer.weight": torch.zeros(4, 4)}
     save_file(weights | head, tmp_path / "adapter_model.safetensors")
     shutil.copy(FILES / name / "adapter_config.json", tmp_path)
-    model = nar.Narrator.load(str(tmp_path), llm=str(FILES / "llm"))
+    model = load_narrator(str(tmp_path), llm=str(FILES / "llm"))
     assert all(torch.equal(p, weights[key]) for key, p in model.trainable().items())
 
 
@@ -226,7 +227,7 @@ def score(truth, predicted, folder, monkeypatch, capsys):
     options = [f"--{name}={folder / name}.json" for name in ("gt", "pred", "per-video")]
     monkeypatch.setattr("sys.argv", ["evaluate.py", "score", "--json", *options])
     with pytest.raises(SystemExit) as end:
-        evaluate.main()
+        evaluate_command.main()
     assert end.value.code == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1]), json.loads((folder / "per-video.json").read_text())
 
@@ -253,7 +254,7 @@ def test_matching(tmp_path, monkeypatch, capsys):
     case = read("scores", "matching_small.json")
     truth = [{"time": end, "text": str(best)} for (_, end), (_, best) in zip(case["gt_segments"], case["indices"])]
     predicted = [{"time": end, "text": str(i)} for i, (_, end) in enumerate(case["pred_segments"])]
-    monkeypatch.setattr(captions, "java_problem", lambda: "takes too long here")
+    monkeypatch.setattr(evaluate, "java_problem", lambda: "takes too long here")
     result, _ = score({"v": truth}, {"v": predicted}, tmp_path, monkeypatch, capsys)
     assert result["rouge_l"] == 1
     assert [result[name] for name in ("precision", "recall", "f1")] == pytest.approx(case["t"], abs=1e-6)
@@ -262,7 +263,7 @@ def test_matching(tmp_path, monkeypatch, capsys):
 def test_caption_scores():
     case = read("scores", "scorers_pairs.json")
     pairs = [(pair["gt"], pair["pred"]) for pair in case["pairs"]]
-    corpus, each = captions.captions(pairs, captions.java_problem() is None)
+    corpus, each = evaluate.caption_scores(pairs, evaluate.java_problem() is None)
     for theirs, ours in NAMES.items():
         if ours in corpus:
             assert corpus[ours] == pytest.approx(case["corpus"][theirs], abs=1e-6), ours

@@ -8,12 +8,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
-from support import checkpoint
 import narrator as nar
-from support.common import BadData
-from support.features import letterbox
-from support.lora import LoRALinear, add_lora
+from baselines.variants import load_narrator
+from commands import narrator as narrator_command
 from helpers import GOLDEN, ROOT, grouped, tiny, video
+from support.common.errors import BadData
+from support.engine import checkpoint
+from support.engine.lora import LoRALinear, add_lora
+from support.files.features import letterbox
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -37,7 +39,7 @@ def test_the_narration_memory_comes_first():
     """[ n*N ], then [ m*M ], both visual: they go with their segment."""
     layout = tiny(memory_tokens=3, narration_memory=2, last_k=0).layout
     opening = layout.opening(1)
-    assert layout.spell(opening) == ["$", "\\n", "[", "n", "n", "]\\n", "[", "m", "m", "m", "]\\n", "["] + ["x"] * 10
+    assert narrator_command.spell(layout, opening) == ["$", "\\n", "[", "n", "n", "]\\n", "[", "m", "m", "m", "]\\n", "["] + ["x"] * 10
     assert set(opening.kind[2:]) == {nar.VISUAL} and not any(opening.learn[1:])
 
 
@@ -151,7 +153,7 @@ def test_a_narration_memory_starts_with_several_sentences(start):
     wash, wipe = (model.layout.encode(f" You {word} the red cup.") for word in ("wash", "wipe"))
     size = lambda y: float(y.square().mean() ** 0.5)
     with torch.no_grad():
-        one, two = (model.narration_memory(*model.spoken([(0, first), (3, wipe), (6, wipe), (9, wipe)]))[0][0, -1]
+        one, two = (model.narration_memory(*model.embed_narrations([(0, first), (3, wipe), (6, wipe), (9, wipe)]))[0][0, -1]
                     for first in (wash, wipe))
     assert size(one) == pytest.approx(size(model.llm.get_input_embeddings().weight), rel=0.2)
     assert size(one - two) > 0.02 * size(one) and size(one[1:] - one[:-1]) > 0.1 * size(one)
@@ -186,7 +188,7 @@ def test_a_training_step_over_a_bf16_base_with_grouped_queries(tmp_path):
     save_file({name: p.contiguous() for name, p in base.items()}, tmp_path / "llm" / "model.safetensors")
     model.layout.tokenizer.save_pretrained(tmp_path / "llm")
     model.save(tmp_path, llm="llm")
-    again = nar.Narrator.load(str(tmp_path), dtype=torch.bfloat16)
+    again = load_narrator(str(tmp_path), dtype=torch.bfloat16)
     with torch.no_grad():
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
 
@@ -321,7 +323,7 @@ def test_draws_figure_4(tmp_path):
 def test_lists_the_tokens(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["narrator.py", "--tokens", "--last-k", "1"])
     with pytest.raises(SystemExit) as end:
-        nar.main()
+        narrator_command.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:8].strip().isdigit()]
     assert not end.value.code
     assert [row[0] for row in rows] == [str(i) for i in range(33)] and rows[15][1:4] == ["[SKIP]", "1", "visual"]

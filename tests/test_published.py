@@ -7,16 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import narrator as nar
-from support.common import BadData
+from baselines.variants import load_narrator
 from helpers import GOLDEN, TOY, published, tiny, video
+from support.common.errors import BadData
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
 
 def load(name):
     options = {"last_k": 2, "keep_newline": True} if name == "flownar_c" else {}
-    return nar.Narrator.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **options)
+    return load_narrator(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **options)
 
 
 @golden
@@ -54,7 +54,7 @@ def test_both_pefts_adapters_load(tmp_path):
     head = {"base_model.model.lm_head.base_layer.weight": torch.zeros(4, 4)}
     save_file(weights | head, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
-    model = nar.Narrator.load(str(tmp_path), llm=str(GOLDEN / "base_llm"))
+    model = load_narrator(str(tmp_path), llm=str(GOLDEN / "base_llm"))
     assert all(torch.equal(p, weights[name]) for name, p in model.trainable().items())
 
 
@@ -81,7 +81,7 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     model.save(tmp_path)
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **kwargs: asked.append(name) or str(tmp_path))
-    loaded = nar.Narrator.load("zeyun-zhong/flownar-1B-ego4d")
+    loaded = load_narrator("zeyun-zhong/flownar-1B-ego4d")
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(loaded(x, narrations)[0], model(x, narrations)[0])
@@ -91,5 +91,5 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
         raise OSError("404 no such\nrepository")
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(BadData, match="could it be fetched") as error:
-        nar.Narrator.load("nobody/nothing")
+        load_narrator("nobody/nothing")
     assert "\n" not in str(error.value)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import checkpoint
 import data
 import narrator as nar
 import stream
+from commands import data as data_command, stream as stream_command
 from helpers import TOY, video
+from support.engine import checkpoint
 
 
 def inside(package: str, pattern: str) -> Path | None:
@@ -76,7 +77,7 @@ def test_a_real_clip_is_decoded_and_streamed(monkeypatch, capsys):
     assert len(frames) == 20 and frames[0].shape == (272, 640, 3) and frames[0].std() > 20
     monkeypatch.setattr("sys.argv", ["stream.py", str(BIKES)])
     with pytest.raises(SystemExit) as end:
-        stream.main()
+        stream_command.main()
     printed = capsys.readouterr()
     assert end.value.code == 0 and "20 frames" in printed.err and printed.out.startswith("[00:00:00.5] ")
 
@@ -91,7 +92,7 @@ def test_siglip_l_16_384_through_encode(tmp_path):
                                 image_size=384, patch_size=16)
     SiglipVisionModel(config).to(torch.bfloat16).save_pretrained(tmp_path / "vision")
     shutil.copy(TOY / "vision" / "preprocessor_config.json", tmp_path / "vision")
-    data.main(["encode", str(BIKES), "--output", str(tmp_path / "features"), "--vision", str(tmp_path / "vision"),
+    data_command.run(["encode", str(BIKES), "--output", str(tmp_path / "features"), "--vision", str(tmp_path / "vision"),
                "--fps", "0.2", "--device", "cpu"])
     x = data.Store(tmp_path).read("bikes", 0, None)
     assert x.shape == (2, 10, 1024) and x.isfinite().all() and x.std() > 0.01

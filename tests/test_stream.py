@@ -17,15 +17,21 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 import train
-from support.camera import paced
-from support.common import BadData, one_line
-from support.decode import EMPTY
-from support.features import encode_pictures, load_features
-from support.subtitles import Writers, srt_cue, timestamp, vtt_cue
-from support.together import Alone
-from support.video import write_video
+from baselines.narration_memory import HistoryContext
+from baselines.variants import load_narrator
+from commands import stream as stream_command
+from commands.narrator import spell
+from helpers import GOLDEN, ROOT, TOY, grouped, record_plain, tiny, video
+from streams.camera import paced
+from streams.fast import open_stream
+from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
+from streams.together import Alone
+from support.common.disk import one_line
+from support.common.errors import BadData
+from support.engine.slots import EMPTY
+from support.files.features import encode_pictures, load_features
+from support.files.video import Video, write_video
 from test_commands import call
-from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
 
 VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10": {"last_k": 10},
             "VideoLLM-online": {"memory": "none", "prune": False}, "recent": {"memory": "recent", "memory_tokens": 20},
@@ -38,10 +44,12 @@ VARIANTS = {"FlowNar": {}, "FlowNar-C, k = 2": {"last_k": 2}, "FlowNar-C, k = 10
 
 
 def streamed_logits(model, x, narrations):
-    context = stream.Context(model)
-    context.logits = []
+    """Through the plain Context."""
+    context = HistoryContext(model) if model.config.narration_memory else stream.Context(model)
+    logits = record_plain(model)
     steps = list(stream.narrate(model, x, forced=dict(narrations), context=context))
-    return torch.stack(context.logits), steps, context
+    del model.run
+    return torch.stack(logits), steps, context
 
 
 def assert_same(model, narrations, streamed, parallel, tolerance=1e-4):
@@ -53,7 +61,7 @@ def assert_same(model, narrations, streamed, parallel, tolerance=1e-4):
         i = int((difference > tolerance).nonzero()[0])
         kind = ("prompt", "visual", "narration")[tokens.kind[i]]
         pytest.fail(f"training and streaming first differ at position {i} (by {difference[i]:.2g}): {kind} token "
-                    f"{model.layout.spell(tokens)[i]!r} of segment {tokens.segment[i]}")
+                    f"{spell(model.layout, tokens)[i]!r} of segment {tokens.segment[i]}")
 
 
 # ------------------------------------------------------------------ training = streaming
@@ -72,7 +80,7 @@ def both_ways(model, frames=40, seed=0):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_is_streaming(variant, seed, tmp_path):
     tiny(seed, **VARIANTS[variant]).save(tmp_path)
-    model = nar.Narrator.load(str(tmp_path))
+    model = load_narrator(str(tmp_path))
     assert_same(model, *both_ways(model, seed=seed))
 
 
@@ -124,33 +132,40 @@ def test_the_layout_is_one_place():
     assert (parallel - before).abs().max() > 1e-2
 
 
-class Late(stream.Context):
-    """A stream that has run for long: its memories hold what was before, its counter is far beyond the prompt."""
-
-    def __init__(self, model, memory, before, history):
-        super().__init__(model)
-        self.state, self.readable, self.before, self.history_state = memory, memory, before, history
-
-    def feed(self, tokens, x=None):
-        logits = super().feed(tokens, x)
-        self.position, self.before = self.position + self.before, 0
-        return logits
-
-
 @pytest.mark.parametrize("variant", [{"last_k": 2}, {"last_k": 0, "narration_memory": 6}], ids=str)
 def test_the_middle_of_a_long_stream(variant):
-    """`state`, `before` and `history_state` of the parallel forward are a stream that continues, to 1e-4."""
+    """The parallel forward with a Past is a stream that continues, to 1e-4: its memories hold what was
+    before, and its counter is far beyond the prompt."""
     model = tiny(**variant)
     x, narrations = video(model)
-    memory, history = train.memory_after(model, [train.Example(*video(model, 30, (0, 8, 20), seed=5))])
-    context = Late(model, memory, 5000, history)
-    context.logits = []
+    state = train.memory_after(model, [train.Example(*video(model, 30, (0, 8, 20), seed=5))])
+
+    class Late(HistoryContext if model.config.narration_memory else stream.Context):
+        before = 5000
+
+        def feed(self, tokens, x=None):
+            logits = super().feed(tokens, x)
+            self.position += self.before
+            self.before = 0
+            return logits
+
+    context = Late(model)
+    if model.config.narration_memory:
+        context.state, context.history_state = state
+    else:
+        context.state = state
+    context.readable = context.state
+    logits = record_plain(model)
     list(stream.narrate(model, x[:16], forced=dict(narrations), context=context))
+    del model.run
+    others = [nar.Past()]
+    if model.config.narration_memory:
+        others.append(nar.Past((state[0], None), 5000))
     with torch.no_grad():
-        parallel = model.logits(model(x, narrations, memory, 5000, history)[0])
-        for other in ((), (memory, 5000, None))[:1 + model.layout.N]:
-            assert (model.logits(model(x, narrations, *other)[0]) - parallel).abs().max() > 1e-2
-    assert_same(model, narrations, torch.stack(context.logits), parallel)
+        parallel = model.logits(model(x, narrations, nar.Past(state, 5000))[0])
+        for other in others:
+            assert (model.logits(model(x, narrations, other)[0]) - parallel).abs().max() > 1e-2
+    assert_same(model, narrations, torch.stack(logits), parallel)
 
 
 def test_only_the_narration_memory_knows_what_was_said():
@@ -169,7 +184,7 @@ def test_a_narration_memory_is_constant():
     """One state of one size, changed once a narration; of the text, only the prompt stays."""
     model = tiny(last_k=0, narration_memory=6)
     x, narrations = video(model, 60, tuple(range(0, 60, 6)))
-    context, states = stream.Context(model), []
+    context, states = HistoryContext(model), []
     for step in stream.narrate(model, x, forced=dict(narrations), context=context):
         states.append(context.history_state)
         assert not step.narration or step.text_tokens == sum(kind == nar.PROMPT for kind in model.layout.first().kind)
@@ -211,7 +226,7 @@ def test_self_conditioned_is_parallel_too():
 @pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
 def test_published_narrations(variant, last_k, setting):
     folder = GOLDEN / variant
-    model = nar.Narrator.load(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k,
+    model = load_narrator(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k,
                               keep_newline=last_k is not None)
     for name, settings in json.loads((folder / "streaming.json").read_text()).items():
         record = settings[setting]
@@ -264,7 +279,7 @@ def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
     tiny(memory_target=False, memory_heads=8).save(tmp_path)
     (tmp_path / "narrator.json").unlink()
     options = {"keep_newline": True} if keep_newline else {}
-    model = nar.Narrator.load(str(tmp_path), last_k=2, **options)
+    model = load_narrator(str(tmp_path), last_k=2, **options)
     assert model.config.readout == "cls" and model.config.keep_newline == keep_newline
     x, _ = video(model, frames=60)
     given = {t: [5, 6, 7] for t in range(60)}
@@ -304,8 +319,8 @@ def test_frames_are_taken_one_by_one():
 def test_thresholds():
     config = nar.Config(theta=0.8, theta_low=0.5, refractory=4.0, fps=2.0)
     # strictly more than 8 frames
-    assert [stream.threshold(t, 10, config, False) for t in (11, 18, 19)] == [0.5, 0.5, 0.8]
-    assert stream.threshold(11, 10, config, True) == 0.8
+    assert [stream.threshold(seconds, config, False) for seconds in (0.5, 4.0, 4.5)] == [0.5, 0.5, 0.8]
+    assert stream.threshold(0.5, config, True) == 0.8
 
 
 class Constant(nar.Narrator):
@@ -404,7 +419,7 @@ def test_no_output_destroys_the_input_or_another_output(tmp_path, monkeypatch, g
     save_file({"x": torch.randn(2, 10, 128)}, "x.safetensors")
     before = (tmp_path / "x.safetensors").read_bytes()
     for source in ("x.safetensors", "x.safetensors:x"):
-        code, err = call(stream, [source, "--device", "cpu", *given])
+        code, err = call(stream_command, [source, "--device", "cpu", *given])
         assert code == 1 and err.splitlines()[-1].startswith(f"error: {says}: is given twice")
     assert (tmp_path / "x.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
@@ -416,13 +431,13 @@ def test_several_inputs(tmp_path, monkeypatch, capsys):
         features(f"{name}.safetensors", torch.randn(frames, 10, 128, generator=torch.Generator().manual_seed(frames)))
     alone = {}
     for name in "ab":
-        assert call(stream, [f"{name}.safetensors", "--device", "cpu", "--jsonl", f"{name}.jsonl"])[0] == 0
+        assert call(stream_command, [f"{name}.safetensors", "--device", "cpu", "--jsonl", f"{name}.jsonl"])[0] == 0
         alone[name] = [json.loads(line) for line in open(f"{name}.jsonl")]
     told = io.StringIO()
     with redirect_stdout(told), pytest.raises(SystemExit) as end, monkeypatch.context() as patch:
         patch.setattr("sys.argv", ["stream.py", "a.safetensors", "missing.safetensors", "b.safetensors", "--device",
                                    "cpu", "--jsonl", "out", "--srt", "out"])
-        stream.main()
+        stream_command.main()
     errors = capsys.readouterr().err
     assert end.value.code == 1 and "1 of 3 inputs" in errors and errors.count("missing: missing.safetensors") == 1
     lines = told.getvalue().splitlines()
@@ -433,7 +448,7 @@ def test_several_inputs(tmp_path, monkeypatch, capsys):
             f"[{name} {timestamp(row['end'])}] {row['text']}" for row in rows]
         assert open(f"out/{name}.srt").read().count(" --> ") == len(rows)
     assert not any("missing" in line for line in lines)
-    assert call(stream, ["a.safetensors", "./a.safetensors"])[1].startswith("error: several inputs are called a;")
+    assert call(stream_command, ["a.safetensors", "./a.safetensors"])[1].startswith("error: several inputs are called a;")
 
 
 def test_outputs_of_all_inputs_are_apart(tmp_path, monkeypatch):
@@ -441,7 +456,7 @@ def test_outputs_of_all_inputs_are_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("x", "x.trace", "y"):
         features(f"{name}.safetensors", torch.randn(2, 10, 128))
-    code, err = call(stream, ["x.safetensors", "x.trace.safetensors", "--jsonl=out", "--trace=out"])
+    code, err = call(stream_command, ["x.safetensors", "x.trace.safetensors", "--jsonl=out", "--trace=out"])
     assert (code, err.count("\n")) == (1, 1) and err.startswith("error: out/x.trace.jsonl: is given twice")
     assert not (tmp_path / "out").exists()
 
@@ -461,9 +476,9 @@ def test_files_of_ones_own_are_not_replaced_unasked(tmp_path, monkeypatch, outpu
     file = tmp_path / output.partition("=")[2]
     file.write_text(content)
     line = ["x.safetensors", "--device=cpu", output]
-    code, err = call(stream, line)
+    code, err = call(stream_command, line)
     assert (code, err.count("\n")) == (1, 1) and says in err and "--overwrite" in err and file.read_text() == content
-    assert call(stream, [*line, "--overwrite"])[0] == 0 and file.read_text() != content
+    assert call(stream_command, [*line, "--overwrite"])[0] == 0 and file.read_text() != content
 
 
 def test_a_command_is_given_again(tmp_path, monkeypatch):
@@ -472,7 +487,7 @@ def test_a_command_is_given_again(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     features("x.safetensors", torch.randn(2, 10, 128))
     for _ in range(2):
-        assert call(stream, ["x.safetensors", "--device=cpu", "--jsonl=x.jsonl", "--srt=out/x.srt", "--vtt=out/x.vtt",
+        assert call(stream_command, ["x.safetensors", "--device=cpu", "--jsonl=x.jsonl", "--srt=out/x.srt", "--vtt=out/x.vtt",
                              "--trace=x.trace.jsonl"])[0] == 0
 
 
@@ -502,7 +517,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_input_is_one_line(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    code, errors = call(stream, [str(BAD[kind](tmp_path)), "--jsonl", str(tmp_path / "n.jsonl")])
+    code, errors = call(stream_command, [str(BAD[kind](tmp_path)), "--jsonl", str(tmp_path / "n.jsonl")])
     assert code == 1 and len(errors.strip().splitlines()) == 1 and "Traceback" not in errors, errors
 
 
@@ -514,7 +529,7 @@ def test_numbers_that_are_not_finite_end_the_stream(tmp_path, monkeypatch):
     x[5:8] *= 1e36
     files = {name: tmp_path / name for name in ("jsonl", "trace", "state", "srt")}
     given = [part for name, file in files.items() for part in (f"--{name}", str(file))]
-    code, errors = call(stream, [str(features(tmp_path / "a.safetensors", x)), *given])
+    code, errors = call(stream_command, [str(features(tmp_path / "a.safetensors", x)), *given])
     last = errors.strip().splitlines()[-1]                            # before it, a bar of progress
     assert code == 1 and "error: frame 5:" in last and "--dtype bfloat16 or float32" in last, errors
     assert "Traceback" not in errors
@@ -532,7 +547,7 @@ def test_damaged_weights_end_the_stream(broken):
     model = tiny()
     x, _ = video(model)
     model.get_parameter(broken).data.fill_(float("nan"))
-    context = stream.Context(model)
+    context = open_stream(model)
     with pytest.raises(BadData, match="frame [01]: .* not finite"):
         for _ in stream.narrate(model, x, context=context):
             assert context.state.isfinite().all()
@@ -542,13 +557,13 @@ def test_damaged_weights_end_the_stream(broken):
                                        ["--vision", "./nowhere"]])
 def test_bad_options_are_one_line(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    code, errors = call(stream, ["toy/kitchen.mp4", *arguments])
+    code, errors = call(stream_command, ["toy/kitchen.mp4", *arguments])
     assert code == 1 and len(errors.strip().splitlines()) == 1, errors
 
 
 @pytest.mark.parametrize("arguments", [[], ["--last-k", "-1"], ["--theta", "1.7"], ["--fps", "0"]])
 def test_usage_is_2(arguments):
-    code, errors = call(stream, ["toy/kitchen.mp4", *arguments] if arguments else [])
+    code, errors = call(stream_command, ["toy/kitchen.mp4", *arguments] if arguments else [])
     assert code == 2 and (not arguments or arguments[0] in errors)
 
 
@@ -561,8 +576,8 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(arguments, tmp_pa
     monkeypatch.chdir(tmp_path)
     write_video(tmp_path / "a.mp4", np.zeros((4, 96, 96, 3), np.uint8), 2)
     for name in ("load_llm", "load_vision_model"):
-        monkeypatch.setattr(f"support.checkpoint.{name}", lambda *_: pytest.fail("a model is loaded"))
-    code, errors = call(stream, [*arguments, "--srt", "new/folder/n.srt", "--device", "cpu"])
+        monkeypatch.setattr(f"support.engine.checkpoint.{name}", lambda *_: pytest.fail("a model is loaded"))
+    code, errors = call(stream_command, [*arguments, "--srt", "new/folder/n.srt", "--device", "cpu"])
     assert code == 1 and len(errors.splitlines()) == 1, errors
     assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
 
@@ -571,39 +586,37 @@ def test_folders_of_outputs_are_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     features("a.safetensors", torch.randn(3, 10, 128))
     files = [word for name in ("jsonl", "srt", "vtt", "trace", "state") for word in (f"--{name}", f"{name}/new/{name}")]
-    assert call(stream, ["a.safetensors", *files])[0] == 0
-    assert call(stream, ["a.safetensors", "--html", "html/new/html"])[0] == 0
+    assert call(stream_command, ["a.safetensors", *files])[0] == 0
+    assert call(stream_command, ["a.safetensors", "--html", "html/new/html"])[0] == 0
     made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("new/*")}
     assert made == {f"{name}/new/{name}" for name in ("jsonl", "srt", "vtt", "trace", "state", "html")}
 
 
 def test_a_file_name_that_is_no_text(tmp_path):
-    """Its bytes are no UTF-8: on the page there is a mark in their place, and the page finds the
-    file."""
+    """Its bytes are no UTF-8: on the page there is a mark in their place, and the page finds the file."""
     name = os.fsdecode(b"a\xff.mp4")
     try:
         write_video(tmp_path / name, np.zeros((3, 96, 96, 3), np.uint8), 2)
     except (OSError, BadData):
         pytest.skip("this file system has only names that are text")
-    code, _ = call(stream, [str(tmp_path / name), "--html", str(tmp_path / "a.html")])
+    code, _ = call(stream_command, [str(tmp_path / name), "--html", str(tmp_path / "a.html")])
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert code == 0 and 'src="a%FF.mp4"' in page and "<title>a?.mp4" in page
 
 
 def test_a_bar_knows_the_end_only_of_recordings(monkeypatch):
-    """The total of a live source, or of a pipe, is not known; otherwise it would stand at 100 %
-    all the time."""
+    """The total of a live source, or of a pipe, is not known; otherwise it would stand at 100 % all the time."""
     class Run:
         def __init__(self, total, count):
             self.total, self.count, self.live, self.name, self.video = total, count, False, "", None
     totals = []
-    bar = stream.progress(None)
-    monkeypatch.setattr(stream, "progress", lambda *_, **__: bar)
+    bar = stream_command.progress(None)
+    monkeypatch.setattr(stream_command, "progress", lambda *_, **__: bar)
     monkeypatch.setattr(bar, "set_postfix", lambda *_, **__: totals.append(bar.total))
-    step = stream.Decision(0, 0.9, 0.8, 0, 0, 0)
+    step = stream.Decision(0, 0.9, 0.8, 0, 0, 0, [], None, False, nar.Tokens(), 0)
     args = argparse.Namespace(explain=False, speak=False, voice_command=None, repeats=False)
     for runs in ([Run(100, 3)], [Run(None, 3)], [Run(100, 3), Run(None, 0)], [Run(100, 3), Run(None, 1)]):
-        stream.show(iter([(0, (step, None))]), runs, None, args)
+        stream_command.show(iter([(0, (step, None))]), runs, None, args)
     assert totals == [100, None, 100, None]
 
 
@@ -612,16 +625,15 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("support.camera.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("support.camera.time.sleep", self.sleep)
+        monkeypatch.setattr("streams.camera.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("streams.camera.time.sleep", self.sleep)
 
     def sleep(self, seconds):
         self.now += seconds
 
 
 def test_a_recording_at_its_own_pace(monkeypatch):
-    """Frame i is there i / rate seconds after the first, in steps that let others go on; what is
-    late catches up."""
+    """Frame i is there i / rate seconds after the first, in steps that let others go on; what is late catches up."""
     clock, came = Clock(monkeypatch), []
     for i in paced(range(6), 4.0, Alone().wait):
         came.append((i, round(clock.now, 3)))
@@ -635,33 +647,33 @@ def test_pace(pace, seconds, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     features("a.safetensors", torch.randn(20, 10, 128, generator=torch.Generator().manual_seed(3)))
     clock = Clock(monkeypatch)
-    assert call(stream, ["a.safetensors", "--jsonl", "paced", *(["--pace", pace] if pace else [])])[0] == 0
+    assert call(stream_command, ["a.safetensors", "--jsonl", "paced", *(["--pace", pace] if pace else [])])[0] == 0
     assert clock.now == pytest.approx(seconds, abs=0.01)
-    assert call(stream, ["a.safetensors", "--jsonl", "plain", "--lookahead", "1"])[0] == 0
+    assert call(stream_command, ["a.safetensors", "--jsonl", "plain", "--lookahead", "1"])[0] == 0
     paced_rows, plain_rows = ([json.loads(line) for line in open(name)] for name in ("paced", "plain"))
     assert [(row["end"], row["tokens"]) for row in paced_rows] == [(row["end"], row["tokens"]) for row in plain_rows]
 
 
 def test_a_live_source_has_its_own_pace():
-    code, errors = call(stream, ["lavfi:testsrc", "--pace", "1"])
+    code, errors = call(stream_command, ["lavfi:testsrc", "--pace", "1"])
     assert code == 1 and errors.startswith("error: --pace is for recordings; lavfi:testsrc is live")
     for value in ("0", "-1", "x"):
-        assert call(stream, ["a.mp4", "--pace", value])[0] == 2
+        assert call(stream_command, ["a.mp4", "--pace", value])[0] == 2
 
 
 def test_speech_of_a_recording_suggests_a_pace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     features("a.safetensors", torch.randn(2, 10, 128))
-    monkeypatch.setattr(stream, "Speaker", lambda args: nullcontext(argparse.Namespace(say=lambda text: None)))
+    monkeypatch.setattr(stream_command, "Speaker", lambda args: nullcontext(argparse.Namespace(say=lambda text: None)))
     for more, count in (([], 1), (["--pace", "1000"], 0)):
-        assert call(stream, ["a.safetensors", "--speak", *more])[1].count("--pace 1 ") == count
+        assert call(stream_command, ["a.safetensors", "--speak", *more])[1].count("--pace 1 ") == count
 
 
 def test_an_option_that_ffmpeg_does_not_know_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     features("a.safetensors", torch.randn(2, 10, 128))
     given = ["--source-option", "nonsense=1", "--source-option", "rtsp_transport=udp", "--source-option", "framerate=5"]
-    code, errors = call(stream, ["a.safetensors", *given])
+    code, errors = call(stream_command, ["a.safetensors", *given])
     assert code == 0 and [line.split(":")[0] for line in errors.splitlines() if "option" in line] == [
         "--source-option nonsense"]
 
@@ -741,3 +753,17 @@ def test_features_stored_in_half_precision(dtype):
     assert torch.equal(halves, floats)
     with torch.no_grad():
         assert torch.allclose(model.logits(model(x, narrations)[0])[:-1], floats, atol=1e-4)
+
+
+def test_the_plain_context_narrates_the_kitchen():
+    """Algorithm 2 as it stands in stream.py, by itself: the same sentences at the same frames as with all that makes a
+    stream fast."""
+    narrator = load_narrator(str(TOY))
+    encoder = narrator.vision_encoder()
+    pictures = [torch.from_numpy(picture) for picture in Video(ROOT / "toy" / "kitchen.mp4", narrator.config.fps)]
+    x = torch.cat([encoder(torch.stack(pictures[i:i + 32])) for i in range(0, len(pictures), 32)])
+    plain = [(step.frame, step.narration.text) for step in stream.narrate(narrator, x) if step.narration]
+    fast = open_stream(narrator.merge(), lookahead=4)
+    steps = stream.narrate(narrator, x, context=fast)
+    assert plain == [(step.frame, step.narration.text) for step in steps if step.narration]
+    assert len(plain) == 43

@@ -21,9 +21,13 @@ from safetensors.torch import load_file, save_file
 import data
 import narrator as nar
 import train
+from baselines.variants import load_narrator
+from commands import train as train_command
 from helpers import ROOT, TOY, tiny, two_ranks, video
-from support import checkpoint, training
-from support.common import BadData, ahead, read_jsonl
+from support.common.disk import read_jsonl
+from support.common.errors import BadData
+from support.common.iterate import ahead
+from support.engine import checkpoint, training
 from toy import stages
 
 
@@ -129,7 +133,7 @@ def test_interrupted_while_it_validates(tmp_path):
     assert run(tmp_path / "b", resume=True) == whole
     run(tmp_path / "c", at=3)
     with pytest.raises(BadData, match="is of an interrupted training; give --resume to go on, or delete it"):
-        train.train(train.Options(data="toy", output=str(tmp_path / "c")))
+        train_command.train(train.Options(data="toy", output=str(tmp_path / "c")))
 
 
 def test_loss_falls():
@@ -309,7 +313,7 @@ def test_bf16_base_with_fp32_lora(tmp_path):
     parameters = dict(model.named_parameters())
     assert all(p.dtype == torch.bfloat16 and torch.equal(p, parameters[name]) for name, p in frozen.items())
     model.save(tmp_path / "saved")
-    again = nar.Narrator.load(str(tmp_path / "saved"), dtype=torch.bfloat16)
+    again = load_narrator(str(tmp_path / "saved"), dtype=torch.bfloat16)
     assert all(p.dtype == torch.float32 and torch.equal(p, again.trainable()[n]) for n, p in model.trainable().items())
     with torch.no_grad():
         x, narrations = video(model)
@@ -368,7 +372,7 @@ def whole(tmp_path_factory):
     assert run.returncode == 0, run.stderr[-2000:]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setattr(sys, "argv", arguments(folder / "root", folder / "1")[1:])
-        train.main()
+        train_command.main()
     assert end.value.code == 0
     return folder
 
@@ -380,7 +384,7 @@ def test_two_processes_are_one(whole):
     for key, entries in (("loss", [0, 1, 2, 3, 4, 5]), ("val_loss", [2, 5])):
         one, two = ([log[n][key] for n in entries] for log in logs)
         assert one == pytest.approx(two, abs=1e-4), [a - b for a, b in zip(one, two)]
-    one, two = (nar.Narrator.load(str(whole / n)).trainable() for n in "12")
+    one, two = (load_narrator(str(whole / n)).trainable() for n in "12")
     assert all(torch.allclose(w, two[name], atol=1e-4) for name, w in one.items())
 
 
@@ -432,7 +436,7 @@ WRONG = {"data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "
 
 def parsed(monkeypatch, *line):
     monkeypatch.setattr(sys, "argv", ["train.py", *line])
-    return train.parse()
+    return train_command.parse()
 
 
 def test_invalid_options_are_refused_at_once(monkeypatch, capsys):
@@ -467,7 +471,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, given, says):
     """In one line, exit code 1, before anything is written."""
     epic(tmp_path / "root")
     with pytest.raises(BadData, match=says) as caught:
-        train.train(train.Options(**{"data": "ek100", "root": str(tmp_path / "root"), "output": str(tmp_path / "out"),
+        train_command.train(train.Options(**{"data": "ek100", "root": str(tmp_path / "root"), "output": str(tmp_path / "out"),
                                      "llm": str(TOY / "llm"), "device": "cpu", "memory_heads": 2} | given))
     assert not (tmp_path / "out").exists() and (says == "nowhere" or "\n" not in str(caught.value))
 
@@ -480,16 +484,16 @@ def test_a_finished_narrator_is_not_replaced_unasked(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "train_annotated", trained.append)
     given = {"data": "ek100", "output": str(tmp_path / "out")}
     with pytest.raises(BadData, match="out holds a finished narrator; choose another --output, or give --overwrite"):
-        train.train(train.Options(**given))
+        train_command.train(train.Options(**given))
     assert not trained and before == {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     for more in ({"overwrite": True}, {"resume": True}, {"output": str(tmp_path / "another")}):
-        train.train(train.Options(**given | more))
+        train_command.train(train.Options(**given | more))
     assert len(trained) == 3
 
 
 def test_toy_refuses_before_it_trains(tmp_path):
     with pytest.raises(BadData, match="heads"):
-        train.train(train.Options(data="toy", memory_heads=3, output=str(tmp_path / "out")))
+        train_command.train(train.Options(data="toy", memory_heads=3, output=str(tmp_path / "out")))
     assert not (tmp_path / "out").exists()
 
 
@@ -536,13 +540,13 @@ def test_fine_tuning(tmp_path):
     first.save(tmp_path / "first")
     given = dict(data="ek100", root=str(tmp_path / "root"), output=str(tmp_path / "second"), batch=4, epochs=0.5,
                  lr=1e-9, val_limit=0, device="cpu")
-    train.train(train.Options(**given, init=str(tmp_path / "first")))
-    second = nar.Narrator.load(str(tmp_path / "second"))
+    train_command.train(train.Options(**given, init=str(tmp_path / "first")))
+    second = load_narrator(str(tmp_path / "second"))
     assert asdict(second.config) == asdict(first.config)
     assert all(torch.allclose(p, second.trainable()[name], atol=1e-6) for name, p in first.trainable().items())
     tiny(width=32).save(tmp_path / "wide")
     with pytest.raises(BadData, match="16 wide"):
-        train.train(train.Options(**given, init=str(tmp_path / "wide"), overwrite=True))
+        train_command.train(train.Options(**given, init=str(tmp_path / "wide"), overwrite=True))
 
 
 # ------------------------------------------------------------------ --start, and what a checkpoint names
@@ -555,7 +559,7 @@ def started(tmp_path, monkeypatch, **given):
     monkeypatch.setattr(train, "train_narrator", lambda narrator, *_: models.append(narrator))
     usual = {"data": "ek100", "root": str(tmp_path / "root"), "output": str(tmp_path / "out"), "device": "cpu",
              "llm": str(TOY / "llm"), "lora_rank": 4, "memory_heads": 2, "memory_tokens": 8}
-    train.train(train.Options(**usual | given))
+    train_command.train(train.Options(**usual | given))
     return models[0]
 
 
@@ -601,7 +605,7 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, insi
     shutil.move("out", "moved")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert nar.Narrator.load(str(tmp_path / "moved")).config.vision == nar.Config.vision
+    assert load_narrator(str(tmp_path / "moved")).config.vision == nar.Config.vision
 
 
 # ------------------------------------------------------------------ the toy
@@ -615,11 +619,11 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
         ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
     out = tmp_path / "out"
-    train.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
+    train_command.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
     assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
                    ("recall", 3, 7e-4), ("narrator", 1, 7e-4)]
     out.rename(tmp_path / "moved")
-    model = nar.Narrator.load(str(tmp_path / "moved"))
+    model = load_narrator(str(tmp_path / "moved"))
     assert (model.config.memory_target, model.config.last_k, model.config.width) == (True, 10, 128)
     assert model.config.vision == str(tmp_path / "moved" / "vision")
 
@@ -630,25 +634,25 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 1, "recall": 1})
     given = {"data": "toy", "limit": 2, "batch": 2, "epochs": 1.0, "lora_rank": 4, "llm": str(TOY / "llm"),
              "vision": str(tmp_path / "vision"), "long": 1.0, "grid": 0, "narration_memory": 5}
-    train.train(train.Options(**given, output=str(tmp_path / "out")))
+    train_command.train(train.Options(**given, output=str(tmp_path / "out")))
     assert {path.name for path in tmp_path.iterdir()} == {"out", "vision", "features0.safetensors"}
-    model = nar.Narrator.load(str(tmp_path / "out"))
+    model = load_narrator(str(tmp_path / "out"))
     assert (model.config.J, model.config.last_k, model.layout.N, model.layout.M) == (1, 0, 5, 10)
-    train.train(train.Options(data="toy", init=str(tmp_path / "out"), output=str(tmp_path / "more"), limit=1, batch=1))
-    assert nar.Narrator.load(str(tmp_path / "more")).config.narration_memory == 5
+    train_command.train(train.Options(data="toy", init=str(tmp_path / "out"), output=str(tmp_path / "more"), limit=1, batch=1))
+    assert load_narrator(str(tmp_path / "more")).config.narration_memory == 5
     assert model.vision_encoder()(torch.zeros(2, 96, 96, 3, dtype=torch.uint8)).shape == (2, 1, 128)
     with pytest.raises(BadData, match="last_k = 3: narration_memory"):
-        train.train(train.Options(**given, last_k=3, output=str(tmp_path / "other")))
+        train_command.train(train.Options(**given, last_k=3, output=str(tmp_path / "other")))
     assert train.Options(data="toy").last_k == 10 and train.Options(narration_memory=5).last_k == 0
 
 
 def test_fine_tuning_on_the_toy(tmp_path, monkeypatch):
     """--data toy --init: the checkpoint's own models and settings, the last stage alone, nothing written beside it."""
     before = sorted(TOY.rglob("*"))
-    train.train(train.Options(data="toy", init=str(TOY), output=str(tmp_path), limit=2, batch=1, epochs=0.5, lr=1e-9))
+    train_command.train(train.Options(data="toy", init=str(TOY), output=str(tmp_path), limit=2, batch=1, epochs=0.5, lr=1e-9))
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["narrator-log.jsonl"]
     assert sorted(TOY.rglob("*")) == before
-    first, second = nar.Narrator.load(str(TOY)), nar.Narrator.load(str(tmp_path))
+    first, second = load_narrator(str(TOY)), load_narrator(str(tmp_path))
     assert asdict(second.config) == asdict(first.config) and Path(second.config.llm) == TOY / "llm"
     assert losses(tmp_path)[0] < 1                                      # LoRA on the language model that it belongs to
 
@@ -675,7 +679,7 @@ def test_broken_data_is_one_line(tmp_path, break_it, says):
     epic(tmp_path)
     break_it(tmp_path)
     with pytest.raises(BadData, match=says):
-        train.train(train.Options(data="ek100", root=str(tmp_path), output=str(tmp_path / "out"), llm=str(TOY / "llm"),
+        train_command.train(train.Options(data="ek100", root=str(tmp_path), output=str(tmp_path / "out"), llm=str(TOY / "llm"),
                                   device="cpu"))
 
 
@@ -684,7 +688,7 @@ def test_command_without_data_says_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "--data", "ego4d"])
     with pytest.raises(SystemExit) as end:
-        train.main()
+        train_command.main()
     said = capsys.readouterr().err
     assert end.value.code == 1 and "Traceback" not in said and 3 <= len(said.splitlines()) <= 8
     for needed in ("refined_narration_stream_train.json", "FlowNar-Data", "data/ego4d/features", "data.py encode",

@@ -38,10 +38,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 import narrator as nar
 from baselines.lionfs import TwoEncoders, motion
-from support.checkpoint import fill
-from support.common import BadData, chunks, first_line, progress, write_json, write_tensors
-from support.features import pairs
-from support.predictions import digest
+from baselines.narration_memory import HistoryNarrator
+from support.common.disk import write_json, write_tensors
+from support.common.errors import BadData, first_line
+from support.common.iterate import chunks
+from support.common.progress import progress
+from support.engine.checkpoint import load_parameters
+from support.files.features import pairs
+from support.files.predictions import digest
 from toy import world
 
 # Options of train.py whose defaults differ: small models with a smaller LoRA, and FlowNar-C, for
@@ -442,7 +446,7 @@ def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
     Sequences are padded at their ends, where no other token sees the padding.
     """
     # Routers take one sequence at a time.
-    if narrator.routing.layers and len(x) > 1:
+    if narrator.config.mod_keep is not None and len(x) > 1:
         total = 0
         learned = 0
         for video in zip(x, starts, narrations):
@@ -468,17 +472,13 @@ def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
             read_at.append([narrator.read_at(start + frame) for frame, _ in sentences[:-1]])
         frames = pad_sequence([video.flatten(0, 1) for video in x], batch_first=True)  # [B, T J, D]
         memory, _ = narrator.memory(frames, torch.tensor(read_at))
-    history = None
-    if layout.N and len(narrations[0]) > 1:
-        history = []
-        for sentences in narrations:
-            embedded = narrator.spoken(sentences[:-1])
-            history.append(narrator.narration_memory(*embedded)[0])
-        history = torch.cat(history)
+        memory = narrator.embed_visual(memory)
+    if isinstance(narrator, HistoryNarrator) and len(narrations[0]) > 1:
+        memory = narrator.with_history(memory, narrations)
 
     shown = torch.cat([video[start:] for video, start in zip(x, starts)])
     ids = torch.tensor(tokens.ids)
-    e = narrator.embed(ids, shown, narrator.embed_memory(memory, history))     # [B L, D]
+    e = narrator.embed(ids, shown, memory)     # [B L, D]
     mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
     output = narrator.llm.model(
         inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
@@ -557,7 +557,7 @@ def take_over(narrator: nar.Narrator, path: Path):
         raise BadData(f"--look: {path} is of an unfinished stage; "
                       "continue that training with --resume")
     with torch.no_grad():
-        fill(look_parameters(narrator), weights, path)
+        load_parameters(look_parameters(narrator), weights, path)
 
 
 # ------------------------------------------------------------------------- remember

@@ -33,10 +33,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from support.common import BadData
-from toy.paint import (CLOTH, CORNER, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, SHAKE,
-                       SIZE, TYPES, WATER, anchor, arm_strip, blend, effect_sprite, hand_sprite,
-                       nearest, sprite, tile)
+from support.common.errors import BadData
+from toy.paint import (
+    CLOTH, CORNER, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, SHAKE, SIZE, TYPES, WATER,
+    anchor, arm_strip, blend, effect_sprite, hand_sprite, nearest, sprite, tile,
+)
 
 FPS = 2
 NOISE = np.float32(5)                          # sigma of the pixel noise, of 255

@@ -32,7 +32,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.common import BadData, command_line, read_json, write_json, write_text
+from support.common.disk import read_json, write_json, write_text
+from support.common.errors import BadData, command_line
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent.parent.parent / "shared" / "golden"
@@ -181,7 +182,7 @@ def write_scores() -> None:
 
 
 def main() -> None:
-    from support.checkpoint import load_tokenizer
+    from support.engine.checkpoint import load_tokenizer
     if not GOLDEN.is_dir():
         raise BadData(f"{GOLDEN}: not there; it is needed only to make the files in {HERE} again")
     for folder in ("llm", *MODELS, "data", "scores"):

@@ -1,0 +1,34 @@
+"""The narrator that settings describe: the paper's, or that of a baseline."""
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from baselines.lionfs import LionNarrator
+from baselines.mod import RoutedNarrator
+from baselines.narration_memory import HistoryNarrator
+from narrator import Config, Narrator
+from support.engine import checkpoint
+
+
+def narrator_class(config: Config) -> type[Narrator]:
+    if config.narration_memory:
+        return HistoryNarrator                                  # Table 15
+    if config.width_second:
+        return LionNarrator                                     # LION-FS
+    if config.mod_keep is not None:
+        return RoutedNarrator                                   # VideoLLM-MoD
+    return Narrator
+
+
+def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
+    """A narrator with random weights on a language model."""
+    return narrator_class(config)(llm, tokenizer, config)
+
+
+def load_narrator(source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
+                  **changes) -> Narrator:
+    """As `Narrator.load`, for all kinds of narrators."""
+    files = checkpoint.read_checkpoint(source)
+    config = checkpoint.read_config(files, Config, llm, changes)
+    return narrator_class(config).from_files(files, config, device, dtype)

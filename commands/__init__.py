@@ -1,0 +1,1 @@
+"""What you type: options, inputs, what is printed."""

@@ -1,0 +1,201 @@
+"""The same narrations with fewer passes of the language model (not in the paper).
+
+    frames      K of them share a pass, as if none ended a segment. Where one does, the rest is taken back.
+    words       words that once followed the last two share the pass of a word. Wrong guesses are taken back.
+    memory      S_t is only needed when a segment ends. Until then up to 8 frames are collected, and
+                absorbed in one step.
+    streams     several of them share their passes: `run` is then a request to streams/together.py.
+
+`Fast` is a Context (stream.py) that does this. `Stream` is what the commands use.
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baselines.narration_memory import HistoryContext, HistoryNarrator
+from narrator import NARRATION, Narrator, Tokens
+from stream import Context
+from streams.bounds import Bounded
+from support.common.errors import BadData
+from support.engine.passes import Part
+
+GUESSED_WORDS = 3                   # at most
+ABSORBED_FRAMES = 8                 # at most
+
+
+class FrameBuffer:
+    """The frames of a stream in their order, some of which can be looked at before their turn.
+
+    clock       asked when a frame is taken from the source: its time in seconds
+    time        what the clock said of the frame whose turn it is
+    """
+
+    def __init__(self, frames: Iterable[Tensor], narrator: Narrator, clock: Callable[[], float] | None = None):
+        self.frames = iter(frames)
+        self.shape = (narrator.config.J, narrator.config.width)
+        self.device = narrator.device
+        self.dtype = narrator.dtype
+        self.clock = clock
+        self.waiting: deque[tuple[Tensor, float | None]] = deque()
+        self.time: float | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.peek(1):
+            x, self.time = self.waiting.popleft()
+            yield x
+
+    def peek(self, count: int) -> list[Tensor]:
+        """The next frames, at most `count`; they keep their turn. ValueError unless each is [J, D]."""
+        for x in islice(self.frames, max(0, count - len(self.waiting))):
+            if x.shape != self.shape:
+                raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
+            time = None if self.clock is None else self.clock()
+            self.waiting.append((x.to(self.device, self.dtype), time))
+        return [x for x, _ in islice(self.waiting, count)]
+
+
+def guess(history: list[int], count: int, end: int) -> list[int]:
+    """Guess the next words of a text, given the ids of all texts so far.
+
+    Finds the latest place where the last two ids (else the last one) occurred, and returns at most `count`
+    ids that followed there, up to the id `end`.
+    """
+    if count == 0:
+        return []
+    for length in (2, 1):
+        latest = history[-length:]
+        for i in range(len(history) - length - 1, -1, -1):
+            if history[i:i + length] == latest:
+                followed = history[i + length:i + length + count]
+                return followed[:followed.index(end)] if end in followed else followed
+    return []
+
+
+class Fast(Context):
+    """A Context that reads ahead.
+
+    lookahead   K, frames in one pass; 1: no frame waits for the next
+    run         one pass of the language model (support/engine/passes.py); default: the narrator's decoder
+    clock       seconds of the frame just taken, for live sources; None: by the frame's number
+    guesses     how many words are guessed at most; 0 where narrations are given
+    """
+
+    def __init__(self, narrator: Narrator, lookahead: int = 1, run: Callable[[Part], Tensor] | None = None,
+                 clock: Callable[[], float] | None = None, guesses: int = GUESSED_WORDS):
+        super().__init__(narrator)
+        self.lookahead = lookahead
+        self.run = run or (lambda part: narrator.decoder([part])[0])
+        self.clock = clock
+        self.guesses = guesses
+        self.upcoming: FrameBuffer | None = None                              # frames to come
+        self.waiting: list[Tensor] = []                                       # frames not yet absorbed
+        self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()     # read early: ids, slots, logits
+        self.narrated: deque[int] = deque(maxlen=500)                         # ids of the latest narrations
+
+    def seconds(self) -> float:
+        return super().seconds() if self.clock is None else self.upcoming.time
+
+    def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
+        if self.upcoming is not None:
+            raise ValueError("a Context is for one stream")
+        self.upcoming = FrameBuffer(frames, self.narrator, self.clock)
+        return super().take(self.upcoming)
+
+    # ------------------------------------------------------------------ memory
+
+    def update_memory(self, x: Tensor) -> None:
+        self.waiting.append(x)
+        if len(self.waiting) == ABSORBED_FRAMES:
+            self.absorb()
+
+    def absorb(self) -> None:
+        """Bring S_t up to the present frame."""
+        if self.waiting:
+            super().update_memory(torch.cat(self.waiting))
+            self.check(self.state)
+            self.waiting = []
+
+    def read_memory(self, ids: list[int] | None = None) -> None:
+        self.absorb()
+        super().read_memory(ids)
+
+    # ------------------------------------------------------------------ language model
+
+    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
+        """Lines 9-12 of Algorithm 2, in a pass that may have been made earlier."""
+        if self.ahead and self.ahead[0][0] != tokens.ids:           # something else was read ahead
+            self.forget()
+        if x is None:
+            self.narrated += [i for i, kind in zip(tokens.ids, tokens.kind) if kind == NARRATION]
+        if not self.ahead:
+            frames = [] if x is None else [x, *self.upcoming.peek(self.lookahead - 1)]
+            self.read_ahead(tokens, frames)
+        _, slots, logits = self.ahead.popleft()
+        self.cache.insert(tokens, slots)
+        self.position += len(tokens)
+        return logits
+
+    def read_ahead(self, tokens: Tokens, frames: list[Tensor]) -> None:
+        """One pass over `tokens`, with the first of the frames, and over all that is guessed to follow.
+
+        After a frame the next frames follow, as if the segment did not end. After words, words follow.
+        """
+        pieces = [tokens.ids]
+        if frames:
+            pieces += [self.layout.frame(self.segment).ids for _ in frames[1:]]
+        else:
+            words = guess(list(self.narrated), self.guesses, self.layout.assistant[0])
+            pieces += [[word] for word in words]
+        ids = [i for piece in pieces for i in piece]
+        positions = range(self.position, self.position + len(ids))
+        slots = self.cache.take(len(ids))
+        plan = torch.tensor([ids, positions, slots.tolist()]).to(self.narrator.device)
+        x = torch.stack(frames) if frames else None
+        memory = self.memory_embedding(tokens)
+        last_tokens = slice(len(tokens) - 1, None, len(pieces[-1]))         # the last token of each piece
+        logits = self.run(Part(plan, x, memory, self.cache, last_tokens))
+        self.check(logits)
+        boundaries = np.cumsum([len(piece) for piece in pieces[:-1]])
+        self.ahead += zip(pieces, np.split(slots, boundaries), logits)
+
+    def discard(self, now: int) -> int:
+        if self.ahead:
+            self.forget()
+        return super().discard(now)
+
+    def check(self, numbers: Tensor) -> None:
+        """BadData, before anything is decided or saved, if a number is NaN or infinite."""
+        if not numbers.sum().isfinite():
+            raise BadData(f"frame {self.frame}: the model's numbers are not finite; try --dtype bfloat16 or float32 "
+                          f"(if that does not help, its weights or the features of this frame are damaged)")
+
+    def forget(self) -> None:
+        """Take back what was read ahead."""
+        self.ahead.clear()
+        self.cache.keep(self.cache.kind >= 0)
+
+
+class Stream(Bounded, Fast):
+    """The Context of the commands: it reads ahead, and is bounded where the settings say so."""
+
+    def reopen(self) -> None:
+        if self.ahead:
+            self.forget()
+        super().reopen()
+
+
+class HistoryStream(HistoryContext, Stream):
+    """The same for narrators with a narration memory (Table 15)."""
+
+
+def open_stream(narrator: Narrator, **how) -> Stream:
+    """A new Stream for a narrator; `how` as for Fast."""
+    if isinstance(narrator, HistoryNarrator):
+        return HistoryStream(narrator, **how)
+    return Stream(narrator, **how)

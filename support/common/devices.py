@@ -1,0 +1,51 @@
+"""Devices, number formats and processes."""
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+from support.common.errors import BadData
+
+
+# ---------------------------------------------------------------------- devices and libraries
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
+    """The one place where device and dtype are decided: bf16 on CUDA, else fp32. BadData if the device is not there."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if device == "auto":                                                            # under torchrun: this process's GPU
+        gpu = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+        device = gpu if cuda else "mps" if mps else "cpu"
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+        raise BadData(f"--device is cpu, cuda, cuda:N, mps or auto, not {device}")
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count() or kind == "mps" and not mps:
+        raise BadData(f"--device {device}: there is no such device here; use cpu, or auto for the best one")
+    if dtype == "auto":
+        dtype = "bfloat16" if kind == "cuda" else "float32"
+    if dtype not in DTYPES:
+        raise BadData(f"--dtype is auto, {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {dtype}")
+    return device, getattr(torch, dtype)
+
+
+def synchronise(where: torch.device | torch.Tensor) -> None:
+    """Wait for a CUDA device, so that elapsed times are right; does nothing for other devices."""
+    device = where.device if isinstance(where, torch.Tensor) else where
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rank() -> tuple[int, int]:
+    """(rank, processes) under torchrun, else (0, 1)."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def quiet():
+    """Turn off the progress bars and warnings of transformers."""
+    from transformers.utils import logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,24 @@
+"""Iterators: in lists of equal size, and prepared ahead by a thread."""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+
+def chunks(items: Iterator, size: int) -> Iterator[list]:
+    """Lists of `size` items, the last one shorter."""
+    items = iter(items)
+    while chunk := list(islice(items, size)):
+        yield chunk
+
+
+def ahead(items: Iterable, size: int) -> Iterator:
+    """The same items: a thread makes up to `size` of them before they are asked for. Errors come in their turn."""
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, source, end) for _ in range(size))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, source, end))
+            yield item

@@ -1,0 +1,1 @@
+"""The same numbers, faster; models on disk."""

@@ -1,0 +1,1 @@
+"""What is on disk: videos, features, annotations, predictions."""

@@ -1,0 +1,206 @@
+"""Narrations in files: sentences with times, as predictions or as the ground truth of videos.
+
+    predictions     one JSON file {video: [{"time", "text"}, ...]}; or one file per video: the JSONL
+                    of stream.py, .srt, .vtt or .csv (cues.py); or a folder of such files
+    truth           one JSON file with any of these entries per video:
+                        video: [{"time", "text"}, ...]
+                        video: [[narrations of one annotator], [of another], ...]
+                        video: {"start": seconds, "annotators": [[...], ...]}
+                    or the .json beside a toy video; .srt, .vtt or .csv; or a folder of such files
+
+Times are in seconds. A malformed file raises BadData with one line that names the problem.
+"""
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from support.common.disk import is_number, read_json, read_jsonl
+from support.common.errors import BadData
+from support.files.cues import read_cues
+from support.files.tracks import Notes
+
+
+@dataclass
+class Sentence:
+    """A sentence and its time (seconds)."""
+    time: float
+    text: str
+    memory_words: tuple[str, ...] = ()         # toy: words that only visual memory can give
+
+
+@dataclass
+class Truth:
+    """The ground truth of one video."""
+    annotators: list[list[Sentence]]
+    start: float = 0.0                         # seconds; where the first segment begins
+    seconds: float | None = None               # how much was streamed, if known
+
+
+def read_predictions(path: Path) -> dict[str, list[Sentence]]:
+    """{video: sentences} from a file or a folder (formats: see above)."""
+    predictions = {}
+    for file in narration_files(path):
+        if file.suffix == ".jsonl":
+            video = unquote(file.stem)         # the inverse of file_name
+            content = {video: read_jsonl(file)}
+        else:
+            content = read_videos(file)
+        for video, rows in content.items():
+            predictions[video] = to_sentences(rows, f"{file}, video {video}")
+    return predictions
+
+
+def read_truth(path: Path) -> dict[str, Truth]:
+    """{video: Truth} from a file or a folder (formats: see above)."""
+    truths = {}
+    for file in narration_files(path):
+        content = read_videos(file)
+        if isinstance(content.get("narrations"), list) and "fps" in content:
+            content = {file.stem: content["narrations"]}       # the .json beside a toy video
+        for video, entry in content.items():
+            place = f"{file}, video {video}"
+            start = 0.0
+            if isinstance(entry, dict):
+                start = entry.get("start", 0.0)
+                annotators = entry.get("annotators")
+                if not is_number(start) or not is_list_of(annotators, list):
+                    raise BadData(f'{place}: expected '
+                                  f'{{"start": seconds, "annotators": [[...], ...]}}')
+            elif is_list_of(entry, list) and entry != []:
+                annotators = entry
+            else:
+                annotators = [entry]
+            sentences = [to_sentences(rows, place) for rows in annotators]
+            truths[video] = Truth(sentences, start)
+    return truths
+
+
+def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
+    """A .json file that describes the video beside it.
+
+    Returns the path of the video, frames per second, duration (s), and sentences in order of time.
+
+        {"video": "kitchen.mp4", "fps": 2, "duration": 151.5, "narrations": [
+            {"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
+
+    "memory" may be left out. Raises BadData, which names the file and the malformed entry.
+    """
+    def demand(right: bool, what: str) -> None:
+        if not right:
+            raise BadData(f"{path}: {what}")
+
+    content = read_json(path)
+    demand(isinstance(content, dict),
+           'must be an object with "video", "fps", "duration" and "narrations"')
+    demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
+    for key, low, high in (("fps", 1e-3, 1e3), ("duration", 1e-3, 1e7)):
+        demand(is_number(content.get(key)) and low <= content[key] <= high,
+               f'"{key}" must be a number above 0, from {low:g} to {high:g}')
+    demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
+
+    sentences = []
+    for n, entry in enumerate(content["narrations"]):
+        demand(isinstance(entry, dict), f"narrations[{n}] must be an object")
+        time = entry.get("time")
+        text = entry.get("text")
+        memory = entry.get("memory", [])
+        demand(is_number(time) and time >= 0,
+               f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
+        demand(isinstance(text, str) and text.strip(),
+               f'narrations[{n}]: "text" must be a sentence')
+        demand(is_list_of(memory, str), f'narrations[{n}]: "memory" must be a list of words')
+        sentences.append(Sentence(time, text, tuple(memory)))
+    # stable: sentences with the same time stay in the order of the file
+    sentences.sort(key=lambda sentence: sentence.time)
+    return path.parent / content["video"], content["fps"], content["duration"], sentences
+
+
+def paired(truths: dict, predictions: dict, gt: str, pred: str,
+           partial: bool) -> tuple[dict, dict]:
+    """Ground truth and predictions of the same videos.
+
+    If each has a single video, the two are paired whatever their names.
+
+    gt, pred    where they come from, for errors
+    partial     leave out videos without predictions
+
+    Raises BadData, which names the videos that only one of the two has.
+    """
+    if len(truths) == 1 and len(predictions) == 1:
+        predictions = dict(zip(truths, predictions.values()))
+    missing = truths.keys() - predictions.keys()
+    extra = predictions.keys() - truths.keys()
+    if not truths and not predictions:
+        raise BadData("there is nothing to score")
+    if missing and (extra or not partial):
+        hint = " (--partial scores the others)" if len(missing) < len(truths) else ""
+        raise BadData(unpaired(missing, gt, pred) + hint)
+    if extra:
+        raise BadData(unpaired(extra, pred, gt))
+    return {video: truth for video, truth in truths.items() if video in predictions}, predictions
+
+
+def unpaired(videos: set[str], source: str, other: str) -> str:
+    """The error for videos that only `source` has."""
+    names = ", ".join(sorted(videos)[:3])
+    if len(videos) > 3:
+        names += " ..."
+    return f"{len(videos)} videos of {source} are not in {other}: {names}"
+
+
+def narration_files(path: Path) -> list[Path]:
+    """A file itself, or the files of a folder.
+
+    Of files with the same stem, a .json or .jsonl file is read, else the first of .csv, .srt, .vtt.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir()
+                   if file.suffix in (".json", ".jsonl")
+                   and not file.name.endswith(".trace.jsonl"))
+    for ending in (".csv", ".srt", ".vtt"):
+        stems = {file.stem for file in files}
+        files += sorted(file for file in path.iterdir()
+                        if file.suffix == ending and file.stem not in stems)
+    if not files:
+        raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
+    return files
+
+
+def read_videos(file: Path) -> dict:
+    """{video: entry} of a file that is not .jsonl."""
+    if file.suffix in (".csv", ".srt", ".vtt"):
+        rows = [{"time": time, "text": text} for time, text in read_cues(file, Notes())]
+        return {file.stem: rows}
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise BadData(f'{file}: expected an object with one entry per video: '
+                      f'{{video: [{{"time", "text"}}, ...]}}')
+    return content
+
+
+def to_sentences(rows, where: str) -> list[Sentence]:
+    """[{"time" or "end": seconds, "text": str, "memory": [words]}, ...] -> sentences.
+
+    "memory" may be left out. where: the source, for errors.
+    """
+    if not isinstance(rows, list):
+        raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
+    sentences = []
+    for i, row in enumerate(rows):
+        fields = row if isinstance(row, dict) else {}
+        time = fields.get("time", fields.get("end"))
+        text = fields.get("text")
+        memory = fields.get("memory", [])
+        if not is_number(time) or not isinstance(text, str):
+            raise BadData(f'{where}, narration {i}: expected {{"time": seconds, "text": "..."}}, '
+                          f'not {str(row)[:60]}')
+        if not is_list_of(memory, str):
+            raise BadData(f'{where}, narration {i}: "memory" must be a list of words, '
+                          f'or be left out')
+        sentences.append(Sentence(float(time), text, tuple(memory)))
+    return sentences
+
+
+def is_list_of(values, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)

@@ -1,0 +1,77 @@
+"""A folder of predictions. A later run, or another process, can resume it without mixing up models
+or videos.
+
+    settings.json           what the predictions depend on: model, data, thresholds, ...
+    predictions/ID.jsonl    the narrations of a finished video, as stream.py writes them
+    videos/ID.json          the fingerprint of that video. It is written last: it marks the video as
+                            finished
+"""
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from support.common.disk import file_name, read_json, read_jsonl, write_json, write_text
+from support.common.errors import BadData
+
+
+class Predictions:
+    """Predictions by the name of their video.
+
+    `fingerprint` in the methods is a string that tells videos of the same name apart.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def keep_settings(self, settings: dict):
+        """Make the folder for these settings.
+
+        Raises BadData if it has predictions that were made with other settings.
+        """
+        for name in ("predictions", "videos"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        file = self.folder / "settings.json"
+        kept = read_json(file) if file.exists() else settings
+        if kept != settings:
+            if not isinstance(kept, dict):
+                kept = {}
+            different = [key for key in settings | kept
+                         if key not in kept or kept[key] != settings.get(key)]
+            raise BadData(f"{self.folder} holds predictions made with other settings "
+                          f"({', '.join(different)}): choose another --output, or delete it")
+        write_json(file, settings)
+
+    def finished(self, name: str, fingerprint: str) -> bool:
+        """Whether the video is finished. Raises BadData if the folder has another video with this
+        name."""
+        mark = self.mark_of(name)
+        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
+            raise BadData(f"{self.folder} holds predictions of another video {name}, or of one that has changed since: "
+                          f"choose another --output, or delete it")
+        return mark.exists() and self.file_of(name).exists()
+
+    def save_rows(self, name: str, rows: list[dict], fingerprint: str):
+        write_text(self.file_of(name), "".join(json.dumps(row) + "\n" for row in rows))
+        write_json(self.mark_of(name), {"fingerprint": fingerprint})
+
+    def load_rows(self, name: str) -> list[dict]:
+        return read_jsonl(self.file_of(name))
+
+    def file_of(self, name: str) -> Path:
+        return self.folder / "predictions" / f"{file_name(name)}.jsonl"
+
+    def mark_of(self, name: str) -> Path:
+        return self.folder / "videos" / f"{file_name(name)}.json"
+
+
+def digest(module: torch.nn.Module) -> str:
+    """SHA-256 of all weights, with their names, dtypes and shapes."""
+    weights_hash = sha256()
+    for name, weight in module.state_dict().items():
+        weights_hash.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        # as bytes, because NumPy has no bfloat16
+        as_bytes = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        weights_hash.update(as_bytes.numpy())
+    return weights_hash.hexdigest()

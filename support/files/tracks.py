@@ -1,0 +1,118 @@
+"""Narrations of one video by one annotator, and the frames that stand for their times."""
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import ceil
+from typing import TypeVar
+
+
+# --------------------------------------------------------------------- tracks, and times as frames
+
+AnyNarration = TypeVar("AnyNarration")         # text, or an object with the text
+
+
+@dataclass
+class Track:
+    """One annotator's narrations of one video; times in seconds, sorted."""
+    video: str
+    annotator: str
+    narrations: list[tuple[float, str]]
+    unseen: list[tuple[float, str]] = field(default_factory=list)
+
+
+@dataclass
+class Interval:
+    """The part of a video that is streamed in evaluation; times in seconds."""
+    video: str
+    start: float
+    end: float
+    tracks: list[Track]
+    origin: float = 0.0                        # the time at which the first segment begins (App. B.5)
+    # Ego4D: each annotator's summary of the whole interval (App. C.4)
+    summaries: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Notes:
+    """Counts of corrections, by description."""
+    counts: Counter = field(default_factory=Counter)
+
+    def add(self, what: str, n: int = 1) -> None:
+        self.counts[what] += n
+
+    def __str__(self) -> str:
+        return "; ".join(f"{n} {what}" for what, n in self.counts.most_common() if n)
+
+
+def frame_at(time: float, fps: float) -> int:
+    """The frame whose span (i / fps, (i + 1) / fps] contains `time` (seconds). Earlier times: 0."""
+    # time_of(i) * fps may be rounded up to slightly more than i + 1
+    return max(0, ceil(time * fps - 1e-6) - 1)
+
+
+def time_of(frame: int, fps: float) -> float:
+    """The end of a frame's span (seconds)."""
+    return (frame + 1) / fps
+
+
+def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes,
+                  frames_in_file: int | None = None) -> list[tuple[int, str]]:
+    """Narrations [(seconds, sentence)], sorted -> [(frame, sentence)], frames strictly increasing.
+
+    Frames are numbered as in the feature file. Each narration is placed at the first frame that is
+    not before it. A sentence that repeats the sentence before it is left out. `one_frame_each` then
+    separates narrations that share a frame (the published loader loses one of the two).
+
+    duration        of the video (seconds)
+    frames_in_file    the number of frames in the feature file, if known. Otherwise the file is
+                    assumed to have a frame at the very end, as published
+    """
+    last = int(duration * fps)
+    if frames_in_file is not None:
+        last = min(last, frames_in_file - 1)
+    placed = []
+    for time, text in narrations:
+        if placed and text == placed[-1][1]:
+            notes.add("repeated sentences left out")
+            continue
+        if time > duration:
+            frame = last + 1                   # `one_frame_each` counts these narrations
+        else:
+            frame = min(max(ceil(time * fps), 0), last)
+        placed.append((frame, text))
+    return one_frame_each(placed, last, notes)
+
+
+def one_frame_each(placed: list[tuple[int, AnyNarration]], last: int,
+                   notes: Notes) -> list[tuple[int, AnyNarration]]:
+    """[(frame, narration)] in order of time -> the same, frames strictly increasing up to `last`.
+
+    If two narrations share a frame, the second moves to the next frame. The first narration beyond
+    the last frame moves to the last frame; the others beyond it are left out.
+    """
+    beyond = sum(1 for frame, _ in placed if frame > last)
+    left_out = max(beyond - 1, 0)
+    notes.add("narrations beyond the end of their video moved to its last frame", min(beyond, 1))
+    notes.add("narrations beyond the end of their video left out", left_out)
+    kept = [(min(frame, last), narration)
+            for frame, narration in placed[:len(placed) - left_out]]
+
+    frame_count = last + 1
+    notes.add("narrations left out of videos with more narrations than frames",
+              max(0, len(kept) - frame_count))
+    kept = kept[:frame_count]
+
+    frames = []
+    for frame, _ in kept:
+        if frames:
+            frame = max(frame, frames[-1] + 1)
+        frames.append(frame)
+    # that may have moved frames past the end: each has to leave room for the narrations after it
+    for i in range(len(frames)):
+        narrations_after = len(frames) - 1 - i
+        frames[i] = min(frames[i], last - narrations_after)
+
+    moved = sum(1 for frame, (wanted, _) in zip(frames, kept) if frame != wanted)
+    notes.add("narrations moved by a frame or more, because another one has their frame", moved)
+    return [(frame, narration) for frame, (_, narration) in zip(frames, kept)]

@@ -1,0 +1,186 @@
+"""Attention in rectangles (§3.5): the dense mask's outputs and gradients, without any [L, L] tensor."""
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+
+import narrator as nar
+import stream
+from baselines.variants import load_narrator
+from helpers import TOY, grouped, record_plain, tiny, video
+from support.common.errors import BadData
+from support.engine import attention, family
+from support.engine.checkpoint import load_tokenizer
+
+AT = (0, 3, 9, 15, 16, 22, 24, 26)                       # segments of one to six frames, some of them alike
+
+
+@contextmanager
+def dense(model, tokens):
+    """The oracle: inside, the parallel form is given the mask of Fig. 4 as it is drawn."""
+    mask = nar.attention_mask(tokens, model.config.last_k, model.config.prune)[None, None]
+    hook = model.llm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"rectangles": None, "attention_mask": mask}), with_kwargs=True)
+    yield
+    hook.remove()
+
+
+def hidden_and_gradients(model, x, narrations):
+    model.zero_grad()
+    hidden, _, tokens = model(x, narrations)
+    (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
+    return tokens, hidden.detach(), {name: p.grad for name, p in model.trainable().items() if p.grad is not None}
+
+
+def assert_as_the_dense_mask(model, x, narrations):
+    tokens, hidden, gradients = hidden_and_gradients(model, x, narrations)
+    with dense(model, tokens):
+        _, expected, theirs = hidden_and_gradients(model, x, narrations)
+    assert (hidden - expected).abs().max() < 1e-5 and gradients.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        assert (gradients[name] - gradient).abs().max() < 1e-5 * (1 + gradient.abs().max()), name
+    assert len(gradients) > 20
+
+
+@pytest.mark.parametrize("variant", [{}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
+                                     {"last_k": 0, "narration_memory": 4}, {"memory": "none", "prune": False}], ids=str)
+@pytest.mark.parametrize("kept", [0, attention.KEPT])
+def test_rectangles_are_the_mask(kept, variant, monkeypatch):
+    """Outputs and gradients, of what is kept and of what is computed again; four heads of queries for two of keys."""
+    monkeypatch.setattr(attention, "KEPT", kept)
+    model = tiny(llm=grouped(), **variant)
+    assert_as_the_dense_mask(model, *video(model, 30, AT))
+
+
+SIZES = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("family, more", [
+    ("Llama", {"num_key_value_heads": 4}), ("Qwen2", {}), ("Qwen3", {"head_dim": 8}),
+    ("Mistral", {"sliding_window": 16}), ("SmolLM3", {"pad_token_id": 0})])
+def test_any_llama_like_model(family, more):
+    torch.manual_seed(0)
+    config = getattr(transformers, family + "Config")(**SIZES | more)
+    model = tiny(llm=getattr(transformers, family + "ForCausalLM")(config))
+    assert_as_the_dense_mask(model, *video(model, 30, AT))
+
+
+@pytest.mark.parametrize("last_k", [None, 0, 1, 3])
+def test_rows_of_segments_are_those_of_the_mask(last_k):
+    tokens = tiny(memory_tokens=2).layout.sequence([(frame, [5] * (1 + frame % 3)) for frame in AT])
+    L = len(tokens)
+    mask = torch.zeros(L, L, dtype=torch.bool)
+    rows = nar.segment_rows(tokens, last_k)
+    for queries, keys in rows:
+        mask[queries[:, None], keys] = keys <= queries[:, None]
+    assert torch.equal(mask, nar.attention_mask(tokens, last_k))
+    parts = attention.rectangles(rows, L, "cpu")
+    assert sum(len(queries) for queries, _, _ in parts) == len(rows) > len(parts)            # some share one
+    assert any((keys == L).any() for _, keys, _ in parts)                                    # and are padded
+    padded = sum(queries.numel() * keys.shape[1] for queries, keys, _ in parts)
+    assert padded <= attention.PADDED * sum(len(queries) * len(keys) for queries, keys in rows)
+    with mock.patch.object(attention, "MOST_PAIRS", 1):
+        assert len(attention.rectangles(rows, L, "cpu")) == len(rows)                     # none shares one
+
+
+@pytest.mark.parametrize("variant", [{}, {"last_k": 2}, {"memory": "none", "prune": False}], ids=str)
+def test_no_tensor_grows_with_the_square(variant):
+    """Forward and backward of a training step: the largest tensor is far smaller than [L, L]."""
+    model, largest = tiny(**variant), [0]
+    x, narrations = video(model, 170, tuple(range(0, 170, 8)))
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for one in result if isinstance(result, tuple | list) else [result]:
+                largest.append(one.numel() if isinstance(one, torch.Tensor) else 0)
+            return result
+
+    L = len(model.layout.sequence(narrations))
+    with Sizes():
+        model.loss(x, narrations)[0].backward()
+    assert max(largest) < L * L / 2
+
+
+def test_what_cannot_be_computed_is_refused():
+    """Dropout in attention, and models that do not let their attention be replaced."""
+    model = tiny()
+    model.llm.model.layers[0].self_attn.attention_dropout = 0.1
+    x, narrations = video(model)
+    with pytest.raises(BadData, match="dropout"):
+        model.train()(x, narrations)
+
+    class Fixed(transformers.LlamaForCausalLM):
+        def set_attn_implementation(self, name):
+            pass
+
+    with pytest.raises(BadData, match="Llama-like"):
+        attention.install(Fixed(transformers.LlamaConfig(**SIZES)))
+
+
+def model_of(name, **changes):
+    torch.manual_seed(0)
+    config = getattr(transformers, name + "Config")(**SIZES | {"pad_token_id": 0} | changes)
+    return getattr(transformers, name + "ForCausalLM")(config)
+
+
+@pytest.mark.parametrize("name", ["StableLm", "Nemotron"])
+def test_models_that_drop_the_mask_are_refused(name):
+    """Their layers do not hand `rectangles` on: they would be trained on frames that streaming
+    removes. Where nothing is removed, they can be used, and training is streaming."""
+    with pytest.raises(BadData, match=f"{name}ForCausalLM does not hide .* Llama-like") as caught:
+        tiny(llm=model_of(name))
+    assert "\n" not in str(caught.value)
+    model = tiny(llm=model_of(name), memory="none", prune=False)
+    x, narrations = video(model)
+    with torch.no_grad():
+        parallel = model.logits(model(x, narrations)[0])
+        streamed = record_plain(model)
+        list(stream.narrate(model, x[:16], forced=dict(narrations)))
+    assert (torch.stack(streamed) - parallel[:-1]).abs().max() < 1e-3 * parallel.std()
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+@pytest.mark.parametrize("name", ["GPT2LMHead", "OPT", "GPTNeoX", "BioGpt", "FalconH1", "Jamba",
+                                  "RecurrentGemma", "ModernBertDecoder"])
+def test_other_families_are_one_line(name, pruned):
+    """Built differently, or with a past that is in no cache of keys and values."""
+    if name == "GPT2LMHead":
+        sizes = transformers.GPT2Config(vocab_size=640, n_embd=32, n_layer=1, n_head=4)
+        llm = transformers.GPT2LMHeadModel(sizes)
+    elif name == "Jamba":
+        llm = model_of(name, use_mamba_kernels=False, num_experts=2)
+    else:
+        llm = model_of(name)
+    changes = {} if pruned else {"memory": "none", "prune": False}
+    with pytest.raises(BadData, match="use a Llama-like language model") as caught:
+        tiny(llm=llm, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_with_a_model_of_another_family(tmp_path):
+    sizes = transformers.GPT2Config(vocab_size=640, n_embd=32, n_layer=1, n_head=4)
+    transformers.GPT2LMHeadModel(sizes).save_pretrained(tmp_path)
+    load_tokenizer(str(TOY / "llm")).save_pretrained(tmp_path)
+    with pytest.raises(BadData, match="GPT2LMHeadModel is built differently"):
+        load_narrator(str(TOY), llm=str(tmp_path))
+
+
+def test_rotations_that_depend_on_the_length_are_named_once(capsys):
+    family.warn.cache_clear()
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    for _ in range(2):
+        tiny(llm=model_of("Llama", max_position_embeddings=128, rope_parameters=dynamic))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: the rotations of LlamaForCausalLM (dynamic) depend on the length of the context: "
+        "beyond position 128, streaming differs from training"]
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+    tiny(llm=model_of("Phi3", max_position_embeddings=512, rope_parameters=longrope,
+                      original_max_position_embeddings=64))
+    assert "(longrope)" in (said := capsys.readouterr().err) and "beyond position 64," in said
+    tiny(llm=model_of("Llama"))
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,264 @@
+"""experiments/summary.py (App. C.4): summaries by rule and by a model, references, scores."""
+import json
+from functools import partial
+
+import pytest
+
+import data
+import evaluate
+from experiments import summary
+from helpers import ROOT
+from support.files import annotations
+from support.files.narrations import Sentence
+from test_evaluate import command, write
+from toy import world
+
+summed = partial(command, main=summary.main)
+EGO4D = ROOT / "tests" / "golden" / "data" / "ego4d"
+
+
+@pytest.fixture(autouse=True)
+def without_java(monkeypatch):
+    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+
+
+def rows(*texts):
+    """Rows of a file of narrations, one every two seconds."""
+    return [{"time": 2.0 * n + 0.5, "text": text} for n, text in enumerate(texts)]
+
+
+ONE = rows("You look around the kitchen.", "You wash the red cup.",
+           "You tap the drawer hiding the pan.")
+TWO = rows("You enter the room.", "You empty the sink.", "You swing the lime knife.")
+
+
+class Fake:
+    """Stands for Answers: gives the answers in turn, and keeps what was asked."""
+
+    def __init__(self, *answers):
+        self.answers = iter(answers)
+        self.asked = []
+
+    def __call__(self, *_):
+        return self
+
+    def ask(self, question, tokens=128):
+        self.asked.append(question)
+        return next(self.answers)
+
+
+# ------------------------------------------------------------- by rule
+
+@pytest.mark.parametrize("verb, past", [
+    ("wash", "washed"), ("wipe", "wiped"), ("tap", "tapped"), ("fill", "filled"),
+    ("empty", "emptied"), ("shake", "shook"), ("put", "put"), ("load", "loaded"),
+    ("fix", "fixed"), ("open", "opened"), ("play", "played"), ("scrub", "scrubbed")])
+def test_past_tense(verb, past):
+    assert summary.past(verb) == past
+
+
+SIX = [f"You {verb} it." for verb in ("wash", "heat", "fill", "check", "clear", "wipe")]
+
+
+@pytest.mark.parametrize("texts, expected", [
+    ([], ""),
+    (["C opens the door.", "You."], ""),
+    (["You look around the kitchen."], "You were in a kitchen."),
+    (["You sit."], "You sat."),
+    (["You wash the cup.", "You open it.", "You wash the pan.", "You wash the pan."],
+     "You washed the pan and opened it."),
+    ([row["text"] for row in TWO],
+     "You were in a room, emptied the sink and swung the lime knife."),
+    (SIX, "You washed it, heated it, filled it, checked it and cleared it."),
+    ([*SIX, "You wipe it."], "You washed it, heated it, filled it, checked it and wiped it."),
+])
+def test_condensed_by_hand(texts, expected):
+    assert summary.condense(texts) == expected
+
+
+@pytest.mark.parametrize("name", ["plain", "second"])
+def test_every_sentence_of_the_toy_is_condensed(name):
+    for template in world.WORLDS[name].sentences.values():
+        text = summary.condense([template.format(thing="red cup", place="sink")])
+        you, verb, *_ = text.split()
+        assert you == "You"
+        assert verb.endswith("ed") or verb in ("were", "shook", "swung")
+
+
+# ------------------------------------------------------------- references and scores
+
+def test_perfect_and_worse(tmp_path):
+    """The toy's .json in a folder as truth: its own narrations are perfect, fewer are not."""
+    for name, narrations in (("a", ONE), ("b", TWO)):
+        write(tmp_path / f"{name}.json", {"video": f"{name}.mp4", "fps": 2, "duration": 9.0,
+                                          "narrations": narrations})
+    pred = write(tmp_path.parent / "pred.json", {"a": ONE[::-1], "b": TWO})
+    result = summed("--pred", pred, "--gt", tmp_path, "--llm", "none", "--json")
+    assert result == {"videos": 2, "without_truth": 0, "references": 2, "empty": 0,
+                      "cider": pytest.approx(10), "meteor": None, "rouge_l": 1}
+    write(pred, {"a": ONE[:-1], "b": []})
+    result = summed("--pred", pred, "--gt", tmp_path, "--json")
+    assert result["empty"] == 1
+    assert result["cider"] < 10
+    assert 0 < result["rouge_l"] < 0.5
+    printed = summed("--pred", pred, "--gt", tmp_path)
+    assert "a: You were in a kitchen and washed the red cup.\nb: \n" in printed
+
+
+def test_rendered_toy_by_seed(tmp_path):
+    """--data: the references of videos that have no file."""
+    truth = {}
+    for seed, kitchen in world.kitchens("test", 2, world=world.WORLDS["second"]):
+        truth[f"toy-{seed}"] = [{"time": narration.frame, "text": narration.text}
+                                for narration in kitchen.narrations]
+    pred = write(tmp_path / "pred.json", truth)
+    options = ("--pred", pred, "--data", "toy", "--limit", 2, "--json")
+    result = summed(*options, "--world", "second")
+    assert result["cider"] == pytest.approx(10)
+    assert result["videos"] == 2
+    assert summed(*options)["cider"] < 5
+
+
+def test_several_references(monkeypatch):
+    """CIDEr: the mean; ROUGE-L and METEOR: the best of a video's references.
+
+    A video without any reference is left out.
+    """
+    truth = {"a": ["a b c d", "e f"], "b": ["x y", "x z"], "c": []}
+    summaries = {"a": "a b c d", "b": "x z", "c": "q"}
+    scored = []
+
+    def meteor(pairs):
+        """1 for equal sentences; of the corpus, the number of pairs."""
+        scored.append(pairs)
+        return [float(true == predicted) for true, predicted in pairs], len(pairs)
+
+    monkeypatch.setattr(evaluate, "java_problem", lambda: None)
+    monkeypatch.setattr(evaluate, "meteor", meteor)
+    result = summary.score_summaries(truth, summaries)
+    pairs = [("a b c d", "a b c d"), ("e f", "a b c d"), ("x y", "x z"), ("x z", "x z")]
+    each = evaluate.cider(pairs)
+    assert result["cider"] == pytest.approx(sum(each) / 4)
+    assert result["rouge_l"] == 1
+    assert scored[-1] == [("a b c d", "a b c d"), ("x z", "x z")]
+    assert result["meteor"] == 2
+    assert (result["videos"], result["without_truth"], result["references"]) == (2, 1, 4)
+
+
+def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
+    samples = data.load_dataset("ego4d", EGO4D, "val", streaming=True)
+    names = [sample.name for sample in samples]
+    pred = write(tmp_path / "pred.json", {name: rows("You pick up a cup.") for name in names})
+    file = EGO4D / "annotations" / "segment_summaries.json"
+    for source in (("--gt", file), ("--data", "ego4d", "--root", EGO4D)):
+        result = summed("--pred", pred, *source, "--json")
+        assert result["videos"] == len(names)
+        assert result["references"] == 3
+
+    content = json.loads(file.read_text())
+    interval = content[next(iter(content))]["1.77, 8.81"]
+    interval["anno-1"]["summary"] = "#Summary C was in a kitchen"
+    interval["anno-2"]["summary"] = None
+    references = summary.references(write(tmp_path / "changed.json", content))
+    assert references[names[0]] == ["You were in a kitchen."]
+    interval["anno-2"]["summary"] = 3
+    bad = write(tmp_path / "bad.json", content)
+    assert '"summary" must be text' in summed("--pred", pred, "--gt", bad, ok=False)
+
+
+@pytest.mark.parametrize("raw, cleaned", [
+    ("#Summary C was in a room, C's dog barked. ", "You were in a room, your dog barked."),
+    ("#Summary", ""),
+    ("#summary C was with lady X; Car C is red", "You were with lady X; Car you are red."),
+    ("", ""),
+    ("C cleaned Cups", "You cleaned Cups."),
+])
+def test_summaries_in_the_second_person(raw, cleaned):
+    assert annotations.clean_summary(raw) == cleaned
+
+
+def test_written_summaries_can_be_references(tmp_path):
+    pred = write(tmp_path / "pred.json", {"a": ONE, "b": TWO})
+    output = tmp_path / "out.json"
+    assert summed("--pred", pred, "--output", output, "--json") == {"videos": 2, "empty": 0}
+    written = json.loads(output.read_text())
+    assert written["b"] == "You were in a room, emptied the sink and swung the lime knife."
+    assert summed("--pred", pred, "--gt", output, "--json")["cider"] == pytest.approx(10)
+
+
+# ------------------------------------------------------------- by a language model
+
+def test_answers_are_unwrapped_and_empty_ones_counted(tmp_path, monkeypatch):
+    first = "Here it is:\n[You were in a kitchen\nand washed a cup.]\n[You left.]"
+    fake = Fake(first, " []\n")
+    monkeypatch.setattr(summary, "Answers", fake)
+    pred = write(tmp_path / "pred.json", {"a": ONE[::-1], "b": TWO, "silent": []})
+    printed = summed("--pred", pred, "--llm", "any")
+    assert printed.startswith(
+        "a: You were in a kitchen and washed a cup. You left.\nb: \nsilent: \n")
+    assert len(fake.asked) == 2
+    assert "(0.5, You look around the kitchen.), (2.5, You wash the red cup.)" in fake.asked[0]
+
+    monkeypatch.setattr(summary, "Answers", Fake("", "You swung {it}"))
+    result = summed("--pred", pred, "--gt", pred, "--llm", "any", "--json")
+    assert result["empty"] == result["without_truth"] == 1
+    assert result["rouge_l"] > 0
+
+
+@pytest.mark.parametrize("answer, text", [
+    ("You [ran] off", "ran"),
+    ("[You ran.", "You ran."),
+    ("You\nran.", "You ran."),
+    ("[ ]", ""),
+    ("", ""),
+])
+def test_unwrapped(answer, text):
+    assert summary.unwrap(answer) == text
+
+
+def test_question_keeps_braces_and_lines():
+    question = summary.question_about([Sentence(1.0, "You {wave}\nnow.")])
+    assert "(1, You {wave} now.)" in question
+
+
+# ------------------------------------------------------------- bad input
+
+@pytest.mark.parametrize("options, says", [
+    ("--data egoexo4d", "no summaries"),
+    ("--data ego4d --root nowhere", "error"),
+    ("--data x", "has no summaries"),
+    ("--gt pred.json --ptb", "Java"),
+    ("--gt empty.json", "are not in"),
+    ("--gt other.json", "are not in"),
+    ("--gt pred.json --output pred.json", "given twice"),
+    ("--gt silent.json", "no video has a reference"),
+    ("--gt pred.json --llm x --answers pred.json", "given twice"),
+    ("--data toy --world x", "unknown world"),
+    ("--gt more.json", "--partial"),
+])
+def test_bad_input_of_summaries(tmp_path, monkeypatch, options, says):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "pred.json", {"a": ONE, "b": TWO})
+    write(tmp_path / "more.json", {"a": ONE, "b": ONE, "c": ONE})
+    write(tmp_path / "empty.json", {})
+    write(tmp_path / "other.json", {"z": ONE, "y": ONE})
+    write(tmp_path / "silent.json", {"a": [], "b": [{"time": 1, "text": "A bell rings."}]})
+    assert says in summed("--pred", "pred.json", *options.split(), ok=False)
+
+
+@pytest.mark.parametrize("options", [
+    "--gt pred.json --data toy",
+    "--gt pred.json --world dark",
+    "--limit 3",
+])
+def test_usage_of_sources(monkeypatch, options):
+    monkeypatch.setattr("sys.argv", ["summary", "--pred", "pred.json", *options.split()])
+    with pytest.raises(SystemExit) as end:
+        summary.main()
+    assert end.value.code == 2
+
+
+def test_partial_summaries(tmp_path):
+    pred = write(tmp_path / "p.json", {"a": ONE, "b": TWO})
+    gt = write(tmp_path / "g.json", {"a": ONE, "b": ONE, "c": ONE})
+    assert summed("--pred", pred, "--gt", gt, "--partial", "--json")["videos"] == 2

@@ -1,0 +1,482 @@
+"""Ego4D, EgoExo4D, EPIC-Kitchens (§4.1): published and raw files give the expected samples; a defect
+is refused in one line."""
+import csv
+import json
+from io import StringIO
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import data
+from commands import data as data_command
+from helpers import GOLDEN
+from support.common.errors import BadData, NotDownloaded
+from support.files import annotations
+from support.files.tracks import Notes, assign_frames
+
+golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
+LAYOUT = GOLDEN / "data_layout"
+
+
+def write(path, content):
+    """Write bytes, text, or anything else as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, str):
+        path.write_text(content, newline="")
+    else:
+        path.write_text(json.dumps(content))
+    return path
+
+
+def features(root, frames, width=4):
+    """Features of videos, {name: frames}: every number of frame i is i."""
+    metadata = {}
+    tensors = {}
+    for name, count in frames.items():
+        metadata[name] = {"duration": count / 2, "path": f"{name}.pt"}
+        numbers = torch.arange(count + 1.0)[:, None, None]
+        tensors[name] = numbers.expand(count + 1, 10, width).contiguous()
+    write(root / "features_metadata.json", metadata)
+    save_file(tensors, root / "features.safetensors")
+
+
+def samples(name, root, split="train", **options):
+    return list(data.load_dataset(name, root, split, **options))
+
+
+# ---------------------------------------------------------------------- sentences and times
+
+@golden
+def test_tags_and_times_are_the_published():
+    expected = json.loads((LAYOUT / "expected.json").read_text())
+    for text, cleaned in expected["ego4d_clean_text"]:
+        assert annotations.clean(text) == cleaned, text
+    for time, fps, low, duration, published_time in expected["ceil_time_by_fps"]:
+        assert low == 0
+        (frame, _), = assign_frames([(time, "x")], duration, fps, Notes())
+        assert frame == int(published_time * fps), time
+
+
+@pytest.mark.parametrize("narration, verb, sentence", [
+    ("open fridge", "open", "You open the fridge."),
+    ("put down knife", "put-down", "You put down the knife."),
+    ("turn on tap", "", "You turn on the tap."),
+    ("take plate from cupboard", "take", "You take the plate from the cupboard."),
+    ("pour water into the pan", "pour", "You pour the water into the pan."),
+    ("wash hands", "wash", "You wash the hands."),
+    ("stir", "stir", "You stir."),
+    ("take two plates", "take", "You take two plates."),
+    ("still stirring", "", "You still the stirring."),
+    ("pick up", "pick-up", "You pick up."),
+    ("cut onion and carrot", "cut", "You cut the onion and the carrot."),
+    ("", "", ""),
+])
+def test_epic_sentences(narration, verb, sentence):
+    assert annotations.sentence(narration, verb) == sentence
+
+
+@pytest.mark.parametrize("text", ["#C", "", " #unsure . ", "#"])
+def test_clean_leaves_nothing_of_nothing(text):
+    assert annotations.clean(text) == ""
+
+
+def test_repeats_and_what_lies_beyond_the_end_are_counted():
+    """Nothing is lost within half a second."""
+    narrations = [(0.2, "a"), (3.01, "b"), (3.4, "c"), (3.45, "d"), (6.0, "d"), (30, "e"),
+                  (31, "f")]
+    notes = Notes()
+    placed = assign_frames(narrations, 12.3, 2.0, notes)
+    assert placed == [(1, "a"), (7, "b"), (8, "c"), (9, "d"), (24, "e")]
+    assert {what: n for what, n in notes.counts.items() if n} == {
+        "repeated sentences left out": 1,
+        "narrations beyond the end of their video moved to its last frame": 1,
+        "narrations beyond the end of their video left out": 1,
+        "narrations moved by a frame or more, because another one has their frame": 2,
+    }
+
+
+def test_narrations_at_the_end_stand_on_the_last_frames():
+    placed = assign_frames([(5, "a"), (5, "b"), (9, "c")], 5.0, 2.0, Notes())
+    assert placed == [(8, "a"), (9, "b"), (10, "c")]
+
+
+def test_more_narrations_than_frames():
+    narrations = [(0, str(i)) for i in range(9)]
+    placed = assign_frames(narrations, 2.0, 2.0, Notes())
+    assert placed == [(i, str(i)) for i in range(5)]
+
+
+def test_a_narration_before_the_start_stands_on_frame_0():
+    assert assign_frames([(-1.0, "a")], 5, 2, Notes()) == [(0, "a")]
+
+
+# ---------------------------------------------------------------------- the published layout
+
+@golden
+@pytest.mark.parametrize("name", ["ek100", "ego4d"])
+@pytest.mark.parametrize("most", [None, 14])
+def test_published_training_samples(name, most):
+    """Frames, sentences and features of the published loader, except for a sentence that it loses.
+
+    It drops "You take two carrots." (within half a second of another sentence). Here, that sentence
+    is placed one frame later, and its repetition at 6.0 s is left out, as in the published loader.
+    """
+    case_name = f"{name}_narration"
+    if most:
+        case_name += f"_max_num_frames_{most}"
+    cases = json.loads((LAYOUT / "expected.json").read_text())["flownar"][case_name]
+    metadata = json.loads((LAYOUT / name / "features_metadata.json").read_text())
+    loaded = samples(name, LAYOUT / name, "val", max_frames=most)
+    assert len(loaded) == len(cases)
+    for sample, case in zip(loaded, cases):
+        frame_count = case["frames_shape"][0]
+        frame = -1
+        expected = []
+        for message in case["conversation"]:
+            if message["role"] == "stream":
+                frame += message["num_frames"]
+            if message["role"] == "assistant" and frame < frame_count:
+                expected.append((frame, message["content"]))
+        if (4, "You take a carrot.") in expected:
+            expected.append((5, "You take two carrots."))
+        assert sample.narrations == sorted(expected)
+        if most:
+            assert sample.num_frames <= most
+        assert sample.duration == metadata[sample.name.split("/")[0]]["duration"]
+        assert sample.duration > sample.num_frames / 2
+        x = sample.read(0, sample.num_frames)
+        assert list(x.shape) == case["frames_shape"]
+        assert x.sum().item() == pytest.approx(case["frames_sum"], abs=1e-3)
+
+
+@golden
+@pytest.mark.parametrize("name", ["ek100", "ego4d"])
+def test_published_streaming_samples(name):
+    expected = json.loads((LAYOUT / "expected.json").read_text())
+    cases = expected["flownar"][f"{name}_segment_summary"]
+    loaded = samples(name, LAYOUT / name, "val", streaming=True)
+    assert [sample.name for sample in loaded] == [case["sample_name"] for case in cases]
+    for sample, case in zip(loaded, cases):
+        x = torch.stack(list(sample.tokens()))
+        assert list(x.shape) == case["frames_shape"]
+        assert x.sum().item() == pytest.approx(case["frames_sum"], abs=1e-3)
+        if name == "ek100":
+            first_time, _ = sample.tracks[0][0]
+            assert sample.offset == pytest.approx(first_time, abs=0.5)
+            assert sample.origin == 0.0
+        else:
+            first_frame = float(sample.name.split("_")[1])
+            assert sample.offset == pytest.approx(first_frame / 2, abs=0.5)
+            assert sample.origin == sample.offset
+
+
+def description(time, text, visible=True):
+    """A row of EgoExo4D."""
+    return {"timestamp": time, "text": text, "ego_visible": visible}
+
+
+def test_egoexo4d(tmp_path):
+    """As published, descriptions of things that the wearer cannot see are left out of training
+    samples, but are part of what is streamed: of its range and of its tracks."""
+    first_annotator = {"descriptions": [description(0.3, "You kneel.", visible=False),
+                                        description(4.2, "You cut."),
+                                        description(2.0, "You look.")]}
+    second_annotator = {"descriptions": [description(1.0, "You stand.")]}
+    only_unseen = {"descriptions": [description(1.0, "Hidden.", visible=False)]}
+    write(tmp_path / "annotations" / "refined_egocentric_atomic_descriptions_gpt_val.json",
+          {"take-1": [first_annotator, second_annotator], "take-2": [only_unseen]})
+    features(tmp_path, {"take-1": 20, "take-2": 20})
+
+    first, second = samples("egoexo4d", tmp_path, "val")
+    assert first.narrations == [(0, "You look."), (5, "You cut.")]
+    assert second.narrations == [(0, "You stand.")]
+    assert first.read(0, 2)[:, 0, 0].tolist() == [4, 5]
+
+    stream, hidden = samples("egoexo4d", tmp_path, "val", streaming=True)
+    assert (stream.offset, stream.origin, stream.num_frames) == (0.3, 0.0, 9)
+    assert stream.name == "take-1_0_9"
+    assert stream.tracks == [[(0.3, "You kneel."), (2.0, "You look."), (4.2, "You cut.")],
+                             [(1.0, "You stand.")]]
+    assert hidden.tracks == [[(1.0, "Hidden.")]]
+    assert (hidden.num_frames, hidden.duration) == (1, 10)
+
+
+@pytest.mark.parametrize("read", [annotations.tracks, annotations.intervals])
+def test_a_video_without_narrations_is_counted(tmp_path, read):
+    """It is left out, in training and in evaluation, but not silently."""
+    write(tmp_path / "annotations" / "refined_val_narrations.json",
+          {"v": [{"time": 2, "text": "b"}], "w": []})
+    notes = Notes()
+    assert [track.video for track in read("ek100", tmp_path, "val", notes)] == ["v"]
+    assert str(notes) == "1 annotators without narrations"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_times_before_the_start(tmp_path, streaming):
+    """They are moved to 0 in training and in evaluation, and counted."""
+    write(tmp_path / "annotations" / "refined_train_narrations.json",
+          {"v": [{"time": -0.7, "text": "a"}, {"time": 2, "text": "b"}]})
+    features(tmp_path, {"v": 20})
+    sample, = samples("ek100", tmp_path, streaming=streaming)
+    if streaming:
+        assert sample.tracks == [[(0.0, "a"), (2.0, "b")]]
+    else:
+        assert sample.narrations == [(0, "a"), (4, "b")]
+    assert (sample.num_frames, sample.offset) == (5, 0)
+    assert sample.read(0, 1)[0, 0, 0] == 0
+
+    notes = Notes()
+    annotations.tracks("ek100", tmp_path, "train", notes)
+    assert str(notes) == "1 narrations moved from before the start of their video to 0 s"
+
+
+# ---------------------------------------------------------------------- the owners' files
+
+def benchmarks(root, val=(), test=()):
+    """The files of all of Ego4D's benchmarks, which list these videos."""
+    for benchmark, key in annotations.BENCHMARKS.items():
+        write(root / "annotations" / f"{benchmark}_val.json",
+              {key: [{"video_uid": video} for video in val]})
+        write(root / "annotations" / f"{benchmark}_test_unannotated.json",
+              {key: [{"video_uid": video} for video in test]})
+
+
+def redacted(time, text, annotator):
+    """A row of Ego4D's all_narrations_redacted.json."""
+    return {"time": time, "text": text, "_annotation_uid": annotator}
+
+
+def test_ego4d_redacted(tmp_path):
+    """Tags are removed, annotators are kept apart, narrations of one word are dropped."""
+    write(tmp_path / "annotations" / "all_narrations_redacted.json", {"videos": {"v": {
+        "narrations": [redacted(5.0, "#C C opens the #unsure fridge", "a"),
+                       redacted(1.1, "#C C looks around.", "a"),
+                       redacted(2.0, "#c stirs", "b"),
+                       redacted(3.0, "#O A man X walks", "b"),
+                       redacted(4.0, "#C ", "b")]}}})
+    benchmarks(tmp_path)
+    features(tmp_path, {"v": 20})
+    first, second = samples("ego4d", tmp_path)
+    assert first.narrations == [(0, "C looks around."), (7, "C opens the fridge.")]
+    assert second.narrations == [(0, "A man X walks.")]
+    assert first.read(0, 1)[0, 0, 0] == 3
+
+
+def test_ego4d_split(tmp_path):
+    """The benchmarks' files make the split, if no list of videos does."""
+    row = redacted(1.0, "#C C sits down", "a")
+    write(tmp_path / "annotations" / "all_narrations_redacted.json",
+          {"videos": {video: {"narrations": [row]} for video in ("v1", "v2", "v3")}})
+    benchmarks(tmp_path, val=["v2"], test=["v3", "v2"])
+    features(tmp_path, {"v1": 20, "v2": 20, "v3": 20})
+    for split, name in (("train", "v1/a"), ("val", "v2/a"), ("test", "v3/a")):
+        assert [sample.name for sample in samples("ego4d", tmp_path, split)] == [name]
+    (tmp_path / "annotations" / "vq_val.json").unlink()
+    with pytest.raises(BadData, match="vq_val.json"):
+        samples("ego4d", tmp_path)
+    write(tmp_path / "annotations" / "narration_stream_video_uids_train.json", ["v3"])
+    assert [sample.name for sample in samples("ego4d", tmp_path)] == ["v3/a"]
+
+
+def test_ego4d_narration_json(tmp_path):
+    """Each of the two annotation passes of a video is a sample."""
+    def row(time, text):
+        return {"timestamp_sec": time, "timestamp_frame": int(time * 30),
+                "narration_text": text, "annotation_uid": "x"}
+
+    first_pass = [row(1.0, "#C C picks a cup")]
+    second_pass = [row(1.2, "#C C takes the cup"), row(2.2, "#C C drinks it")]
+    write(tmp_path / "annotations" / "narration.json", {
+        "v1": {"status": "complete",
+               "narration_pass_1": {"narrations": first_pass, "summaries": []},
+               "narration_pass_2": {"narrations": second_pass, "summaries": []}},
+        "v2": {"status": "redacted"}})
+    benchmarks(tmp_path)
+    features(tmp_path, {"v1": 20})
+    first, second = samples("ego4d", tmp_path)
+    assert first.narrations == [(0, "C picks a cup.")]
+    assert second.narrations == [(0, "C takes the cup."), (2, "C drinks it.")]
+
+
+def test_egoexo4d_raw(tmp_path):
+    """Rejected annotators are left out; the features may be named by the take's name."""
+    row = description(1.0, "C cuts. ") | {"subject": "C", "best_exo": None, "unsure": False}
+    write(tmp_path / "annotations" / "atomic_descriptions_train.json", {
+        "take_cam_names": {},
+        "annotations": {"uid-1": [
+            {"descriptions": [row], "rejected": False},
+            {"descriptions": [row], "rejected": True, "reject_reason": "x"}]}})
+    write(tmp_path / "takes.json", [{"take_uid": "uid-1", "take_name": "cmu_bike01_2"}])
+    features(tmp_path, {"cmu_bike01_2": 20})
+    # in a file with the features of all videos, the annotations' names count
+    with pytest.raises(BadData, match="holds no tensor"):
+        samples("egoexo4d", tmp_path)[0].read(0, 1)
+    save_file({"features": torch.zeros(21, 10, 4)}, tmp_path / "cmu_bike01_2.safetensors")
+    sample, = samples("egoexo4d", tmp_path)
+    assert sample.narrations == [(0, "C cuts.")]
+    assert sample.read(0, 1).shape == (1, 10, 4)
+
+
+EPIC = ["narration_id", "video_id", "narration_timestamp", "start_timestamp", "stop_timestamp",
+        "narration", "verb"]
+
+
+def epic_csv(*rows):
+    """The text of one of EPIC's files."""
+    text = StringIO(newline="")
+    csv.writer(text).writerows([EPIC, *rows])
+    return text.getvalue()
+
+
+def test_epic_csv(tmp_path):
+    """Rows come in any order; without a timestamp, the start of the action counts."""
+    write(tmp_path / "EPIC_100_validation.csv", epic_csv(
+        ["2", "P01", "00:00:05.500", "00:00:05.10", "00:00:06.00", "put down knife", "put-down"],
+        ["1", "P01", "00:00:01.089", "00:00:00.14", "00:00:03.37", "open door", "open"],
+        ["3", "P01", "", "00:00:07.25", "00:00:08.00", "take plate from rack", "take"]))
+    features(tmp_path, {"P01": 20})
+    sample, = samples("ek100", tmp_path, "val")
+    assert sample.narrations == [(0, "You open the door."), (8, "You put down the knife."),
+                                 (12, "You take the plate from the rack.")]
+    notes = Notes()
+    annotations.tracks("ek100", tmp_path, "val", notes)
+    assert "1 narrations without a timestamp" in str(notes)
+    assert "order of time" in str(notes)
+
+
+# ---------------------------------------------------------------------- what can be wrong
+
+@pytest.mark.parametrize("name", ["ego4d", "egoexo4d", "ek100"])
+def test_nothing_there(tmp_path, name):
+    with pytest.raises(NotDownloaded, match="--data toy"):
+        samples(name, tmp_path)
+    with pytest.raises(BadData, match="no split"):
+        samples(name, tmp_path, "tran")
+
+
+def published(time=1, text="x"):
+    """The content of a published file with one narration."""
+    return {"v": [{"time": time, "text": text}]}
+
+
+@pytest.mark.parametrize("content, message", [
+    ("[1, 2", "narrations.json.*not JSON"),
+    (b"\xff\xfe", "narrations.json.*UTF-8"),
+    ([], "narrations.json.*top level"),
+    ({"v": 3}, "narrations.json.*video v"),
+    ({"v": [3]}, "narrations.json.*narration 0"),
+    (published(text=None), "narrations.json.*narration 0"),
+    (published(time="1"), "narrations.json.*number"),
+    (published(time=float("nan")), "narrations.json.*number"),
+    (published(time=1e300), "narrations.json.*number"),
+    (published(time=10 ** 400), "narrations.json.*number"),
+    ({"v": []}, "no narrations"),
+    ({"w": published()["v"]}, "video w has no entry"),
+])
+def test_damaged_published_files(tmp_path, content, message):
+    features(tmp_path, {"v": 20})
+    write(tmp_path / "annotations" / "refined_train_narrations.json", content)
+    with pytest.raises(BadData, match=message) as error:
+        samples("ek100", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def epic_row(timestamp="00:00:01", text="open door"):
+    return ["a", "P01", timestamp, "00:00:01", "00:00:02", text, "open"]
+
+
+@pytest.mark.parametrize("content, message", [
+    ("a,b\n1,2\n", "first line: expected the columns"),
+    (epic_csv(["a", "P01"]), "line 2: does not have as many columns"),
+    (epic_csv([*epic_row(), "one more"]), "line 2: does not have as many columns"),
+    (epic_csv(epic_row(timestamp="1:2")), "line 2: .*HH:MM:SS"),
+    (epic_csv(epic_row(timestamp="9" * 400 + ":00:01")), "line 2: .*HH:MM:SS"),
+    (epic_csv(epic_row(timestamp="999999999:00:01")), "line 2: .*number of seconds"),
+    (epic_csv(epic_row(text="open d\u00f6r")).encode("latin-1"), "is not UTF-8"),
+    (epic_csv(epic_row(text="\0")), "zero bytes"),
+    (epic_csv(epic_row(text="x" * 200_000)), "is not CSV"),
+])
+def test_damaged_csv(tmp_path, content, message):
+    write(tmp_path / "EPIC_100_train.csv", content)
+    with pytest.raises(BadData, match="EPIC_100_train.csv.*" + message) as error:
+        samples("ek100", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+INVALID = [
+    None, True, 3, -1.5, "x", [], [[]], {}, {"v": None}, {"v": [3]}, {"v": {"a": 3}},
+    {"v": [{"descriptions": 3}]},
+    {"videos": {"v": 3}},
+    {"videos": {"v": {"narrations": 3}}},
+    {"v": {"narration_pass_1": {"narrations": 3}}},
+    {"v": {"1, 2": 3}},
+    {"v": {"1.2.3, 4": {}}},
+    {"v": {"9" * 400 + ", 4": {}}},
+    {"annotations": {"v": [3]}},
+    [{"video_uid": []}],
+    {key: [{"video_uid": []}] for key in ("videos", "clips", "annotations")},
+]
+
+
+@pytest.mark.parametrize("name, file", [
+    ("ek100", "refined_val_narrations.json"),
+    ("ego4d", "refined_narration_stream_val.json"),
+    ("ego4d", "segment_summaries.json"),
+    ("ego4d", "all_narrations_redacted.json"),
+    ("ego4d", "narration_stream_video_uids_val.json"),
+    ("ego4d", "nlq_val.json"),
+    ("ego4d", "../features_metadata.json"),
+    ("egoexo4d", "refined_egocentric_atomic_descriptions_gpt_val.json"),
+    ("egoexo4d", "atomic_descriptions_val.json"),
+    ("egoexo4d", "takes.json"),
+])
+def test_invalid_content_of_any_file_is_one_line(tmp_path, name, file):
+    """Content is read, or refused in one line: any other exception is a defect."""
+    row = redacted(1.0, "#C C looks around", "a")
+    write(tmp_path / "annotations" / "all_narrations_redacted.json",
+          {"videos": {"v": {"narrations": [row]}}})
+    write(tmp_path / "annotations" / "atomic_descriptions_val.json",
+          {"annotations": {"v": [{"descriptions": [description(1, "a")]}]}})
+    benchmarks(tmp_path, val=["v"])
+    features(tmp_path, {"v": 20})
+    for content in INVALID:
+        write(tmp_path / "annotations" / file, json.dumps(content))
+        for streaming in (False, True):
+            try:
+                samples(name, tmp_path, "val", streaming=streaming)
+            except NotDownloaded:
+                pass
+            except BadData as error:
+                assert "\n" not in str(error)
+
+
+def test_features_that_do_not_fit(tmp_path):
+    write(tmp_path / "annotations" / "refined_train_narrations.json",
+          {"v": [{"time": 1, "text": "a"}, {"time": 9, "text": "b"}]})
+    features(tmp_path, {"v": 20})
+    sample, = samples("ek100", tmp_path, shape=(10, 1024))
+    with pytest.raises(BadData, match="1024"):
+        sample.read(0, 1)
+    save_file({"v": torch.zeros(12, 10, 4)}, tmp_path / "features.safetensors")
+    sample, = samples("ek100", tmp_path)
+    with pytest.raises(BadData, match="12 frames, its annotations need 19"):
+        sample.read(0, sample.num_frames)
+    (tmp_path / "features.safetensors").write_bytes(b"x" * 50)
+    with pytest.raises(BadData, match="cannot be read"):
+        sample.read(0, 1)
+
+
+def test_statistics_beside_the_paper(tmp_path, capsys):
+    write(tmp_path / "annotations" / "refined_val_narrations.json",
+          {"v": [{"time": 1, "text": "You look."}, {"time": 5, "text": "You sit down."}]})
+    features(tmp_path, {"v": 20})
+    data_command.run(["stats", "--data", "ek100", "--root", str(tmp_path), "--json"])
+    printed = capsys.readouterr().out
+    stats = json.loads(printed.splitlines()[-1])
+    assert stats["videos"] == 1
+    assert stats["length_mean"] == 4.5
+    assert stats["words_per_narration"] == 2.5
+    assert "138" in printed and "493.9" in printed         # the paper's

@@ -1,0 +1,350 @@
+"""Subtitles and speech: what is in the .mp4, when each sentence begins, which are left out, what is said live."""
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from fractions import Fraction
+from functools import partial
+
+import av
+import numpy as np
+import pytest
+
+from commands import stream as stream_command
+from helpers import ROOT
+from streams import speech
+from streams.subtitles import read_narrations
+from support.common.errors import BadData
+from support.files.video import write_video
+from test_evaluate import command
+
+spoken = partial(command, main=speech.main)
+KITCHEN = ROOT / "toy" / "kitchen.mp4"
+# a second of tone for every ten characters; "fail", "text" and "none" do what their names say
+VOICE = """
+import io, math, struct, sys, wave
+text = sys.stdin.read().strip()
+if "fail" in text:
+    sys.exit("no such\\n model")
+if "text" in text:
+    sys.exit(print("RIFF?"))
+n = 0 if "none" in text else len(text) * 1600
+file = io.BytesIO()
+with wave.open(file, "wb") as out:
+    out.setparams((1, 2, 16000, n, "NONE", None))
+    out.writeframes(b"".join(struct.pack("<h", int(9000 * math.sin(i / 5 + 1))) for i in range(n)))
+sys.stdout.buffer.write(file.getvalue())
+"""
+PLAYER = """#!{python}
+import sys, time, wave
+with open({log!r}, "a") as log:
+    print("begin", wave.open(sys.argv[-1]).getnframes() // 4800, file=log, flush=True)
+    time.sleep({seconds})
+    print("end", file=log)
+sys.exit({code})
+"""
+
+
+@pytest.fixture
+def voice(tmp_path):
+    (tmp_path / "voice.py").write_text(VOICE)
+    return [sys.executable, str(tmp_path / "voice.py")]
+
+
+def row(start, end, text="x" * 10, **more):
+    return {"n": 0, "start": start, "end": end, "text": text} | more
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def packets(path):
+    """(bytes, pts, dts) of all packets of the pictures; times in seconds from their start."""
+    with av.open(path) as container:
+        pictures = container.streams.video[0]
+        start = pictures.start_time * pictures.time_base
+        return [(bytes(p), p.pts * p.time_base - start, None if p.dts is None else p.dts * p.time_base - start)
+                for p in container.demux(pictures) if p.size]
+
+
+def cues(path):
+    """(start, end, text) of each subtitle, in seconds."""
+    with av.open(path) as container:
+        track = container.streams.subtitles[0]
+        return [(float(p.pts * p.time_base), float((p.pts + p.duration) * p.time_base), bytes(p)[2:].decode())
+                for p in container.demux(track) if p.size > 2]
+
+
+def sound(path) -> np.ndarray:
+    return np.concatenate([frame.to_ndarray() for frame in speech.listen(str(path), "stereo")], 1)[0]
+
+
+def onset(samples, begin: float, earliest: float) -> float:
+    """The second at which sound begins, looked for within half a second of `begin`, and not before `earliest`."""
+    first = round(max(earliest, begin - 0.5) * speech.RATE)
+    return (first + np.flatnonzero(abs(samples[first:round((begin + 0.5) * speech.RATE)]) > 0.02)[0]) / speech.RATE
+
+
+# ---------------------------------------------------------------------- the file
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory):
+    """The JSONL of `stream.py toy/kitchen.mp4 --speak`, what it printed, and what it gave the Speaker to say."""
+    path, said = tmp_path_factory.mktemp("kitchen") / "k.jsonl", []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speech, "PLAYERS", ("true",))
+        patch.setattr(speech.Speaker, "say", lambda self, text: said.append(text))
+        options = "--jsonl", path, "--device", "cpu", "--voice-command", "true"
+        return path, command(KITCHEN, *options, main=stream_command.main), said
+
+
+def test_a_stream_is_spoken(kitchen):
+    """Each sentence that it prints."""
+    _, printed, said = kitchen
+    assert said == [line.split("] ")[1] for line in printed.splitlines()] and len(said) == 43
+
+
+@pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs espeak-ng: apt install espeak-ng")
+def test_the_kitchen_is_spoken(kitchen, tmp_path, monkeypatch):
+    """f1: cues at the times of the JSONL, pictures as they were, each sentence at its time or after the one before."""
+    lengths, speak = [], speech.speak
+    monkeypatch.setattr(speech, "speak", lambda *given: lengths.append(len(found := speak(*given))) or found)
+    spoken(KITCHEN, kitchen[0], "--mp4", tmp_path / "k.mp4", "--speak")
+    rows = [json.loads(line) for line in kitchen[0].read_text().splitlines()]
+    assert len(rows) == len(lengths) == 43
+    for (start, end, text), one in zip(cues(tmp_path / "k.mp4"), rows, strict=True):
+        assert abs(start - one["start"]) < 1e-3 and abs(end - one["end"]) < 1e-3 and text == one["text"]
+    assert packets(tmp_path / "k.mp4") == packets(KITCHEN)
+    heard, free, waited = sound(tmp_path / "k.mp4"), 0.0, 0
+    for one, length in zip(rows, lengths):
+        begin = max(one["end"], free)
+        assert abs(onset(heard, begin, free) - begin) < 0.05
+        waited += begin > one["end"]
+        free = begin + length / speech.RATE
+    assert waited > 0
+
+
+def film(path, form, pictures, tone=None, late=0.0, seconds=4):
+    """A video of a box that moves, with a tone of amplitude 0.5, which begins `late` seconds after the picture."""
+    with av.open(str(path), "w", format=form) as file:
+        video = file.add_stream(pictures, rate=10)
+        video.width = video.height = 64
+        video.pix_fmt = "yuv420p"
+        audio = tone and file.add_stream(tone, rate=48000, layout="stereo")
+        for i in range(10 * seconds):
+            picture = np.zeros((64, 64, 3), np.uint8)
+            picture[i:i + 20, i:i + 20] = 200
+            file.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            if tone and i >= 10 * late:
+                wave_form = 0.5 * np.sin(np.arange(4800 * i, 4800 * (i + 1), dtype=np.float32) / 10)
+                whole = np.stack([wave_form] * 2) if audio.format.is_planar else np.repeat(wave_form, 2)[None]
+                whole = whole if audio.format.name.startswith("flt") else (32767 * whole).astype(np.int16)
+                frame = av.AudioFrame.from_ndarray(whole, audio.format.name, "stereo")
+                frame.sample_rate, frame.pts, frame.time_base = 48000, 4800 * i, Fraction(1, 48000)
+                file.mux(audio.encode(frame))
+        for track in filter(None, (video, audio)):
+            file.mux(track.encode())
+    return path
+
+
+@pytest.mark.parametrize("form, pictures, tone, kept", [
+    ("mp4", "libx264", "aac", True), ("matroska", "libx264", "libopus", True), ("mpegts", "libx264", "aac", True),
+    ("matroska", "mpeg4", "pcm_s16le", False)])
+def test_own_sound_is_kept_or_quieter(form, pictures, tone, kept, tmp_path, voice):
+    """Without speech its packets are copied where .mp4 can hold them; under speech it is 12 dB quieter. Pictures keep
+    their times: Matroska leaves some of them out, MPEG-TS begins at 1.4 s and has other marks between its packets."""
+    source = film(tmp_path / "a.film", form, pictures, tone, late=1.0)
+    said = jsonl(tmp_path / "a.jsonl", row(0, 2.5), row(2.5, 4))
+    spoken(source, said, "--mp4", tmp_path / "plain.mp4")
+    spoken(source, said, "--mp4", tmp_path / "said.mp4", "--voice-command", shlex.join(voice))
+    for name in ("plain.mp4", "said.mp4"):
+        before, after = packets(source), packets(tmp_path / name)
+        assert len(before) == 40
+        assert form == "mpegts" or [p[0] for p in before] == [p[0] for p in after]
+        assert all(abs(p[1] - q[1]) < 1e-3 and (p[2] is None or abs(p[2] - q[2]) < 1e-3)
+                   for p, q in zip(before, after, strict=True))
+    with av.open(tmp_path / "plain.mp4") as file, av.open(source) as original:
+        both = [[bytes(p) for p in one.demux(audio=0) if p.size] for one in (file, original)]
+        assert ([len(p) for p in both[0]] == [len(p) for p in both[1]] or form == "mpegts") == kept
+    plain, mixed = sound(tmp_path / "plain.mp4"), sound(tmp_path / "said.mp4")
+    level = lambda samples, second: float((samples[round(second * 48000):][:24000] ** 2).mean() ** 0.5)
+    assert abs(onset(mixed, 1.0, 0.0) - 1.0) < 0.06 and abs(level(plain, 1.5) / 0.5 - 0.5 ** 0.5) < 0.02
+    assert abs(20 * np.log10(level(mixed, 1.5) / level(plain, 1.5)) + 12) < 0.3
+    assert level(mixed, 2.6) > 2 * level(mixed, 1.5)                                    # speech over it
+    assert abs(len(mixed) / 48000 - 5) < 0.1                                            # the last sentence to its end
+
+
+def test_cues(tmp_path):
+    """In the order of their times, one at a time, to the millisecond; marks and other scripts are text."""
+    write_video(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 2)
+    said = [row(1.0, 2.5, "<b>{\\i1}\\N --> & \u4f60\u597d"), row(0, 0.333, "One\nline."), row(2, 3.1234, "x" * 70_000)]
+    spoken(tmp_path / "a.mp4", jsonl(tmp_path / "a.jsonl", *said), "--mp4", tmp_path / "b.mp4")
+    assert cues(tmp_path / "b.mp4") == [(0, 0.333, "One line."), (1, 2, said[0]["text"]), (2, 3.123, "x" * 65_535)]
+    with av.open(tmp_path / "b.mp4") as file:
+        assert [track.type for track in file.streams] == ["video", "subtitle"]
+    spoken(tmp_path / "a.mp4", jsonl(tmp_path / "none.jsonl"), "--mp4", tmp_path / "c.mp4")
+    assert cues(tmp_path / "c.mp4") == [] and packets(tmp_path / "c.mp4") == packets(tmp_path / "a.mp4")
+
+
+def test_late_sentences_are_faster_or_left_out(voice, monkeypatch):
+    """More than 3 s behind: 1.5 times faster; more than 6 s: left out. Repeats and silence take no time."""
+    asked = []
+    monkeypatch.setattr(speech, "speak", lambda words, text, tempo: asked.append((text, tempo)) or np.ones(
+        round(len(text) * 4800 / tempo), np.float32))
+    rows = [row(0, 1, "x" * 45), row(1, 2, "repeated", repeat=True), row(1, 2, "y" * 60), row(2, 3, "z" * 30),
+            row(3, 3.4, "w" * 30), row(4, 20, "v")]
+    count = Counter()
+    found = [(begin / speech.RATE, len(samples) / speech.RATE) for begin, samples in
+             speech.utterances(rows, voice, count)]
+    assert [(text[0], tempo) for text, tempo in asked] == [("x", 1.0), ("y", 1.5), ("v", 1.0)]
+    assert found == [(1, 4.5), (5.5, 4), (20, 0.1)]
+    assert count == {"faster": 1, "left out": 2}
+    track = np.concatenate(list(speech.speech(iter([(48000, np.ones(9)), (200_000, np.ones(5))]))), 1)
+    assert track.shape == (1, 200_005) and np.flatnonzero(track[0]).tolist() == [*range(48000, 48009),
+                                                                               *range(200_000, 200_005)]
+
+
+def test_a_sentence_in_two_tempi(voice):
+    plain, fast, none = (speech.speak(voice, *given) for given in (("x" * 10,), ("x" * 10, 1.5), ("none",)))
+    assert abs(len(plain) - 48000) < 100 and abs(len(fast) - 32000) < 2000 and len(none) == 0
+    crossings = [(np.diff(np.sign(one)) != 0).mean() for one in (plain, fast)]
+    assert abs(crossings[0] / crossings[1] - 1) < 0.05                                    # the same pitch
+
+
+# ---------------------------------------------------------------------- what is refused
+
+def test_without_a_voice_there_are_subtitles(tmp_path, monkeypatch):
+    """f2: one line with the install command; subtitles work without."""
+    write_video(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 2)
+    given = tmp_path / "a.mp4", jsonl(tmp_path / "a.jsonl", row(0, 1)), "--mp4", tmp_path / "b.mp4"
+    monkeypatch.setattr(speech.shutil, "which", lambda name: None)
+    assert "apt install espeak-ng" in spoken(*given, "--speak", ok=False) and not (tmp_path / "b.mp4").exists()
+    assert "there is no program piper" in spoken(*given, "--voice-command", "piper -f -", ok=False)
+    spoken(*given)
+    assert len(cues(tmp_path / "b.mp4")) == 1
+    with pytest.raises(BadData, match="apt install espeak-ng"):
+        speech.Speaker(argparse.Namespace(speak=True, voice_command=None))
+
+
+def test_the_second_voice_is_that_of_macos(tmp_path, monkeypatch):
+    """With a `say` that takes its options and writes the WAV to its file (the real one was not at hand)."""
+    (tmp_path / "say").write_text(f"#!{sys.executable}\nimport sys, os\n" + VOICE.replace(
+        "sys.stdout.buffer.write(", "assert sys.argv[-2:] == ['-f', '-']\n"
+        "open(sys.argv[sys.argv.index('-o') + 1], 'wb').write("))
+    (tmp_path / "say").chmod(0o755)
+    which, path = shutil.which, f"{tmp_path}:/usr/bin:/bin"
+    monkeypatch.setattr(speech.shutil, "which", lambda name: None if name == "espeak-ng" else which(name, path=path))
+    monkeypatch.setenv("PATH", path)
+    words = speech.find_voice(argparse.Namespace(speak=True, voice_command=None))
+    assert abs(len(speech.speak(words, "x" * 5)) - 24000) < 100
+
+
+@pytest.mark.parametrize("text, says", [("fail", "no such model"), ("text", "wrote no WAV")])
+def test_a_voice_that_fails_gets_one_line(text, says, tmp_path, voice):
+    write_video(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 2)
+    rows = jsonl(tmp_path / "a.jsonl", row(0, 1), row(1, 2, text))
+    options = "--mp4", tmp_path / "b.mp4", "--voice-command", shlex.join(voice)
+    error = spoken(tmp_path / "a.mp4", rows, *options, ok=False)
+    assert says in error and sorted(p.name for p in tmp_path.glob("*.mp4")) == ["a.mp4"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_voice_that_hangs_gets_one_line(monkeypatch):
+    monkeypatch.setattr(speech, "LONGEST_WAIT", 0.1)
+    with pytest.raises(BadData, match="took more than 0.1 s"):
+        speech.speak(["sleep", "5"], "x")
+
+
+@pytest.mark.parametrize("line", [{"start": 0, "text": "x"}, {"start": 2, "end": 1, "text": "x"},
+                                  {"start": -1, "end": 1, "text": "x"}, {"start": 0, "end": 1, "text": 3}], ids=str)
+def test_lines_that_are_no_narrations(line, tmp_path):
+    with pytest.raises(BadData, match="line 2: expected"):
+        read_narrations(jsonl(tmp_path / "a.jsonl", row(0, 1), line))
+
+
+def test_videos_that_do_not_fit(tmp_path):
+    said = jsonl(tmp_path / "a.jsonl", row(0, 1))
+    source = film(tmp_path / "a.webm", "webm", "libvpx", seconds=1)
+    assert "cannot be copied into an .mp4" in spoken(source, said, "--mp4", tmp_path / "b.mp4", ok=False)
+    assert "is given twice" in spoken(KITCHEN, said, "--mp4", KITCHEN, ok=False)
+    assert "no such file" in spoken(tmp_path / "x.mp4", said, "--mp4", tmp_path / "b.mp4", ok=False)
+    assert not (tmp_path / "b.mp4").exists()
+
+
+# ---------------------------------------------------------------------- live
+
+@pytest.fixture
+def speaker(tmp_path, monkeypatch, voice):
+    """A function: a Speaker whose player writes down when a sentence begins and ends; and what it wrote."""
+    def make(seconds=0.1, code=0):
+        program = tmp_path / "player"
+        program.write_text(PLAYER.format(python=sys.executable, log=str(tmp_path / "log"), seconds=seconds, code=code))
+        program.chmod(0o755)
+        monkeypatch.setattr(speech, "PLAYERS", ("nowhere", str(program)))
+        return speech.Speaker(argparse.Namespace(speak=False, voice_command=shlex.join(voice)))
+
+    return make, lambda: (tmp_path / "log").read_text().split("\n")[:-1]
+
+
+def wait_for(what, seconds=20):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_live_speech_is_at_most_one_sentence_behind(speaker, tmp_path):
+    """f3: sentence i is of length i. What comes while one is spoken replaces what waits; no two processes at once."""
+    make, log = speaker
+    with make(0.3) as talk:
+        talk.say("x")
+        wait_for((tmp_path / "log").exists)
+        for i in range(2, 8):
+            talk.say("x" * i)
+        wait_for(lambda: "begin 7" in log())
+        talk.say("x" * 8)
+    assert log() == ["begin 1", "end", "begin 7", "end", "begin 8", "end"]              # the last one is waited for
+    assert not talk.thread.is_alive()
+
+
+def test_an_interruption_ends_after_the_sentence(speaker, tmp_path):
+    make, log = speaker
+    with pytest.raises(KeyboardInterrupt):
+        with make() as talk:
+            talk.say("x")
+            wait_for((tmp_path / "log").exists)
+            talk.say("xx")
+            raise KeyboardInterrupt
+    assert log() == ["begin 1", "end"] and not talk.thread.is_alive()
+
+
+@pytest.mark.parametrize("code, text, says", [(1, "x", "player fails"), (0, "fail", "no such model")])
+def test_speech_that_fails_leaves_the_stream_alone(code, text, says, speaker, capsys):
+    make, _ = speaker
+    with make(0, code) as talk:
+        talk.say(text)
+        talk.thread.join(20)
+        talk.say("x")
+    told = capsys.readouterr().err
+    assert told.count("speech ends here") == 1 and says in told
+
+
+def test_without_a_player_there_is_one_line(monkeypatch, voice):
+    monkeypatch.setattr(speech, "PLAYERS", ("nowhere",))
+    with pytest.raises(BadData, match="no program to play sound: apt install alsa-utils"):
+        speech.Speaker(argparse.Namespace(speak=True, voice_command=shlex.join(voice)))
+
+
+def test_the_command_runs(tmp_path):
+    write_video(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 2)
+    said = jsonl(tmp_path / "a.jsonl", row(0, 1))
+    line = sys.executable, "-m", "streams.speech", tmp_path / "a.mp4", said, "--mp4", tmp_path / "b.mp4"
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"written: {tmp_path / 'b.mp4'}\n")
+    assert len(cues(tmp_path / "b.mp4")) == 1
