@@ -1,13 +1,17 @@
-"""A folder of your own videos as a data set (`--data FOLDER`): each has its narrations beside it, under the same name.
+"""A folder of your own videos as a data set (`--data FOLDER`). Each video has its narrations beside
+it, under the same name.
 
-    a.mp4  a.srt             or a.vtt, a.csv (cues.py), a.json: {"narrations": [{"time": seconds, "text": "..."}, ...]},
-                             as `data.py toy` writes it
-    features/                what `data.py encode --data FOLDER` makes of the videos, once; videos may go then
-    train.txt val.txt        names of videos, one a line; without these files, a fifth of the videos is for validation
-    test.txt                 likewise; only if there is to be one
+    a.mp4  a.srt            or a.vtt, a.csv (cues.py), or a.json as `data.py toy` writes it:
+                            {"narrations": [{"time": seconds, "text": "..."}, ...]}
+    features/               written once by `data.py encode --data FOLDER`; then the videos are no
+                            longer needed
+    train.txt val.txt       names of videos, one a line; without these files, a fifth of the videos
+                            is for validation
+    test.txt                names of videos, one a line; optional
 
-A narration stands at its time, or at the end of its cue; a sample is a video from its first narration to its end.
-What is put right is counted in Notes (annotations.py); what cannot be is refused by name.
+A narration stands at its time, or at the end of its cue. A sample is a video from its first
+narration to its end. Notes (tracks.py) count all corrections. A file that cannot be corrected is
+refused by name.
 """
 from __future__ import annotations
 
@@ -29,100 +33,156 @@ from support.files.features import Store, read_header
 from support.files.narrations import Sentence, to_sentences
 from support.files.tracks import Notes, frame_at, one_frame_each
 
-VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".flv", ".ogv",
-          ".3gp")
+VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv",
+          ".flv", ".ogv", ".3gp")
 NARRATIONS = (".json", ".srt", ".vtt", ".csv")
 SPLITS = ("train", "val", "test")
-SHARE = 0.2                                    # of the videos, for validation
-# Options of train.py whose defaults differ: the paper's batches of 64 would leave few videos with a handful of steps
+VALIDATION_SHARE = 0.2                         # of the videos
+# Options of train.py with other defaults: with the paper's batches of 64, a few videos would give
+# only a handful of steps.
 DEFAULTS = {"batch": 4, "epochs": 10.0}
 
 
 @dataclass
 class Narrated:
-    """A video with its narrations; the first is at frame `first`, where the sample begins."""
+    """A video with its narrations. Its sample begins at the first narration."""
     name: str
     fps: float
     frames: int                                # of the whole video
-    narrations: list[tuple[int, Sentence]]     # frames strictly increasing
-    store: Store                               # of its features
+    narrations: list[tuple[int, Sentence]]     # (frame, sentence), frames strictly increasing
+    store: Store                               # has the features of the video
 
     @property
     def first(self) -> int:
         return self.narrations[0][0]
 
 
-# ----------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------- files
+
 
 def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None]]:
-    """{name: (file of narrations, video)}, sorted; no video where it is gone, but its features are there."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    """{name: (file of narrations, video)}, sorted by name. The video is None if only its features
+    are left.
+    """
+    files = sorted(path for path in folder.iterdir()
+                   if path.is_file() and not path.name.startswith("."))
     videos = by_stem(files, VIDEOS)
-    belong = [file for file in files if file.stem in videos or feature_file(folder, file.stem).exists()]
-    narrations = by_stem(belong, NARRATIONS)
+    of_videos = [file for file in files
+                 if file.stem in videos or feature_file(folder, file.stem).exists()]
+    narrations = by_stem(of_videos, NARRATIONS)
     if not narrations:
-        raise BadData(f"{folder}: has no video with narrations beside it, such as a.mp4 and a.srt, .vtt, .csv or .json")
+        raise BadData(f"{folder}: has no video with narrations beside it, "
+                      f"such as a.mp4 and a.srt, .vtt, .csv or .json")
     notes.add("videos without narrations left out", len(videos.keys() - narrations.keys()))
     return {name: (file, videos.get(name)) for name, file in sorted(narrations.items())}
 
 
 def by_stem(files: list[Path], endings: tuple[str, ...]) -> dict[str, Path]:
-    """{name without ending: file}; BadData if two files have one name."""
-    found: dict[str, Path] = {}
+    """{name without ending: file} of the files with these endings. Raises BadData if two files have
+    the same name.
+    """
+    file_of = {}
     for file in files:
-        if file.suffix.lower() in endings and found.setdefault(file.stem, file) is not file:
-            raise BadData(f"{file}: {found[file.stem].name} has the same name; keep one of them, or rename one")
-    return found
+        if file.suffix.lower() not in endings:
+            continue
+        if file.stem in file_of:
+            raise BadData(f"{file}: {file_of[file.stem].name} has the same name; "
+                          f"keep one of them, or rename one")
+        file_of[file.stem] = file
+    return file_of
 
 
 def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> list[str]:
-    """The names of a split; "all" is every video.
+    """The names of the videos of a split; "all" is every video.
 
-    With files: videos that none of them names are for training; if there is a train.txt, for validation; if there is a
-    val.txt, too, for nothing. Without: by a hash of the name, so that new videos do not move the others; if there are
-    two, one is for each.
+    The .txt files in the folder list the videos of the splits. A video that no file lists is
+        for training            if there is no train.txt
+        for validation          if there is a train.txt, but no val.txt
+        left out                if there are both
+    Without any file, `split_by_hash` chooses the videos for validation.
     """
     if split not in (*SPLITS, "all"):
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}, all")
-    where = {}
-    files = {one: folder / f"{one}.txt" for one in SPLITS if (folder / f"{one}.txt").is_file()}
-    for one, file in files.items():
-        for n, line in enumerate(read_text(file).splitlines(), 1):
-            name = line.strip() if line.strip() in names else Path(line.strip()).stem
-            if line.strip() and name not in names:
-                raise BadData(f"{file}, line {n}: {folder} has no video {line.strip()[:60]!r} with narrations")
-            if line.strip() and where.setdefault(name, one) != one:
-                raise BadData(f"{file}, line {n}: {name} is in {where[name]}.txt, too; a video is of one split")
-    others = next((one for one in SPLITS[:2] if one not in files), None)
-    if not files:
-        place = {name: int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32 for name in names}
-        low, *_, high = sorted([*names, names[0]], key=place.get)
-        where = {name: "val" for name in names if (name == low or place[name] < SHARE) and name != high}
-    notes.add("videos of no split left out", 0 if others else len(names) - len(where))
-    chosen = [name for name in names if split in ("all", where.get(name, others))]
+    listed_splits = [name for name in SPLITS if (folder / f"{name}.txt").is_file()]
+    split_of = {}
+    if not listed_splits:
+        split_of = split_by_hash(names)
+    for listed_split in listed_splits:
+        file = folder / f"{listed_split}.txt"
+        for number, line in enumerate(read_text(file).splitlines(), 1):
+            entry = line.strip()
+            if not entry:
+                continue
+            # an entry is a name, or a file name with its ending
+            name = entry if entry in names else Path(entry).stem
+            if name not in names:
+                raise BadData(f"{file}, line {number}: "
+                              f"{folder} has no video {entry[:60]!r} with narrations")
+            if split_of.setdefault(name, listed_split) != listed_split:
+                raise BadData(f"{file}, line {number}: {name} is in {split_of[name]}.txt, too; "
+                              f"a video is of one split")
+
+    if "train" not in listed_splits:
+        split_of_others = "train"
+    elif "val" not in listed_splits:
+        split_of_others = "val"
+    else:
+        split_of_others = None
+        notes.add("videos of no split left out", len(names) - len(split_of))
+
+    if split == "all":
+        return names
+    chosen = [name for name in names if split_of.get(name, split_of_others) == split]
     if not chosen:
-        raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; write their names into "
-                      f"{folder / f'{split}.txt'}" + (" (train.py --val-limit 0 needs none)" if split == "val" else ""))
+        hint = " (train.py --val-limit 0 needs none)" if split == "val" else ""
+        raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; "
+                      f"write their names into {folder / f'{split}.txt'}{hint}")
     return chosen
 
 
+def split_by_hash(names: list[str]) -> dict[str, str]:
+    """{name: "train" or "val"}. A hash of the name decides, so that new videos do not move the
+    others. Of two videos or more, at least one is for each; a single one is for training.
+    """
+    place = {name: int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32 for name in names}
+    ordered = sorted(names, key=place.get)
+    split_of = {}
+    for name in names:
+        is_low = place[name] < VALIDATION_SHARE or name == ordered[0]
+        split_of[name] = "val" if is_low and name != ordered[-1] else "train"
+    return split_of
+
+
 def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
-    """The narrations of a file, sorted, each a sentence. Raises BadData naming the entry or the line that is wrong."""
+    """The narrations of a file, sorted by time, each a sentence.
+
+    Raises BadData naming the entry or the line that is wrong.
+    """
     if path.suffix.lower() == ".json":
         content = read_json(path)
-        rows = to_sentences(content.get("narrations") if isinstance(content, dict) else content, str(path))
-        if negative := [n for n, y in enumerate(rows) if y.time < 0]:
-            raise BadData(f"{path}, narration {negative[0]}: the time is before the start of the video")
-        cleaned = [Sentence(y.time, as_sentence(y.text, notes), y.memory_words) for y in rows]
-        found = sorted((y for y in cleaned if y.text), key=lambda y: y.time)
+        rows = content.get("narrations") if isinstance(content, dict) else content
+        narrations = to_sentences(rows, str(path))
+        for number, narration in enumerate(narrations):
+            if narration.time < 0:
+                raise BadData(f"{path}, narration {number}: "
+                              f"the time is before the start of the video")
+        sentences = []
+        for narration in narrations:
+            text = as_sentence(narration.text, notes)
+            if text:
+                sentences.append(Sentence(narration.time, text, narration.memory_words))
+        sentences.sort(key=lambda sentence: sentence.time)
     else:
-        found = [Sentence(time, text) for time, text in read_cues(path, notes)]
-    if not found:
+        sentences = [Sentence(time, text) for time, text in read_cues(path, notes)]
+    if not sentences:
         raise BadData(f"{path}: has no narrations; write some, or move its video away")
-    return found
+    return sentences
 
 
-# ----------------------------------------------------------------------------------------- features
+# ---------------------------------------------------------------------------------------- features
+
+ENCODER_KEYS = "vision", "fps", "grid"
+
 
 def feature_file(folder: Path, name: str) -> Path:
     """The features of a video."""
@@ -130,116 +190,163 @@ def feature_file(folder: Path, name: str) -> Path:
 
 
 def to_encode(folder: Path) -> tuple[list[str], Path]:
-    """The videos of a folder and where their features go, after its narrations and its splits have been checked."""
+    """The videos of a folder, and the folder for their features.
+
+    Raises BadData if the narrations or the splits are wrong, before anything is encoded.
+    """
     if not folder.is_dir():
-        raise BadData(f"{folder}: no such folder; --data is a folder of videos with narrations beside them")
-    found = list_videos(folder, Notes())
-    for file, _ in found.values():
-        read_sentences(file, Notes())
-    choose_split(folder, list(found), "all", Notes())
-    return [str(video) for _, video in found.values() if video], folder / "features"
+        raise BadData(f"{folder}: no such folder; "
+                      f"--data is a folder of videos with narrations beside them")
+    videos = list_videos(folder, Notes())
+    for narration_file, _ in videos.values():
+        read_sentences(narration_file, Notes())
+    choose_split(folder, list(videos), "all", Notes())
+    return [str(video) for _, video in videos.values() if video], folder / "features"
 
 
 def file_signature(video: str | Path) -> dict[str, str]:
-    """What tells that a video has changed, for the header of its features; {} if it is not there."""
+    """Size and time of a video's file, for the header of its features; {} if there is no file. They
+    show whether the video has changed.
+    """
     path = Path(video)
-    return {"size": str(path.stat().st_size), "mtime": str(path.stat().st_mtime_ns)} if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    status = path.stat()
+    return {"size": str(status.st_size), "mtime": str(status.st_mtime_ns)}
 
 
 def up_to_date(features: Path, settings: dict[str, str]) -> bool:
-    """Are the features there, made with these settings (and file_signature)?"""
-    return features.exists() and settings.items() <= read_header(features)[1].items()
-
-
-ENCODER_KEYS = "vision", "fps", "grid"
+    """Whether the features exist and were made with these settings (and file_signature)."""
+    if not features.exists():
+        return False
+    _, made = read_header(features)
+    return settings.items() <= made.items()
 
 
 def encoder_settings(model: str | None, **given) -> dict:
-    """What is `given` of vision, fps and grid, and what the narrator.json of a model says of the rest (published ones
-    have none): fields of narrator.py's Config, without loading a language model."""
+    """Values of vision, fps and grid for narrator.py's Config: the `given` ones that are not None,
+    otherwise those of the model's narrator.json. (Published models have no such file.)
+
+    No language model is loaded.
+    """
     given = {name: value for name, value in given.items() if value is not None}
     if not model:
         return given
     folder = checkpoint_folder(model)
     required(folder / ADAPTER)
-    settings = read_object(folder / NARRATOR_JSON) if (folder / NARRATOR_JSON).exists() else {}
+    settings = {}
+    if (folder / NARRATOR_JSON).exists():
+        settings = read_object(folder / NARRATOR_JSON)
     if settings.get("width_second"):
-        raise BadData(f"{model}: has two encoders (LION-FS), and features of a folder are of one; choose another model")
-    found = {name: settings[name] for name in ENCODER_KEYS if name in settings}
-    inside = folder / str(found.get("vision", "/"))
-    return found | ({"vision": str(inside)} if inside.is_dir() and "vision" in found else {}) | given
+        raise BadData(f"{model}: has two encoders (LION-FS), and features of a folder are of one; "
+                      f"choose another model")
+    of_model = {name: settings[name] for name in ENCODER_KEYS if name in settings}
+    if "vision" in of_model:
+        vision_in_checkpoint = folder / str(of_model["vision"])
+        if vision_in_checkpoint.is_dir():
+            of_model["vision"] = str(vision_in_checkpoint)
+    return of_model | given
 
 
 def encoder_of(folder: str, name: str) -> str:
     """The vision model that made a video's features."""
-    return read_header(feature_file(Path(folder), name))[1]["vision"]
+    _, made = read_header(feature_file(Path(folder), name))
+    return made["vision"]
 
 
 def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
-    """Number of frames and settings of a video's features; BadData if they are missing, or the video is another one.
+    """Number of frames and settings of a video's features.
 
-    A file of the same size and another time may be a copy, on another machine: `warn_of_times` says so, no more.
+    Raises BadData if the features are missing, or if the video's file has another size than the one
+    that was encoded. A file of the same size and another time may be a copy from another machine:
+    see `warn_of_times`.
     """
-    path, again = feature_file(folder, name), f"python data.py encode --data {folder} --model MODEL"
+    path = feature_file(folder, name)
+    encode_command = f"python data.py encode --data {folder} --model MODEL"
     if not path.exists():
-        raise BadData(f"{folder}: {name} is not encoded yet: {again}")
+        raise BadData(f"{folder}: {name} is not encoded yet: {encode_command}")
     frames, made = read_header(path)
-    if not {*ENCODER_KEYS, "size"} <= made.keys() or video and made["size"] != file_signature(video)["size"]:
-        raise BadData(f"{path}: was not made of the {name} that is there now: {again}")
+    has_settings = {*ENCODER_KEYS, "size"} <= made.keys()
+    if not has_settings or (video and made["size"] != file_signature(video)["size"]):
+        raise BadData(f"{path}: was not made of the {name} that is there now: {encode_command}")
     return frames, made
 
 
 def warn_of_times(folder: Path, videos: list[Path]) -> None:
-    """A line about videos whose files have another time than those that were encoded, though the size is the same."""
-    if videos and rank()[0] == 0:
-        names = f"{videos[0].name} and {len(videos) - 1} more were" if videos[1:] else f"{videos[0].name} was"
-        print(f"{folder}: {names} written after the encoding, or copied (another time, the same size); if it is another "
-              f"video now: python data.py encode --data {folder} --model MODEL", file=sys.stderr)
+    """Print a line about videos whose files have the size, but not the time, of those that were
+    encoded.
+    """
+    process, _ = rank()
+    if not videos or process != 0:
+        return
+    names = f"{videos[0].name} was"
+    if len(videos) > 1:
+        names = f"{videos[0].name} and {len(videos) - 1} more were"
+    print(f"{folder}: {names} written after the encoding, or copied (another time, the same size); "
+          f"if it is another video now: python data.py encode --data {folder} --model MODEL",
+          file=sys.stderr)
 
 
-# ----------------------------------------------------------------------------------------- videos with narrations
+# -------------------------------------------------------------------------- videos with narrations
+
 
 def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
-    """The videos of a split, in the order of their names, at most `limit`, with their narrations placed on frames."""
-    files, found, settings, store = list_videos(folder, notes), [], {}, None
+    """The videos of a split, sorted by name, at most `limit`, with their narrations on frames."""
+    files = list_videos(folder, notes)
+    narrated = []
+    settings = {}                              # of the first video; the others must have the same
+    store = None
     with_another_time = []
     for name in choose_split(folder, list(files), split, notes)[:limit]:
-        file, video = files[name]
+        narration_file, video = files[name]
         frames, made = encoded(folder, name, video)
         if video and "mtime" in made and made["mtime"] != file_signature(video)["mtime"]:
             with_another_time.append(video)
         for key in ENCODER_KEYS:
             if made[key] != settings.setdefault(key, made[key]):
-                raise BadData(f"{feature_file(folder, name)}: was made with {key} = {made[key]}, others with {settings[key]}: "
+                raise BadData(f"{feature_file(folder, name)}: was made with {key} = {made[key]}, "
+                              f"others with {settings[key]}: "
                               f"python data.py encode --data {folder} --model MODEL")
-        sentences, fps = read_sentences(file, notes), float(made["fps"])
-        wanted = [(frame_at(y.time, fps), y) for y in sentences]
-        beyond = sum(frame >= frames for frame, _ in wanted)
-        if beyond > 1 and beyond > len(wanted) / 2:
-            raise BadData(f"{file}: {beyond} of {len(wanted)} narrations are beyond the end of the video "
-                          f"({frames / fps:g} s); are they of another one?")
-        store = store or Store(folder)
-        found.append(Narrated(name, fps, frames, one_frame_each(wanted, frames - 1, notes), store))
+        sentences = read_sentences(narration_file, notes)
+        fps = float(made["fps"])
+        placed = [(frame_at(sentence.time, fps), sentence) for sentence in sentences]
+        beyond = sum(frame >= frames for frame, _ in placed)
+        if beyond > 1 and beyond > len(placed) / 2:
+            raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
+                          f"end of the video ({frames / fps:g} s); are they of another one?")
+        if store is None:                      # its index of the folder is read once
+            store = Store(folder)
+        narrations = one_frame_each(placed, frames - 1, notes)
+        narrated.append(Narrated(name, fps, frames, narrations, store))
     warn_of_times(folder, with_another_time)
-    return found
+    return narrated
 
 
-# ----------------------------------------------------------------------------------------- numbers to choose options by
+# ------------------------------------------------------------------- numbers to choose options by
 
 PERCENTS = (5, 50, 95, 99.5, 100)
+REFRACTORY = 4.0                               # seconds in which the threshold is theta_low
 
 
-def spread(lengths: list[float], soon: float = 4.0) -> dict[str, float]:
-    """Percentiles of the lengths of segments (s), and the share of those that end within `soon` seconds, where two
-    thresholds differ. Without segments: {}."""
-    return {f"segment_{percent:g}%": float(np.percentile(lengths, percent)) for percent in PERCENTS if lengths} | (
-        {"segments_within_4_s": float(np.mean(np.array(lengths) <= soon))} if lengths else {})
+def spread(lengths: list[float]) -> dict[str, float]:
+    """Percentiles of the lengths of segments (s), and the share of segments that end while the
+    threshold is theta_low. Without segments: {}.
+    """
+    if not lengths:
+        return {}
+    stats = {f"segment_{percent:g}%": float(np.percentile(lengths, percent))
+             for percent in PERCENTS}
+    stats["segments_within_4_s"] = float(np.mean(np.array(lengths) <= REFRACTORY))
+    return stats
 
 
 def advice(stats: dict) -> str:
-    """A line on `spread`'s numbers, and on the options that they help to choose."""
+    """A line with the numbers of `spread`, and the options that they help to choose."""
     if "segments_within_4_s" not in stats:
         return "segments: none; every video has one narration"
-    known = ", ".join(f"{percent:g} % within {stats[f'segment_{percent:g}%']:.1f}" for percent in PERCENTS[:-1])
-    return (f"segments [s]: {known}, the longest {stats['segment_100%']:.1f} (--max-segment); "
-            f"{stats['segments_within_4_s']:.0%} within 4 s, where --theta-low holds (--refractory)")
+    percentiles = ", ".join(f"{percent:g} % within {stats[f'segment_{percent:g}%']:.1f}"
+                            for percent in PERCENTS[:-1])
+    return (f"segments [s]: {percentiles}, "
+            f"the longest {stats['segment_100%']:.1f} (--max-segment); "
+            f"{stats['segments_within_4_s']:.0%} within 4 s, "
+            f"where --theta-low holds (--refractory)")
