@@ -1,9 +1,11 @@
-"""Raw narrations rewritten as sentences by a language model (paper §4.1): what FlowNar-Data holds ready-made.
+"""Raw narrations rewritten as sentences by a language model (paper §4.1). FlowNar-Data holds them
+ready-made.
 
     python data.py rewrite --data ek100 --llm ID      EPIC's "open fridge" -> "You open the fridge."
 
-Sentences are kept in a .jsonl beside the result as they come, one ["MODEL: narration", sentence] a line; repeat it to
-resume. Those of another model, and those of files that do not name one, are not used.
+Sentences are kept as they come, in a .jsonl beside the result, one ["MODEL: narration", sentence] a
+line. To resume, repeat the command. Sentences of another model, or without the name of a model, are
+not used.
 """
 from __future__ import annotations
 
@@ -18,70 +20,64 @@ from support.common.errors import BadData
 from support.common.progress import progress
 from support.engine.checkpoint import load_llm
 from support.files.annotations import PUBLISHED_FILES, every_track, find_annotations
+from support.files.answers import read_answers
 from support.files.tracks import Notes, Track
 
-TEMPLATE = ("Rewrite the note about what the camera wearer does as one short English sentence in the second person and "
-          "the present tense, with articles and a full stop. Add nothing. Answer with the sentence alone.\n"
+TEMPLATE = ("Rewrite the note about what the camera wearer does as one short English sentence in "
+          "the second person and the present tense, with articles and a full stop. Add nothing. "
+          "Answer with the sentence alone.\n"
           "Note: open fridge\nSentence: You open the fridge.\n"
           "Note: C puts the knife on the table\nSentence: You put the knife on the table.\n"
           "Note: {note}\nSentence:")
 
 
 @torch.no_grad()
-def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, device: str, dtype: torch.dtype) -> None:
-    """Write a data set's annotations in the published layout, with sentences rewritten by the language model `llm`.
+def rewrite(name: str, root: Path, split: str, limit: int | None, llm: str, device: str,
+            dtype: torch.dtype) -> None:
+    """Write a data set's annotations in the published layout, with sentences rewritten by the
+    language model `llm`.
 
-    limit: at most so many tracks. Raises BadData if the file exists, or if the raw annotations do not.
+    limit: at most so many tracks. Raises BadData if the file exists, or if the raw annotations do
+    not.
     """
     target = root / "annotations" / PUBLISHED_FILES[name].format(split=split)
-    if there := find_annotations(root, target.name):
-        raise BadData(f"{there} exists: move it away to write it again")
+    existing = find_annotations(root, target.name)
+    if existing:
+        raise BadData(f"{existing} exists: move it away to write it again")
     tracks = every_track(name, root, split, Notes())[:limit]
     check_writable(target)
-    texts = sorted({text for track in tracks for _, text in track.narrations + track.unseen})
+    all_texts = set()
+    for track in tracks:
+        all_texts.update(text for _, text in track.narrations + track.unseen)
+    texts = sorted(all_texts)
+
     kept = target.with_suffix(".jsonl")
-    known = resume(kept, f'["{llm}: narration", sentence]')
+    known = read_answers(kept, f'["{llm}: narration", sentence]')
     sentences = {text: known[f"{llm}: {text}"] for text in texts if f"{llm}: {text}" in known}
-    if others := sum(not key.startswith(f"{llm}: ") for key in known):
-        print(f"{kept}: {others} sentences are of another model than {llm}, or of none that is named; they are not "
-              f"used", file=sys.stderr)
+    unused = sum(not key.startswith(f"{llm}: ") for key in known)
+    if unused:
+        print(f"{kept}: {unused} sentences are of another model than {llm}, "
+              f"or of none that is named; they are not used", file=sys.stderr)
+
     model, tokenizer = load_llm(llm, dtype)
     model.to(device).eval()
+    to_do = [text for text in texts if text not in sentences]
     kept.parent.mkdir(parents=True, exist_ok=True)
     with naming(kept), kept.open("a", encoding="utf-8") as file:
-        for text in progress([text for text in texts if text not in sentences], "rewriting",
-                             unit="sentence"):
-            ids = tokenizer(TEMPLATE.format(note=text.strip(".")), return_tensors="pt")["input_ids"].to(device)
-            written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False,
-                                     pad_token_id=tokenizer.eos_token_id)[0, ids.shape[1]:]
-            lines = tokenizer.decode(written, skip_special_tokens=True).strip().splitlines()
-            sentences[text] = lines[0].strip() if lines and lines[0].strip() else text
+        for text in progress(to_do, "rewriting", unit="sentence"):
+            prompt = TEMPLATE.format(note=text.strip("."))
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(device)       # [1, L]
+            output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40,
+                                    do_sample=False, pad_token_id=tokenizer.eos_token_id)
+            answer = tokenizer.decode(output[0, ids.shape[1]:], skip_special_tokens=True)
+            # the first line, because some models go on with another note
+            lines = answer.strip().splitlines()
+            sentence = lines[0].strip() if lines else ""
+            sentences[text] = sentence or text
             file.write(json.dumps([f"{llm}: {text}", sentences[text]]) + "\n")
             file.flush()
     write_json(target, published(name, tracks, sentences))
     print(f"{target}: {len(texts)} sentences, {len(tracks)} annotators")
-
-
-def resume(path: Path, form: str) -> dict[str, str]:
-    """The sentences of earlier runs, by the model and what it made them of; an incomplete last line, left by a kill, is
-    cut off the file. form: what a line should be, for the error."""
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = content[:content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    found = {}
-    for n, line in enumerate(whole.splitlines(), 1):
-        try:
-            text, sentence = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            text = sentence = None
-        if not isinstance(text, str) or not isinstance(sentence, str):
-            raise BadData(f"{path}, line {n}: must be {form}; delete the line")
-        found[text] = sentence
-    return found
 
 
 def published(name: str, tracks: list[Track], sentences: dict[str, str]) -> dict:
@@ -94,8 +90,10 @@ def published(name: str, tracks: list[Track], sentences: dict[str, str]) -> dict
         elif name == "ego4d":
             content.setdefault(track.video, {})[track.annotator] = rows
         else:
-            described = [(time, text, True) for time, text in track.narrations]
-            described += [(time, text, False) for time, text in track.unseen]
-            content.setdefault(track.video, []).append({"descriptions": [
-                {"timestamp": time, "text": sentences[text], "ego_visible": seen} for time, text, seen in described]})
+            descriptions = []
+            for narrations, visible in ((track.narrations, True), (track.unseen, False)):
+                for time, text in narrations:
+                    descriptions.append({"timestamp": time, "text": sentences[text],
+                                         "ego_visible": visible})
+            content.setdefault(track.video, []).append({"descriptions": descriptions})
     return content

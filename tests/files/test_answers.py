@@ -62,3 +62,11 @@ def test_a_line_is_question_and_answer(llm, tmp_path):
     model = answers.Answers(llm, tmp_path / "a.jsonl", "cpu")
     said = model.ask("One?")
     assert json.loads((tmp_path / "a.jsonl").read_text()) == [f"{llm}: One?", said]
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[1, 2]", b'["a"]', b"x", b"\xff", b"[" * 100_000])
+def test_damaged_lines_are_named(tmp_path, line):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'["a", "b"]\n' + line + b"\n")
+    with pytest.raises(BadData, match="x.jsonl, line 2: must be .narration, sentence.; delete the line"):
+        answers.read_answers(path, "[narration, sentence]")

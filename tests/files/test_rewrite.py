@@ -58,14 +58,6 @@ def test_sentences_of_another_model_are_not_used(root, before, capsys):
     assert f"{kept}: 1 sentences are of another model than {LLM}, or of none that is named" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", [b"{}", b"[1, 2]", b'["a"]', b"x", b"\xff", b"[" * 100_000])
-def test_damaged_lines_are_named(tmp_path, line):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'["a", "b"]\n' + line + b"\n")
-    with pytest.raises(BadData, match="x.jsonl, line 2: must be .narration, sentence.; delete the line"):
-        rewrite.resume(path, "[narration, sentence]")
-
-
 def test_unseen_descriptions_stay_unseen(tmp_path, monkeypatch):
     """What is rewritten can be trained on and streamed as the raw annotations."""
     described = [{"timestamp": 1.0, "text": "C sits.", "ego_visible": False},
