@@ -335,8 +335,8 @@ def test_a_fingerprint_is_of_every_picture():
     """Of those that are rendered or decoded, too; it is the same however many of them are encoded at once."""
     pictures = [np.full((2, 4, 3), n % 5, np.uint8) for n in range(9)]
     sample = data.make_sample("a", [(0, "You look.", ())], 2.0, 9, lambda: iter(pictures))
-    whole, mark = evaluate_command.fingerprint(sample), evaluate_command.known_of(sample)
-    assert len(list(evaluate_command.watched(sample, mark).tokens(lambda several: several, 4))) == 9
+    whole, mark = evaluate_command.fingerprint(sample), evaluate_command.hash_truth(sample)
+    assert len(list(evaluate_command.hash_frames(sample, mark).tokens(lambda several: several, 4))) == 9
     assert mark.hexdigest() == whole
     for n in (0, 4, 8):
         pictures[n] = pictures[n] + 1
