@@ -17,47 +17,71 @@ from toy import stages
 from toy.train import train_toy
 from train import Options, train_annotated
 
-
-# ---------------------------------------------------------------------- command line
+ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_remember", "look"}
+NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
 
 
 def parse() -> Options:
-    """Command line from the fields of Options; --data toy brings its own defaults."""
+    """Options from the command line. Each field of Options is an option; --data toy has its own
+    defaults.
+    """
     parser = Parser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
     for f in fields(Options):
-        kind, toy = f.metadata["kind"], f" (toy: {stages.DEFAULTS[f.name]})" if f.name in stages.DEFAULTS else ""
-        how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind, "metavar": f.name.upper()}
-        parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']}; default {f.default}{toy}",
-                            **{"action": "store_true"} if f.default is False else how)
+        flag = option_of(f.name)
+        text = f"{f.metadata['help']}; default {f.default}"
+        if f.name in stages.DEFAULTS:
+            text += f" (toy: {stages.DEFAULTS[f.name]})"
+        kind = f.metadata["kind"]
+        if f.default is False:
+            parser.add_argument(flag, help=text, action="store_true")
+        elif isinstance(kind, tuple):
+            parser.add_argument(flag, help=text, choices=kind)
+        else:
+            parser.add_argument(flag, help=text, type=kind, metavar=f.name.upper())
     options = Options(**vars(parser.parse_args()))
-    if options.given >= {"start", "init"}:
+
+    if "start" in options.given and "init" in options.given:
         parser.error("--start is for new weights; --init brings its own")
     toy = options.data == "toy"
-    for name in sorted(options.given & ({"root", "dtype", "max_frames", "val_limit"} if toy else
-                                        {"world", "idle", "grid", "llm_width", "no_remember", "look"})):
-        parser.error(f"--{name.replace('_', '-')}: the toy renders its videos and trains in float32" if toy else
-                     f"--{name.replace('_', '-')}: only for the toy")
+    for name in sorted(options.given):
+        if toy and name in NOT_TOY:
+            parser.error(f"{option_of(name)}: the toy renders its videos and trains in float32")
+        if not toy and name in ONLY_TOY:
+            parser.error(f"{option_of(name)}: only for the toy")
     if toy and options.device not in ("auto", "cpu"):
         parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options
 
 
+def option_of(name: str) -> str:
+    """The option of a field: val_limit -> --val-limit"""
+    return "--" + name.replace("_", "-")
+
+
 def train(options: Options):
+    """Check the output folder, and train."""
     torch.manual_seed(options.seed)
     began = time.perf_counter()
-    check_writable(Path(options.output) / checkpoint.ADAPTER)
-    if not options.resume and (state := unfinished(Path(options.output))):
-        raise BadData(f"{state} is of an interrupted training; give --resume to go on, or delete it")
-    if not (options.resume or options.overwrite) and (Path(options.output) / checkpoint.ADAPTER).exists():
-        raise BadData(f"{options.output} holds a finished narrator; choose another --output, or give --overwrite to "
-                      f"train it anew")
+    output = Path(options.output)
+    adapter = output / checkpoint.ADAPTER
+    check_writable(adapter)
+    if not options.resume:
+        state = unfinished(output)
+        if state:
+            raise BadData(f"{state} is of an interrupted training; "
+                          f"give --resume to go on, or delete it")
+        if adapter.exists() and not options.overwrite:
+            raise BadData(f"{options.output} holds a finished narrator; "
+                          f"choose another --output, or give --overwrite to train it anew")
     if options.data == "toy":
-        if rank()[1] > 1:
+        _, processes = rank()
+        if processes > 1:
             raise BadData("the toy trains in one process: start it without torchrun")
         train_toy(options)
     else:
         train_annotated(options)
-    print(f"done in {(time.perf_counter() - began) / 60:.1f} minutes: {options.output}", file=sys.stderr)
+    minutes = (time.perf_counter() - began) / 60
+    print(f"done in {minutes:.1f} minutes: {options.output}", file=sys.stderr)
 
 
 def main():
