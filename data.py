@@ -35,7 +35,7 @@ from torch import Tensor
 
 from support.common.devices import rank
 from support.common.errors import BadData
-from support.common.options import DATASETS, WHICH, home, is_dataset
+from support.common.options import DATASETS, WHICH, dataset_folder, is_dataset
 from support.files import annotations, own_videos
 from support.files.features import Store, encode_pictures
 from support.files.narrations import read_described
@@ -211,7 +211,7 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
     if streaming:
         max_frames = None
     if name != "toy":
-        return annotated(name, home(name, root), split, limit, streaming, max_frames, shape)
+        return annotated(name, dataset_folder(name, root), split, limit, streaming, max_frames, shape)
     if split not in world.SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(world.SEEDS)}")
     if root is None:

@@ -109,10 +109,10 @@ class VisionEncoder(nn.Module):
         speed_up(self)
 
     def forward(self, frames: Tensor) -> Tensor:
-        return self.several([frames])[0]
+        return self.encode_batches([frames])[0]
 
     @torch.no_grad()
-    def several(self, videos: list[Tensor]) -> list[Tensor]:
+    def encode_batches(self, videos: list[Tensor]) -> list[Tensor]:
         """Frames of several videos, whose sizes can differ, in one pass."""
         weight = next(self.model.parameters())
         device = weight.device

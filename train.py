@@ -43,14 +43,14 @@ from torch import Tensor, nn
 import data
 import narrator as nar
 from baselines import variants
-from support.common.devices import choose, rank
+from support.common.devices import device_and_dtype, rank
 from support.common.errors import BadData
-from support.common.iterate import ahead
+from support.common.iterate import prefetch
 from support.common.options import (
-    dataset, in_range, kept_narrations, positive_float, positive_int, probability, whole,
+    dataset, in_range, kept_narrations, positive_float, positive_int, probability, non_negative_int,
 )
 from support.engine import checkpoint
-from support.engine.training import Run, located, order, sum_gradients, summed
+from support.engine.training import Run, portable_path, order, sum_gradients, summed
 from support.files import own_videos
 from toy import stages
 
@@ -109,7 +109,7 @@ class Options:
     )
     narration_memory: int = option(0,
         "tokens of a second CLAM, on narrations, which are then not kept; 0: none",
-        whole,
+        non_negative_int,
     )
     no_prune: bool = option(False,
         "the baseline VideoLLM-online: nothing is removed from the context",
@@ -121,7 +121,7 @@ class Options:
     width_second: int = option(0,
         "LION-FS: width of a second encoder's features, which follow the first one's in each "
         "frame token (toy: a stand-in's, which is trained); 0: none",
-        whole,
+        non_negative_int,
     )
     lr: float = option(2e-4, "peak learning rate", positive_float)
     warmup: float = option(0.05,
@@ -155,7 +155,7 @@ class Options:
     checkpointing: bool = option(False,
         "recompute activations in the backward pass: less memory, more time",
     )
-    val_limit: int = option(256, "videos for the validation loss after each epoch; 0: none", whole)
+    val_limit: int = option(256, "videos for the validation loss after each epoch; 0: none", non_negative_int)
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto",
         "of the frozen language model; auto: bfloat16 on CUDA",
@@ -203,7 +203,7 @@ class Options:
             values["last_k"] = None
         for name in ("root", "llm", "vision", "look", "init"):
             if values[name]:
-                values[name] = located(values[name])
+                values[name] = portable_path(values[name])
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -296,7 +296,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     def backward(step: int) -> tuple[float, int]:
         nonlocal coming
         if coming is None:
-            coming = ahead(examples_from(step), 1)
+            coming = prefetch(examples_from(step), 1)
         # each process has its own dropout
         torch.manual_seed((options.seed * 1_000_003 + step) * processes + process)
         share_of_batch = len(range(process, options.batch, processes))
@@ -318,7 +318,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         narrator.eval()
         loss = 0
         learned = 0
-        for example in ahead((held_out[i] for i in range(process, len(held_out), processes)), 1):
+        for example in prefetch((held_out[i] for i in range(process, len(held_out), processes)), 1):
             loss_of_video, learned_of_video = narrator.loss(example.x, example.narrations)
             loss += loss_of_video.item()
             learned += learned_of_video
@@ -406,7 +406,7 @@ def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = N
     models = {}
     for name in ("llm", "vision", "vision_second"):
         model = getattr(narrator.config, name)
-        models[name] = located(model, options.output) if model else model
+        models[name] = portable_path(model, options.output) if model else model
     narrator.save(options.output, dtype, **models)
 
 
@@ -434,7 +434,7 @@ class Annotated(Sequence):
 def train_annotated(options: Options):
     """The paper's training, on one process or several."""
     process, processes = rank()
-    device, dtype = choose(options.device, options.dtype)
+    device, dtype = device_and_dtype(options.device, options.dtype)
     load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
     samples = list(load("train", options.limit))
     held_out = list(load("val", options.val_limit)) if options.val_limit else []
@@ -451,7 +451,7 @@ def train_annotated(options: Options):
         if not vision and options.data in data.DATASETS:
             vision = nar.Config.vision
         elif not vision:
-            vision = own_videos.made_with(options.data, samples[0].name)
+            vision = own_videos.encoder_of(options.data, samples[0].name)
         config = new_config(options, llm, vision, J, width)
         config.fps = samples[0].fps
         narrator = variants.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)

@@ -71,11 +71,11 @@ class TwoEncoders(nn.Module):
         self.width, self.image_size = first.width + second.width, first.image_size
 
     def forward(self, frames: Tensor) -> Tensor:
-        return self.several([frames])[0]
+        return self.encode_batches([frames])[0]
 
-    def several(self, videos: list[Tensor]) -> list[Tensor]:
+    def encode_batches(self, videos: list[Tensor]) -> list[Tensor]:
         """Pictures, each with the one before it (support/files/features.py: `pairs`), uint8 [T, H, W, 6] -> [T, J, D]."""
-        x, y = self.first.several([v[..., :3] for v in videos]), self.second.several([motion(v) for v in videos])
+        x, y = self.first.encode_batches([v[..., :3] for v in videos]), self.second.encode_batches([motion(v) for v in videos])
         return [torch.cat(both, dim=-1) for both in zip(x, y)]
 
 

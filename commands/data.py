@@ -8,14 +8,14 @@ from pathlib import Path
 from data import PAPER, Sample, number_of_words, load_dataset, statistics, toy_sample
 from narrator import Config, VisionEncoder
 from streams.checks import check_inputs
-from support.common.devices import choose, rank
+from support.common.devices import device_and_dtype, rank
 from support.common.disk import read_json, write_json
 from support.common.errors import BadData, command_line
 from support.common.options import (
-    DATASETS, Parser, dataset, home, parse_shard, positive_float, positive_int, whole,
+    DATASETS, Parser, dataset, dataset_folder, parse_shard, positive_float, positive_int, non_negative_int,
 )
 from support.common.progress import progress
-from support.engine.training import located
+from support.engine.training import portable_path
 from support.files import own_videos
 from support.files.encoding import encode_videos
 from support.files.rewrite import rewrite
@@ -109,28 +109,28 @@ def stats_command(options: argparse.Namespace) -> None:
 
 
 def encode_command(options: argparse.Namespace) -> None:
-    given = {name: getattr(options, name) for name in own_videos.EYES}
-    config = Config(**own_videos.eyes(options.model, **given))
+    given = {name: getattr(options, name) for name in own_videos.ENCODER_KEYS}
+    config = Config(**own_videos.encoder_settings(options.model, **given))
     videos = options.videos
     if options.data:
-        config.vision = located(config.vision)
+        config.vision = portable_path(config.vision)
         videos, options.output = own_videos.to_encode(Path(options.data))
-    load = lambda: VisionEncoder(config.vision, config.grid, *choose(options.device))
+    load = lambda: VisionEncoder(config.vision, config.grid, *device_and_dtype(options.device))
     encode_videos(videos, Path(options.output), load, config.vision, config.fps, config.grid, options.batch,
                   options.shard or rank(), renew=bool(options.data), check=check_inputs)
     print(f"{options.output}: {len(videos)} videos")
 
 
 def rewrite_command(options: argparse.Namespace) -> None:
-    rewrite(options.data, home(options.data, options.root), options.split or "val", options.limit, options.llm,
-            *choose(options.device))
+    rewrite(options.data, dataset_folder(options.data, options.root), options.split or "val", options.limit, options.llm,
+            *device_and_dtype(options.device))
 
 
 def run(arguments: list[str] | None = None) -> None:
     parser = Parser(prog="data.py", description="Data sets: statistics, features, the toy.")
     commands = parser.add_subparsers(dest="command", required=True)
     toy = commands.add_parser("toy", help="write toy videos with their ground truth")
-    toy.add_argument("--seed", type=whole, default=7, help="which video (default: %(default)s)")
+    toy.add_argument("--seed", type=non_negative_int, default=7, help="which video (default: %(default)s)")
     toy.add_argument("--minutes", type=positive_float, default=3, help="approximate length (default: %(default)s)")
     toy.add_argument("--output", required=True, help="FILE.mp4 (FILE.json comes beside it); a folder with --count")
     toy.add_argument("--count", type=positive_int, default=1, help="videos, of seeds SEED, SEED + 1, ...; resumable")
@@ -148,7 +148,7 @@ def run(arguments: list[str] | None = None) -> None:
     encoding.add_argument("--model", help="narrator whose vision encoder, fps and grid are the defaults")
     encoding.add_argument("--vision", help=f"default: {Config.vision}")
     encoding.add_argument("--fps", type=positive_float, help=f"default: {Config.fps}")
-    encoding.add_argument("--grid", type=whole, help=f"pooled tokens per side (default: {Config.grid})")
+    encoding.add_argument("--grid", type=non_negative_int, help=f"pooled tokens per side (default: {Config.grid})")
     encoding.add_argument("--batch", type=positive_int, default=32, help="frames at once (default: %(default)s)")
     encoding.add_argument("--shard", type=parse_shard, help="I/N: only part I of N (under torchrun: by process)")
     encoding.set_defaults(command=encode_command)

@@ -20,12 +20,12 @@ import stream
 from baselines import variants
 from streams.fast import open_stream
 from streams.together import Failed, side_by_side
-from support.common.devices import choose, rank
+from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, home, lookahead_option,
+    DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, dataset_folder, lookahead_option,
     model_options, positive_int, probability, trigger_options,
 )
 from support.common.progress import progress
@@ -83,7 +83,7 @@ def narrator_of(args: argparse.Namespace, model: str) -> nar.Narrator:
         check_data(args)
         if args.data == "toy":
             check_vision(model, args.vision, nar.Config.vision)
-    return variants.load_narrator(model, args.llm, *choose(args.device, args.dtype), **config_changes(args))
+    return variants.load_narrator(model, args.llm, *device_and_dtype(args.device, args.dtype), **config_changes(args))
 
 
 def check_data(args: argparse.Namespace) -> None:
@@ -91,7 +91,7 @@ def check_data(args: argparse.Namespace) -> None:
 
     Of the toy, nothing is rendered yet; what can be long is not read twice.
     """
-    root = home(args.data, args.root)
+    root = dataset_folder(args.data, args.root)
     if args.data == "toy" or not root.is_dir():
         data.load_dataset(args.data, args.root, split_of(args), args.limit, variant=args.world)
     elif args.data not in DATASETS:
@@ -100,7 +100,7 @@ def check_data(args: argparse.Namespace) -> None:
 
 def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
     """The narrator's vision encoder, where there are pictures to encode: in the toy."""
-    return narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1]) if args.data == "toy" else None
+    return narrator.vision_encoder(args.vision, device_and_dtype(args.device, args.dtype)[1]) if args.data == "toy" else None
 
 
 def split_of(args: argparse.Namespace) -> str:
@@ -158,7 +158,7 @@ def fingerprint(sample: data.Sample) -> str:
 
 def stream_settings(args: argparse.Namespace, narrator: nar.Narrator, vision: nar.VisionEncoder | None) -> dict:
     """All that the predictions of a video depend on."""
-    root = None if args.data == "toy" and not args.root else home(args.data, args.root)
+    root = None if args.data == "toy" and not args.root else dataset_folder(args.data, args.root)
     return asdict(narrator.config) | {
         "data": args.data, "root": root and str(root.resolve()), "split": split_of(args), "world": args.world,
         "static": args.static, "dtype": str(next(narrator.llm.parameters()).dtype), "weights": digest(narrator),
@@ -176,7 +176,7 @@ def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEnco
     else:
         mark = known_of(sample)
         context = open_stream(narrator, lookahead=args.lookahead, run=lambda part: ask(narrator.decoder, part))
-        x = watched(sample, mark).tokens(lambda pictures: ask(vision.several, pictures), args.lookahead)
+        x = watched(sample, mark).tokens(lambda pictures: ask(vision.encode_batches, pictures), args.lookahead)
         decisions = stream.narrate(narrator, x, args.static, context=context)
         lines = [vars(y.narration) for y in decisions if y.narration]
         lines = [y | {"start": y["start"] + sample.offset, "end": y["end"] + sample.offset} for y in lines]

@@ -10,7 +10,7 @@ from narrator import (
 )
 from support.common.errors import command_line
 from support.common.figures import pyplot, save_figure
-from support.common.options import Parser, whole
+from support.common.options import Parser, non_negative_int
 
 LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration, $ end of text"
 
@@ -107,7 +107,7 @@ def list_tokens(last_k: int | None):
 
 def main():
     parser = Parser(description="Draw the training mask (Fig. 4) of a short sequence.")
-    parser.add_argument("--last-k", type=whole, help="keep only the last k narrations (FlowNar-C)")
+    parser.add_argument("--last-k", type=non_negative_int, help="keep only the last k narrations (FlowNar-C)")
     parser.add_argument("--png", help="also write the mask as a picture")
     parser.add_argument("--tokens", action="store_true", help="list the tokens of the sequence instead")
     args = parser.parse_args()

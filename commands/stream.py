@@ -27,13 +27,13 @@ from streams.sources import all_live, source_option
 from streams.speech import Speaker, speech_options
 from streams.subtitles import Writers, outputs, timestamp
 from streams.suspend import State, save_on_ctrl_c
-from streams.together import Ask, Failed, side_by_side
-from support.common.addresses import masked
-from support.common.devices import choose
+from streams.together import SharedPasses, Failed, side_by_side
+from support.common.addresses import without_secrets
+from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, lookahead_option, model_options, positive_float,
-    positive_int, trigger_options, whole,
+    positive_int, trigger_options, non_negative_int,
 )
 from support.common.progress import progress
 from support.engine.passes import compile_memory
@@ -91,22 +91,22 @@ class Input:
         self.page, self.state = Page(source, wanted=False), State(files.pop("state", None), self)
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
-                  ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
+                  ask: SharedPasses) -> Iterator[tuple[Decision, dict | None]]:
         """Narrate it, and write the files: each Decision, with the row of its narration in the JSONL if it has one."""
         with self.state:
             yield from self.narrated(narrator, encoder, args, ask)
 
     def narrated(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
-                 ask: Ask) -> Iterator[tuple[Decision, dict | None]]:
+                 ask: SharedPasses) -> Iterator[tuple[Decision, dict | None]]:
         """See `decisions`, which locks the state."""
         lookahead = 1 if self.live or args.pace else args.lookahead
         clock = (lambda: self.video.time) if self.live else None
         self.context = open_stream(narrator, lookahead=lookahead, clock=clock,
                                    run=lambda part: ask(narrator.decoder, part))
-        if not self.state.resume(narrator, encoder and partial(ask, encoder.several), args.static):
+        if not self.state.resume(narrator, encoder and partial(ask, encoder.encode_batches), args.static):
             return
         frames, self.total, self.video = open_frames(
-            self.source, narrator.config, lambda pictures: ask(encoder.several, self.page.see(pictures)), lookahead,
+            self.source, narrator.config, lambda pictures: ask(encoder.encode_batches, self.page.see(pictures)), lookahead,
             encoder and 2 * encoder.image_size, partial(open_pictures, args=args, wait=ask.wait), self.state.skip)
         unknown = self.video is None or self.video.size is None and not self.live      # features; a pipe
         if args.model is None and not unknown and self.video.size != TOY_SIZE:
@@ -118,13 +118,13 @@ class Input:
             source = "" if self.live else self.source
             writers = Writers(self.files, stack, source, self.state.files, self.live)
             if self.live:
-                frames = self.video.unbroken(self.state.frames(frames), self.context.restart)
+                frames = self.video.restart_after_outage(self.state.frames(frames), self.context.restart)
                 stack.callback(self.report, time.perf_counter())               # it ends with Ctrl-C, or an error
             stack.callback(getattr(self.video, "close", lambda: None))
             stack.enter_context(self.page)
             for decision in narrate(narrator, frames, args.static, context=self.context):
                 row = decision.narration and vars(decision.narration)
-                row = self.video.told(row) if row and self.live else row
+                row = self.video.with_time_of_day(row) if row and self.live else row
                 trace = trace_row(decision, narrator.layout) | ({"time": self.video.time} if self.live else {})
                 writers.trace(trace)
                 if row:
@@ -138,7 +138,7 @@ class Input:
                     return
             self.state.end(writers)
         if not self.count:
-            raise BadData(f"{masked(self.source)} has no frames")
+            raise BadData(f"{without_secrets(self.source)} has no frames")
 
     def report(self, began: float):
         if not self.count:
@@ -156,7 +156,7 @@ def run_files(args: argparse.Namespace):
     live = all_live(args.input, args.live)
     videos = not all(map(is_features, args.input))
     check_stream(args, live)
-    (device, dtype), runs = choose(args.device, args.dtype), [Input(*one, live) for one in outputs(args)]
+    (device, dtype), runs = device_and_dtype(args.device, args.dtype), [Input(*one, live) for one in outputs(args)]
     pages = Pages(args, runs)
     if videos:
         check_vision(args.model or DEFAULT_MODEL, args.vision, Config.vision)
@@ -224,7 +224,7 @@ def input_options(parser: ArgumentParser):
                              "folders")
     parser.add_argument("--live", action="store_true",
                         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
-    parser.add_argument("--retries", type=whole, metavar="N",
+    parser.add_argument("--retries", type=non_negative_int, metavar="N",
                         help="give a live source up after N openings in a row without a picture (default: never)")
     parser.add_argument("--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
                         help="an option of FFmpeg for sources that are no files, such as rtsp_transport=udp")

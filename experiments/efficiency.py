@@ -35,7 +35,7 @@ import stream
 from baselines.narration_memory import HistoryContext, HistoryNarrator
 from baselines.variants import load_narrator, new_narrator
 from experiments.timing import Meter, Work, at_once, flatness, total
-from support.common.devices import choose, synchronise
+from support.common.devices import device_and_dtype, synchronise
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
@@ -119,7 +119,7 @@ def macs(narrator: nar.Narrator, work: Work) -> int:
 
 def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
     """A variant as stream.py runs it: LoRA merged, connector and CLAM in fp32. What no file gives is random."""
-    device, dtype = choose(args.device, args.dtype)
+    device, dtype = device_and_dtype(args.device, args.dtype)
     tokenizer, base = checkpoint.load_tokenizer(str(Path(DEFAULT_MODEL) / "llm")), nar.Config()
     if args.config:
         from transformers import AutoModelForCausalLM, LlamaConfig
@@ -141,14 +141,14 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
 def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     """What is measured, one after the other: trained narrators (--model), or the variants."""
     for folder in args.model or ():
-        yield Path(folder).name, load_narrator(folder, args.llm, *choose(args.device, args.dtype)).merge()
+        yield Path(folder).name, load_narrator(folder, args.llm, *device_and_dtype(args.device, args.dtype)).merge()
     for name in () if args.model else args.variants:
         yield name, build(args, VARIANTS[name])
 
 
 def decoding(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a frame for decoding a video and for its vision encoder, in batches as stream.py makes them."""
-    device, dtype = choose(args.device, args.dtype)
+    device, dtype = device_and_dtype(args.device, args.dtype)
     vision = nar.VisionEncoder(args.vision or str(Path(DEFAULT_MODEL) / "vision"), device=device, dtype=dtype)
     began = time.perf_counter()
     frames = list(islice(Video(args.video, 2.0, largest=2 * vision.image_size), 64))

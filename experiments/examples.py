@@ -16,7 +16,7 @@ import numpy as np
 
 from data import frame_at
 from evaluate import overlaps, segments
-from support.common.disk import apart, one_line
+from support.common.disk import check_distinct, one_line
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.options import named_file, non_negative, positive_float
@@ -237,7 +237,7 @@ def run_examples(args: argparse.Namespace):
     start = args.start
     end = args.end
     for file in (source, args.gt or "", *(file for _, file in args.pred)):
-        apart(args.png, file)
+        check_distinct(args.png, file)
     if end <= start:
         raise BadData(f"--to ({end:g} s) must be after --from ({start:g} s)")
     rows = {}

@@ -8,7 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
-from support.common.disk import apart, is_number, read_text
+from support.common.disk import check_distinct, is_number, read_text
 from support.common.errors import BadData
 from support.common.figures import print_table, pyplot, save_figure
 from support.common.options import named_file
@@ -53,7 +53,7 @@ def plot_frequency(rows: list[tuple[str, dict[str, float | None]]], png: str):
 
 def run_frequency(args: argparse.Namespace):
     for _, file in args.files:
-        apart(args.png or "", file)
+        check_distinct(args.png or "", file)
     rows = [(name, read_pace(file)) for name, file in args.files]
     print_table([(name[-16:], row) for name, row in rows])
     if args.png:

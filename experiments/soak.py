@@ -36,8 +36,8 @@ from experiments.efficiency import peak_memory
 from experiments.timing import state_bytes
 from streams.bounds import LIVE_BOUNDS, live_bounds, most_tokens
 from streams.fast import open_stream
-from streams.suspend import prove, read_state, unpack, write_state
-from support.common.devices import choose
+from streams.suspend import model_answers, read_state, unpack, write_state
+from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (
     DEFAULT_MODEL, Parser, device_options, positive_float, positive_int,
@@ -90,7 +90,7 @@ def lived(narrator: nar.Narrator, day: Day, lookahead: int) -> Iterator[tuple[st
             write_state(f"{folder}/state", context, {}, {})
             about, tensors = read_state(f"{folder}/state")
         context, end, day.begin = open_stream(narrator, **how), day.frames, step.frame + 1
-        prove(narrator, context, None)
+        model_answers(narrator, context, None)
         unpack(context, about["stream"], tensors)
 
 
@@ -124,10 +124,10 @@ def soak(narrator: nar.Narrator, day: Day, other: Day, lookahead: int) -> tuple[
 
 
 def run_soak(args: argparse.Namespace):
-    narrator = load_narrator(args.model or DEFAULT_MODEL, args.llm, *choose(args.device, args.dtype)).merge()
+    narrator = load_narrator(args.model or DEFAULT_MODEL, args.llm, *device_and_dtype(args.device, args.dtype)).merge()
     live_bounds(narrator)
     narrator.config.max_segment, narrator.config.max_position = args.max_segment, args.max_position
-    encoder = narrator.vision_encoder(args.vision, choose(args.device, args.dtype)[1])
+    encoder = narrator.vision_encoder(args.vision, device_and_dtype(args.device, args.dtype)[1])
     video = torch.stack([torch.from_numpy(y) for y in islice(Video(args.video, narrator.config.fps), args.pictures)])
     pictures = [x for part in video.split(16) for x in encoder(part)]
     new_day = partial(Day, narrator, pictures, encoder(torch.zeros_like(video[:1]))[0], args.hours, args.every,

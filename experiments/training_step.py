@@ -24,7 +24,7 @@ import torch
 import narrator as nar
 from baselines.variants import new_narrator
 from experiments.efficiency import VARIANTS, peak_memory
-from support.common.devices import DTYPES, choose, synchronise
+from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
@@ -34,7 +34,7 @@ from support.engine import checkpoint
 def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
     """A variant around a language model of the given size with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
-    device, dtype = choose(args.device, args.dtype)
+    device, dtype = device_and_dtype(args.device, args.dtype)
     tokenizer = checkpoint.load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
     sizes = LlamaConfig(vocab_size=max(args.vocabulary, len(tokenizer)), hidden_size=args.width,
                         intermediate_size=args.inner, num_hidden_layers=args.layers, num_attention_heads=args.heads,
@@ -95,7 +95,7 @@ def in_turn(args: argparse.Namespace) -> dict[str, dict]:
 
 
 def run_steps(args: argparse.Namespace):
-    choose(args.device, args.dtype)                                                       # refused here, if at all
+    device_and_dtype(args.device, args.dtype)                                                       # refused here, if at all
     if args.width % (2 * args.heads) or args.heads % args.kv_heads:
         raise BadData("the width must be a multiple of twice the number of heads, and that one of --kv-heads")
     results = in_turn(args)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import data
 from commands.evaluate import split_of, truth_of
-from support.common.disk import apart, check_writable
+from support.common.disk import check_distinct, check_writable
 from support.common.options import answer_options, data_options
 from support.files.narrations import Truth, read_truth
 
@@ -49,6 +49,6 @@ def protect(args: argparse.Namespace, output: str = ""):
     """Raise BadData if what is written would destroy what is read, or cannot be written."""
     answers = "" if args.llm == "none" else args.answers
     check_writable(output or None, answers or None)
-    apart(args.pred, output, answers)
+    check_distinct(args.pred, output, answers)
     if args.gt:
-        apart(args.gt, output, answers)
+        check_distinct(args.gt, output, answers)

@@ -29,7 +29,7 @@ from torch import Tensor
 from narrator import NARRATION, VISUAL, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
-from support.engine.passes import STATIC, Part, rope_type
+from support.engine.passes import STATIC, PassInput, rope_type
 from support.engine.slots import Slots
 
 LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}  # the longest videos in training: 18,300
@@ -62,7 +62,7 @@ class Bounds:
     segment_start   the counter where the frames of the present segment begin
     """
 
-    def __init__(self, narrator, run: Callable[[Part], Tensor]):
+    def __init__(self, narrator, run: Callable[[PassInput], Tensor]):
         config = narrator.config
         self.config = config
         self.first = len(narrator.layout.first())
@@ -182,7 +182,7 @@ def rotate_keys(cache: Slots, slots: np.ndarray, back: int, frequencies: Tensor)
     cache.positions[into] -= back
 
 
-def rotation_frequencies(narrator, run: Callable[[Part], Tensor]) -> Tensor:
+def rotation_frequencies(narrator, run: Callable[[PassInput], Tensor]) -> Tensor:
     """The frequencies with which a language model rotates its keys [c/2], fp64.
 
     Proved in all of its layers: a few tokens go through `run` at two places, and the keys of one
@@ -201,7 +201,7 @@ def rotation_frequencies(narrator, run: Callable[[Part], Tensor]) -> Tensor:
     for cache, start in ((near, 0), (far, 1000)):
         slots = cache.take(len(ids))
         plan = torch.tensor([ids, range(start, start + len(ids)), slots.tolist()]).to(narrator.device)
-        run(Part(plan, None, None, cache, slice(-1, None)))
+        run(PassInput(plan, None, None, cache, slice(-1, None)))
     rotate_keys(far, slots, 1000, frequencies)
     for keys, rotated in zip(near.keys, far.keys):
         error = (keys.float() - rotated.float()).norm() / keys.float().norm()

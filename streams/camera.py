@@ -28,9 +28,9 @@ from av.video.reformatter import VideoReformatter
 from torch import Tensor
 from tqdm import tqdm
 
-from streams.sources import address, is_elsewhere, is_live, mask_apart
-from streams.together import Alone
-from support.common.addresses import masked
+from streams.sources import address, is_pipe_or_url, is_live, without_secrets_numbered
+from streams.together import DirectPasses
+from support.common.addresses import without_secrets
 from support.common.errors import BadData
 from support.files.video import READABLE, Video, open_container, to_rgb, video_stream
 
@@ -44,18 +44,18 @@ NEVER = (av.error.ProtocolNotFoundError, av.error.DemuxerNotFoundError, av.error
          av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError)      # errors that do not go by themselves
 
 
-class Elsewhere:
+class ThreadedSource:
     """Pictures that a thread of its own reads.
 
     source, fps, largest    see sources.py; as in Video
     options                 of FFmpeg, beside ours
-    wait                    how to wait for the next picture (together.py: Ask.wait, so that others go on meanwhile)
+    wait                    how to wait for the next picture (together.py: SharedPasses.wait, so that others go on meanwhile)
     """
     frames = size = None                                       # as in Video; not known before
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None, wait: Callable = Alone().wait):
-        self.source, self.name, self.fps, self.largest = source, masked(source), float(fps), largest
+                 options: dict[str, str] | None = None, wait: Callable = DirectPasses().wait):
+        self.source, self.name, self.fps, self.largest = source, without_secrets(source), float(fps), largest
         self.options, self.wait = options or {}, wait
         self.items, self.changed, self.closed = deque(), Condition(), Event()
         self.thread = Thread(target=self._run, daemon=True)
@@ -104,13 +104,13 @@ class Elsewhere:
         self._put(end)
 
 
-class Recording(Elsewhere):
+class Recording(ThreadedSource):
     """A recording through a pipe or the network: as a Video that is read once, and waits until it is wanted."""
-    video: Fetched | None = None
+    video: OpenedVideo | None = None
 
     def _read(self) -> None:
         file, form, options = address(self.source, False, self.options)
-        self.video = Fetched(file, self.name, self.fps, self.largest, options)
+        self.video = OpenedVideo(file, self.name, self.fps, self.largest, options)
         with self.video.container:
             for picture in self.video:
                 with self.changed:
@@ -124,7 +124,7 @@ class Recording(Elsewhere):
             self.video.report()
 
 
-class Fetched(Video):
+class OpenedVideo(Video):
     """A Video that is opened only once."""
 
     def __init__(self, file: str, name: str, fps: float, largest: int | None, options: dict[str, str]):
@@ -148,7 +148,7 @@ class Fetched(Video):
             yield from self.pictures
 
 
-class Camera(Elsewhere):
+class Camera(ThreadedSource):
     """The newest pictures of a live source.
 
     retries     openings in a row without a picture, after the first one, until it is given up; None: never
@@ -179,14 +179,14 @@ class Camera(Elsewhere):
         self.size, self.count = picture.shape[:2], self.count + 1
         return picture
 
-    def unbroken(self, frames: Iterable[Tensor], restart: Callable[[], None]) -> Iterator[Tensor]:
+    def restart_after_outage(self, frames: Iterable[Tensor], restart: Callable[[], None]) -> Iterator[Tensor]:
         """The frames of these pictures; restart() is called before the first one after an outage."""
         for x in frames:
             if self.gap > OUTAGE:
                 restart()
             yield x
 
-    def told(self, row: dict) -> dict:
+    def with_time_of_day(self, row: dict) -> dict:
         """The row of a sentence about the present picture (subtitles.py) with the time of day, and marked if it is the
         last one that was reported once more. Its latency is counted."""
         self.latencies.append(time.monotonic() - self.arrived)
@@ -287,7 +287,7 @@ class Camera(Elsewhere):
 
 
 def paced(items: Iterable, rate: float, wait: Callable) -> Iterator:
-    """The items of a recording, `rate` a second from now on; those that are late come at once. wait: as of Elsewhere."""
+    """The items of a recording, `rate` a second from now on; those that are late come at once. wait: as of ThreadedSource."""
     began = time.monotonic()
     for number, item in enumerate(items):
         wait(partial(reach, began + number / rate))
@@ -310,14 +310,14 @@ def readable(packet) -> list[av.VideoFrame]:
         return []
 
 
-def open_pictures(source: str, fps: float, largest: int | None, args, wait: Callable) -> Video | Elsewhere:
-    """The pictures of an input of the command line; args: its options (options.py: input_options)."""
+def open_pictures(source: str, fps: float, largest: int | None, args, wait: Callable) -> Video | ThreadedSource:
+    """The pictures of an input of the command line; args: its options (commands/stream.py: input_options)."""
     options = dict(args.source_option)
     if is_live(source, args.live):
         video = Camera(source, fps, largest, options=options, wait=wait, retries=args.retries)
-    elif is_elsewhere(source):
+    elif is_pipe_or_url(source):
         video = Recording(source, fps, largest, options, wait)
     else:
         return Video(source, fps, largest)
-    video.name = mask_apart(source, args.input)
+    video.name = without_secrets_numbered(source, args.input)
     return video

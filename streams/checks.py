@@ -5,10 +5,10 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from streams.sources import is_elsewhere, is_live, unknown_options
+from streams.sources import is_pipe_or_url, is_live, unknown_options
 from streams.subtitles import outputs
-from support.common.addresses import masked
-from support.common.disk import apart, check_writable
+from support.common.addresses import without_secrets
+from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.files.features import find_features, is_features
 from support.files.video import Video
@@ -17,7 +17,7 @@ from support.files.video import Video
 def check_input(source: str, live: bool = False) -> None:
     """BadData if a file, a video or features, cannot be read; of a video, its first picture is decoded. What comes from
     elsewhere is not opened: it may come only once."""
-    if is_live(source, live) or is_elsewhere(source) or Path(source).is_fifo():
+    if is_live(source, live) or is_pipe_or_url(source) or Path(source).is_fifo():
         return
     if is_features(source):
         find_features(source)
@@ -40,7 +40,7 @@ def check_inputs(sources: list[str], live: bool = False) -> None:
 
 def check_outputs(source: str, files: dict[str, str | None]) -> None:
     """BadData if an output cannot be written, or is the input (`source`; "" of a live one) or another output."""
-    apart(source, *(file for file in files.values() if file is not None))
+    check_distinct(source, *(file for file in files.values() if file is not None))
     for form, file in files.items():
         check_writable(file, in_place=form != "state")
 
@@ -48,7 +48,7 @@ def check_outputs(source: str, files: dict[str, str | None]) -> None:
 def check_stream(args: Namespace, live: bool) -> None:
     """The inputs and outputs of stream.py, by its options. What is only doubtful is a line on stderr."""
     if live and args.pace:
-        raise BadData(f"--pace is for recordings; {masked(args.input[0])} is live, and comes as it happens")
+        raise BadData(f"--pace is for recordings; {without_secrets(args.input[0])} is live, and comes as it happens")
     check_inputs(args.input, args.live)
     for source, _, files in outputs(args):
         check_outputs("" if live else source, files)

@@ -23,7 +23,7 @@ from narrator import NARRATION, Narrator, Tokens
 from stream import Context
 from streams.bounds import Bounded
 from support.common.errors import BadData
-from support.engine.passes import Part
+from support.engine.passes import PassInput
 
 GUESSED_WORDS = 3                   # at most
 ABSORBED_FRAMES = 8                 # at most
@@ -86,7 +86,7 @@ class Fast(Context):
     guesses     how many words are guessed at most; 0 where narrations are given
     """
 
-    def __init__(self, narrator: Narrator, lookahead: int = 1, run: Callable[[Part], Tensor] | None = None,
+    def __init__(self, narrator: Narrator, lookahead: int = 1, run: Callable[[PassInput], Tensor] | None = None,
                  clock: Callable[[], float] | None = None, guesses: int = GUESSED_WORDS):
         super().__init__(narrator)
         self.lookahead = lookahead
@@ -159,7 +159,7 @@ class Fast(Context):
         x = torch.stack(frames) if frames else None
         memory = self.memory_embedding(tokens)
         last_tokens = slice(len(tokens) - 1, None, len(pieces[-1]))         # the last token of each piece
-        logits = self.run(Part(plan, x, memory, self.cache, last_tokens))
+        logits = self.run(PassInput(plan, x, memory, self.cache, last_tokens))
         self.check(logits)
         boundaries = np.cumsum([len(piece) for piece in pieces[:-1]])
         self.ahead += zip(pieces, np.split(slots, boundaries), logits)

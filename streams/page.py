@@ -26,7 +26,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from streams.subtitles import read_narrations
-from support.common.disk import apart, is_number, read_jsonl, write_text
+from support.common.disk import check_distinct, is_number, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
 
@@ -291,7 +291,7 @@ def main():
         output = Path(args.output or video.with_suffix(".html"))
         if not video.is_file():
             raise BadData(f"{video}: no such file")
-        apart(video, args.narrations, args.trace or "", output)
+        check_distinct(video, args.narrations, args.trace or "", output)
         record = read_record(Path(args.narrations), args.trace and Path(args.trace))
         source = embed(video) if args.embed else video_address(video, output)
         write_text(output, make_page(video.name, record.content(live=None), source))

@@ -1,6 +1,6 @@
 """The pages of stream.py: `--html FILE` at the end, `--serve [PORT]` while it runs (not in the paper).
 
-    /                   the page of player.py with all until now; of several inputs, a list of /NAME/
+    /                   the page of page.py with all until now; of several inputs, a list of /NAME/
     /events             what comes after it, as server-sent events; a client that is late gets the last RING at most
     /frame.jpg          the newest picture, as the vision encoder got it; of a recording, /video is the file, in ranges
     /narrations.jsonl, /narrations.vtt
@@ -39,8 +39,8 @@ import numpy as np
 
 from streams.page import Record, make_page, video_address
 from streams.subtitles import vtt_cue
-from support.common.addresses import masked
-from support.common.disk import apart, check_writable, write_text
+from support.common.addresses import without_secrets
+from support.common.disk import check_distinct, check_writable, write_text
 from support.common.errors import BadData
 from support.common.options import LARGEST, in_range
 from support.files.features import is_features
@@ -82,14 +82,14 @@ class Page(AbstractContextManager):
         recorded = not live and Path(source).is_file()
         self.video = Path(source) if recorded and not is_features(source) else None
         self.camera = not recorded and not is_features(source)
-        self.title = Path(source).name if recorded else masked(source)
+        self.title = Path(source).name if recorded else without_secrets(source)
         self.news, self.events, self.step, self.ended = Condition(), deque(maxlen=RING), 0, False
         self.process, self.picture, self.coded = os.urandom(4).hex(), None, (None, b"")
         self.newest_at = time.monotonic()                               # when the newest row came
         self.making = Lock()                                            # one page is made at a time
         self.made, self.made_at = b"", -CACHED                          # the last one, and when
         if path:
-            apart(source, *others, path)
+            check_distinct(source, *others, path)
             check_writable(path)
 
     def see(self, pictures):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import av
 
-from support.common.addresses import masked
+from support.common.addresses import without_secrets
 from support.common.errors import BadData
 
 
@@ -32,7 +32,7 @@ OPTIONS = {"rtsp": {"rtsp_transport": "tcp", "max_delay": "500000"}, "udp": {"ov
            "fifo_size": "50000"}, "avfoundation": {"framerate": "30"}, "http": {"reconnect": "1"}}
 
 
-def is_elsewhere(source: str) -> bool:
+def is_pipe_or_url(source: str) -> bool:
     """Is it a recording that comes through a pipe or the network (unless --live makes it live)?"""
     return ELSEWHERE.fullmatch(source) is not None
 
@@ -41,8 +41,8 @@ def is_live(source: str, live: bool = False) -> bool:
     """Is it a live source, by its name or by --live? BadData if --live is said of a file."""
     if LIVE.fullmatch(source):
         return True
-    if live and not is_elsewhere(source) and not Path(source).is_fifo():
-        raise BadData(f"{masked(source)}: --live is for what comes as it happens; a file is narrated in full without it")
+    if live and not is_pipe_or_url(source) and not Path(source).is_fifo():
+        raise BadData(f"{without_secrets(source)}: --live is for what comes as it happens; a file is narrated in full without it")
     return live
 
 
@@ -50,15 +50,15 @@ def all_live(sources: list[str], live: bool = False) -> bool:
     """Are these inputs live sources? BadData if some are and others are not: they are bounded in different ways."""
     found = [is_live(source, live) for source in sources]
     if len(set(found)) > 1:
-        one, other = masked(sources[found.index(True)]), masked(sources[found.index(False)])
+        one, other = without_secrets(sources[found.index(True)]), without_secrets(sources[found.index(False)])
         raise BadData(f"{one} is live and {other} is a recording; narrate them in two commands")
     return found[0]
 
 
-def mask_apart(source: str, sources: list[str]) -> str:
-    """`masked`, with the place among all sources where another one would look the same."""
-    name = masked(source)
-    alike = {other for other in sources if masked(other) == name}
+def without_secrets_numbered(source: str, sources: list[str]) -> str:
+    """`without_secrets`, with the place among all sources where another one would look the same."""
+    name = without_secrets(source)
+    alike = {other for other in sources if without_secrets(other) == name}
     return f"{name} (input {sources.index(source) + 1})" if len(alike) > 1 else name
 
 
@@ -67,7 +67,7 @@ def source_name(source: str) -> str:
     if source == "-":
         return "stdin"
     if LIVE.fullmatch(source) or "://" in source:
-        plain = re.sub(r"^(/dev/|[^/]*://(?:[^/?#]*@)?)", "", masked(source).replace("***", ""))
+        plain = re.sub(r"^(/dev/|[^/]*://(?:[^/?#]*@)?)", "", without_secrets(source).replace("***", ""))
         return re.sub(r"[^\w.]+", "-", plain).strip("-.") or "input"
     return Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem
 

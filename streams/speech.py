@@ -28,7 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 from streams.subtitles import read_narrations
-from support.common.disk import apart, one_line, replacing
+from support.common.disk import check_distinct, one_line, replacing
 from support.common.errors import BadData, command_line, first_line
 from support.common.options import Parser
 from support.common.progress import progress
@@ -342,7 +342,7 @@ def main():
 
     def run():
         words = find_voice(args)
-        apart(args.video, args.jsonl, args.mp4)
+        check_distinct(args.video, args.jsonl, args.mp4)
         count = write_mp4(args.video, read_narrations(args.jsonl), args.mp4, words)
         told = [f"{n} sentences were {how}, because speech was behind" for how, n in count.items() if n]
         print("; ".join([f"written: {args.mp4}", *told]), file=sys.stderr)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streams.sources import is_live, source_names
-from support.common.disk import apart, check_writable, is_number, naming, read_jsonl
+from support.common.disk import check_distinct, check_writable, is_number, naming, read_jsonl
 from support.common.errors import BadData
 from support.files.own_videos import NARRATIONS
 
@@ -40,7 +40,7 @@ CUE = rb"(?:(\d+)\n)?[\d:]+[.,]\d{3} --> [\d:]+[.,]\d{3}\n.*"     # all of a cue
 
 class Writers:
     """The files to be written, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
-    whenever the stream stops. Texts must be single lines (common.py: one_line). BadData if one is the `source`.
+    whenever the stream stops. Texts must be single lines (support/common/disk.py: one_line). BadData if one is the `source`.
     before: what `written` said at an earlier moment, from which the files go on (suspend.py).
     live: of a source that cannot be seen again. Every whole line and cue that is in the files stays, and what comes is
     appended: its numbers (`n`, `frame`, those of cues) go on from the last ones, whatever they are in the stream."""
@@ -48,7 +48,7 @@ class Writers:
     def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = "", before: dict | None = None,
                  live: bool = False):
         paths = {name: path for name, path in paths.items() if path}
-        apart(source, *paths.values())
+        check_distinct(source, *paths.values())
         ends = {name: read_end(name, path) for name, path in paths.items()} if live else {}
         check_writable(*paths.values(), in_place=True)    # before one is emptied, all must be writable
         for path in paths.values():
@@ -225,11 +225,11 @@ def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
     if len(sources) > 1:
         found = several_outputs(sources, found[0][2])
     every_file = [file for _, _, files in found for file in files.values() if file]
-    apart(*every_file)
+    check_distinct(*every_file)
     for source, _, files in found:
         if is_live(source, getattr(args, "live", False)):
             continue
-        apart(source, *every_file)
+        check_distinct(source, *every_file)
         goes_on = files["state"] and os.path.exists(files["state"])
         if not goes_on and not getattr(args, "overwrite", False):
             check_replaced(source, files)

@@ -36,12 +36,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from streams.sources import is_elsewhere
+from streams.sources import is_pipe_or_url
 from streams.subtitles import timestamp
-from support.common.addresses import masked
-from support.common.disk import apart, check_writable, write_tensors
+from support.common.addresses import without_secrets
+from support.common.disk import check_distinct, check_writable, write_tensors
 from support.common.errors import BadData
-from support.engine.passes import Part
+from support.engine.passes import PassInput
 from support.engine.slots import Slots
 from support.files.predictions import digest
 
@@ -94,7 +94,7 @@ class State:
             self.stopped = True
             return False
         run, path = self.run, Path(self.path)
-        apart(path, "" if run.live else run.source, *filter(None, run.files.values()))
+        check_distinct(path, "" if run.live else run.source, *filter(None, run.files.values()))
         check_writable(path)
         self.lock = take_lock(path)
         self.settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER} | {"static": static}
@@ -103,9 +103,9 @@ class State:
             about, tensors = read_state(path)
             refuse_another_stream(path, about.get("whose", {}), self.whose)
             if about["done"]:
-                print(f"{path}: {masked(run.source)} is narrated to its end; delete it to begin anew", file=sys.stderr)
+                print(f"{path}: {without_secrets(run.source)} is narrated to its end; delete it to begin anew", file=sys.stderr)
                 return False
-        self.dtype, self.proof = str(narrator.llm.dtype), prove(narrator, run.context, encode)
+        self.dtype, self.proof = str(narrator.llm.dtype), model_answers(narrator, run.context, encode)
         if found:
             self.load(path, about, tensors)
         return True
@@ -114,7 +114,7 @@ class State:
         """See `resume`."""
         run = self.run
         try:
-            check_proof(path, tensors, self.proof, 1e-3 if about["dtype"] == self.dtype == "torch.float32" else 5e-2)
+            check_model_answers(path, tensors, self.proof, 1e-3 if about["dtype"] == self.dtype == "torch.float32" else 5e-2)
             check_files(path, run.files, about["files"]["bytes"], run.live)
             unpack(run.context, about["stream"], tensors)
             run.peak, self.files, self.live = about["peak"], about["files"], about["live"]
@@ -252,7 +252,7 @@ def save_on_ctrl_c(runs: list) -> Iterator[None]:
     """Within it, Ctrl-C (or SIGTERM) ends recordings that have a state as soon as they can be saved: after the frames
     that have been read ahead. Then it is raised; a second one is raised at once. Other inputs are left as they are: a
     live source is always saved, and one that comes through a pipe could keep Ctrl-C waiting."""
-    patient = all(run.state.path and not run.live and not is_elsewhere(run.source) for run in runs)
+    patient = all(run.state.path and not run.live and not is_pipe_or_url(run.source) for run in runs)
     if not patient or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -311,7 +311,7 @@ def from_format_1(numbers: dict) -> dict:
 
 
 def unpack(context, numbers: dict, tensors: dict[str, Tensor]) -> None:
-    """The same into a new Context, whose buffers are there already (`prove`): each token into the slot that it had."""
+    """The same into a new Context, whose buffers are there already (`model_answers`): each token into the slot that it had."""
     cache = context.cache
     device = cache.positions.device
     for name in NUMBERS:
@@ -362,7 +362,7 @@ def buffers(name: str, slots: Slots) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------- whose state it is
 
 def identity(narrator, source: str, live: bool) -> dict:
-    """What must be the same in both commands, by the names that messages give it; but see `prove`."""
+    """What must be the same in both commands, by the names that messages give it; but see `model_answers`."""
     modules = {name: module for name, module in narrator.named_children() if name != "llm"}
     routers = [layer.router for layer in narrator.llm.model.layers if hasattr(layer, "router")]
     modules["routers"] = torch.nn.ModuleList(routers)
@@ -376,8 +376,8 @@ def identity(narrator, source: str, live: bool) -> dict:
 def mark_of(source: str, live: bool) -> str:
     """Of a file its size and a digest of its first and last MB, for it may move; of any other source, its name."""
     path, kind, name = re.fullmatch(r"(.+?(\.safetensors|$))(.*)", source, re.DOTALL | re.IGNORECASE).groups()
-    if live or is_elsewhere(source) or not os.path.isfile(path):
-        return masked(source)
+    if live or is_pipe_or_url(source) or not os.path.isfile(path):
+        return without_secrets(source)
     with open(path, "rb") as file:
         marks, size = sha256(file.read(2 ** 20)), file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 2 ** 20))
@@ -402,13 +402,13 @@ def tell_changes(path: Path, there: dict, here: dict) -> None:
 
 
 @torch.no_grad()
-def prove(narrator, context, encode: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
+def model_answers(narrator, context, encode: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
     """What the models answer to a test: the logits [V] after the prompt, the tokens [J, D] of a picture. The cache of
     the new Context then has buffers, and nothing in them."""
     cache, ids = context.cache, narrator.layout.prompt
     into = cache.take(len(ids))
     plan = torch.tensor([ids, range(len(ids)), into.tolist()]).to(narrator.device)
-    proof = {"proof.language": context.run(Part(plan, None, None, cache, slice(-1, None)))[0]}
+    proof = {"proof.language": context.run(PassInput(plan, None, None, cache, slice(-1, None)))[0]}
     cache.keep(np.zeros(len(cache.used), bool))
     if encode is not None:
         channels = 6 if narrator.config.width_second else 3    # features.py: pairs
@@ -417,7 +417,7 @@ def prove(narrator, context, encode: Callable[[Tensor], Tensor] | None) -> dict[
     return proof
 
 
-def check_proof(path: Path, there: dict[str, Tensor], here: dict[str, Tensor], tolerance: float) -> None:
+def check_model_answers(path: Path, there: dict[str, Tensor], here: dict[str, Tensor], tolerance: float) -> None:
     """BadData if a model does not answer as the one of the state did, to a relative `tolerance`."""
     for name, answer in here.items():
         mine, other = (y.float().cpu() - y.float().mean().cpu() for y in (answer, there[name]))

@@ -45,7 +45,7 @@ class Request:
     answer: Future
 
 
-class Ask:
+class SharedPasses:
     """What a job uses to share passes, and to tell the others that it waits for something else.
 
     Jobs talk to the thread that iterates by events, (kind, content):
@@ -80,7 +80,7 @@ class Ask:
             self.events.put(("away", -1))
 
 
-class Alone:
+class DirectPasses:
     """The same interface for a job without others."""
 
     def __call__(self, function: Callable[[list], list], request) -> Any:
@@ -93,7 +93,7 @@ class Alone:
         return result
 
 
-def side_by_side(jobs: Iterable[Callable[[Ask], Iterable]],
+def side_by_side(jobs: Iterable[Callable[[SharedPasses], Iterable]],
                  width: int) -> Iterator[tuple[int, Any]]:
     """Run jobs, at most `width` at a time; yields (number of the job, item) as items come.
 
@@ -103,7 +103,7 @@ def side_by_side(jobs: Iterable[Callable[[Ask], Iterable]],
         yield from one_by_one(jobs)
         return
     events = SimpleQueue()
-    ask = Ask(events)
+    ask = SharedPasses(events)
     numbered_jobs = zip(count(), jobs)
     running = 0                                # jobs that have begun and not ended
     away = 0                                   # of these, jobs that wait for something else
@@ -160,11 +160,11 @@ def side_by_side(jobs: Iterable[Callable[[Ask], Iterable]],
                 running -= 1
 
 
-def one_by_one(jobs: Iterable[Callable[[Alone], Iterable]]) -> Iterator[tuple[int, Any]]:
+def one_by_one(jobs: Iterable[Callable[[DirectPasses], Iterable]]) -> Iterator[tuple[int, Any]]:
     """As `side_by_side`, without threads."""
     for number, job in enumerate(jobs):
         try:
-            for item in job(Alone()):
+            for item in job(DirectPasses()):
                 yield number, item
         except Exception as error:
             yield number, Failed(error)

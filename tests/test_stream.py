@@ -25,7 +25,7 @@ from helpers import GOLDEN, ROOT, TOY, grouped, record_plain, tiny, video
 from streams.camera import paced
 from streams.fast import open_stream
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
-from streams.together import Alone
+from streams.together import DirectPasses
 from support.common.disk import one_line
 from support.common.errors import BadData
 from support.engine.slots import EMPTY
@@ -635,7 +635,7 @@ class Clock:
 def test_a_recording_at_its_own_pace(monkeypatch):
     """Frame i is there i / rate seconds after the first, in steps that let others go on; what is late catches up."""
     clock, came = Clock(monkeypatch), []
-    for i in paced(range(6), 4.0, Alone().wait):
+    for i in paced(range(6), 4.0, DirectPasses().wait):
         came.append((i, round(clock.now, 3)))
         clock.now += 0.6 if i == 1 else 0
     assert came == [(0, 0.0), (1, 0.25), (2, 0.85), (3, 0.85), (4, 1.0), (5, 1.25)]

@@ -26,7 +26,7 @@ from commands import train as train_command
 from helpers import ROOT, TOY, tiny, two_ranks, video
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
-from support.common.iterate import ahead
+from support.common.iterate import prefetch
 from support.engine import checkpoint, training
 from toy import stages, train as toy_train
 
@@ -253,13 +253,13 @@ def test_ahead_makes_the_next_item_while_one_is_used():
         begun[4].set()
         raise BadData("v4.pt: damaged")
 
-    coming = ahead(items(), 1)
+    coming = prefetch(items(), 1)
     for i in range(4):
         assert next(coming) == i and begun[i + 1].wait(10) and made == list(range(min(i + 2, 4)))
     with pytest.raises(BadData, match="v4.pt"):
         next(coming)
     assert len(threads) == 1 and threading.get_ident() not in threads
-    assert list(ahead([], 1)) == [] and list(ahead("ab", 1)) == ["a", "b"]
+    assert list(prefetch([], 1)) == [] and list(prefetch("ab", 1)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("me, world", [(0, 1), (0, 2), (1, 2)])

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 SECRET = re.compile(r"(?i)=|\{|(?:pass|pwd|secret|token|key|auth|sig)[^/]*?:")
 
 
-def masked(source: str) -> str:
+def without_secrets(source: str) -> str:
     """A source for messages and files: of an address, all that can be a secret becomes ***.
 
     That is what stands before the last @ (user and password), the value of every query parameter, and the rest of a
@@ -21,7 +21,7 @@ def masked(source: str) -> str:
 
 
 def hide_secrets(source: str) -> str:
-    """See `masked`; `source` is taken as it is, not decoded."""
+    """See `without_secrets`; `source` is taken as it is, not decoded."""
     before, separator, rest = source.partition("://")
     if not separator:
         return source

@@ -14,7 +14,7 @@ from support.common.errors import BadData
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def choose(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
+def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
     """The one place where device and dtype are decided: bf16 on CUDA, else fp32. BadData if the device is not there."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if device == "auto":                                                            # under torchrun: this process's GPU

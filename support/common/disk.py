@@ -179,7 +179,7 @@ def is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
 
 
-def apart(*paths: str | Path) -> None:
+def check_distinct(*paths: str | Path) -> None:
     """BadData if two of the paths are one file: an output would destroy the input, or another output. "" is none."""
     seen = set()
     for path in filter(None, map(str, paths)):

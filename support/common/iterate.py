@@ -14,7 +14,7 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
         yield chunk
 
 
-def ahead(items: Iterable, size: int) -> Iterator:
+def prefetch(items: Iterable, size: int) -> Iterator:
     """The same items: a thread makes up to `size` of them before they are asked for. Errors come in their turn."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from support.common.addresses import masked
+from support.common.addresses import without_secrets
 from support.common.devices import DTYPES
 from support.common.errors import BadData
 
@@ -30,7 +30,7 @@ def in_range(convert: type, low: float, high: float, says: str) -> Callable[[str
 
 LARGEST = 10 ** 9                          # beyond it, libraries and loops fail in ways of their own
 positive_int = in_range(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
-whole = in_range(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
+non_negative_int = in_range(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
 positive_float = in_range(float, 1 / LARGEST, LARGEST, "a number above 0 (from a billionth to a billion)")
 non_negative = in_range(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
 probability = in_range(float, 0, 1, "a number from 0 to 1")
@@ -45,7 +45,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str):
         command = self.prog if self.prog.startswith("python ") else f"python {self.prog}"
-        self.exit(2, f"{self.prog}: error: {masked(message)}; see {command} --help\n")
+        self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see {command} --help\n")
 
 
 def is_dataset(name: str) -> bool:
@@ -60,7 +60,7 @@ def dataset(text: str) -> str:
     return text
 
 
-def home(name: str, root: str | Path | None) -> Path:
+def dataset_folder(name: str, root: str | Path | None) -> Path:
     """The folder of a data set; BadData if a folder of videos has a --root, too."""
     if root and name not in DATASETS:
         raise BadData(f"--root {root} is for the data sets with names; the videos of --data {name} are in it")
@@ -122,7 +122,7 @@ def config_changes(args: Namespace) -> dict:
 
 def kept_narrations(text: str) -> int | str:
     """An argparse type: a number of narrations, or "all"."""
-    return text if text == "all" else whole(text)
+    return text if text == "all" else non_negative_int(text)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

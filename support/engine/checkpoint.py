@@ -131,7 +131,7 @@ def checkpoint_folder(source: str) -> Path:
         raise BadData(f"model '{source}' is not a folder (nor a hub id owner/name)")
     from huggingface_hub import snapshot_download
     try:
-        name, revision = pinned(source)
+        name, revision = parse_model_name(source)
         return Path(snapshot_download(name, **revision, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # the network fails in many ways, the user needs one line
         raise BadData(f"model '{source}' is neither a folder nor could it be fetched from the hub: "
@@ -203,7 +203,7 @@ LOADING = (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError, 
            struct.error)                                                               # what transformers raises
 
 
-def pinned(source: str) -> tuple[str, dict]:
+def parse_model_name(source: str) -> tuple[str, dict]:
     """"owner/name@revision" -> the id and its revision; "FILE.gguf" -> its folder and name; anything else as it is."""
     path = Path(source)
     if path.suffix == ".gguf":
@@ -221,7 +221,7 @@ MODELS = {"llm": ("language model", "--llm"), "vision": ("vision model", "--visi
 def check_model(source: str, kind: str) -> None:
     """BadData if a model, of a `kind` of MODELS, is neither a folder, nor fetched, nor to be had: transformers asks the
     hub for half a minute before it says so."""
-    name, how = pinned(source)
+    name, how = parse_model_name(source)
     what, option = MODELS[kind]
     if Path(name).is_dir() or "gguf_file" in how:
         return                                  # what is wrong with a folder is said when it is read
@@ -240,7 +240,7 @@ def check_model(source: str, kind: str) -> None:
                       f"and the hub does not give it: {first_line(error)}") from error
 
 
-def complete(about: dict) -> None:
+def refuse_missing_weights(about: dict) -> None:
     """ValueError if the files lack weights: transformers would silently fill them in at random."""
     if missing := sorted(about["missing_keys"]):
         raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
@@ -252,11 +252,11 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     check_model(source, "llm")
     tokenizer = load_tokenizer(source)
     try:
-        name, how = pinned(source)
+        name, how = parse_model_name(source)
         llm, about = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
             trust_remote_code=False, output_loading_info=True, **how)
-        complete(about)
+        refuse_missing_weights(about)
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
@@ -273,7 +273,7 @@ def load_tokenizer(source: str):
     quiet()
     check_model(source, "llm")
     try:
-        name, how = pinned(source)
+        name, how = parse_model_name(source)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **how)
     except LOADING as error:
         raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
@@ -294,11 +294,11 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     quiet()
     check_model(source, "vision")
     try:
-        name, how = pinned(source)
+        name, how = parse_model_name(source)
         model, about = AutoModel.from_pretrained(
             name, dtype=dtype, use_safetensors=True, trust_remote_code=False,
             output_loading_info=True, **how)
-        complete(about)
+        refuse_missing_weights(about)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **how)
         if hasattr(config, "vision_config"):
             model = model.vision_model

@@ -1,8 +1,5 @@
 """The language model in streaming (not in the paper): the function of transformers' modules, with less work around it.
 
-    Upcoming    the frames of a stream, of which a pass may read several
-    guess       words that may come next
-    Slots       keys and values of one stream in fixed buffers, with the position of each
     Plain       passes through transformers' own modules: for any model, and the oracle of Decoder
     Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...), with routers or without:
                 matrices that share their input are one, grouped queries read their keys without copies, several
@@ -40,7 +37,7 @@ LLAMA = {"use_rope": True, "residual_multiplier": 1, "embedding_multiplier": 1, 
 
 
 @dataclass
-class Part:
+class PassInput:
     """What one stream gives to a pass: see `embed` of narrator.py for x and memory; `rows`, whose logits it wants."""
     plan: Tensor                # [3, N]
     x: Tensor | None
@@ -57,11 +54,11 @@ class Plain:
         self.narrator = narrator
 
     @torch.no_grad()
-    def __call__(self, parts: list[Part]) -> list[Tensor]:
+    def __call__(self, parts: list[PassInput]) -> list[Tensor]:
         """The logits [rows, V] of each part's tokens, whose keys and values go into its slots."""
         return [self.run(part) for part in parts]
 
-    def run(self, part: Part) -> Tensor:
+    def run(self, part: PassInput) -> Tensor:
         ids, positions, slots = part.plan
         mask = part.slots.begin(positions, slots)
         e = self.narrator.embed(ids, part.x, part.memory)
@@ -72,7 +69,7 @@ class Plain:
         raise BadData("--compile: this language model takes the plain path, which is not compiled")
 
 
-class Different(Exception):
+class UnsupportedModel(Exception):
     """Why a model takes the plain path."""
 
 
@@ -85,7 +82,7 @@ def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of linear layers of one input as one. The layers' own become views of it: none is held twice."""
     if any(type(layer) not in (nn.Linear, Linear) or (layer.bias is None) != (layers[0].bias is None)
            for layer in layers):
-        raise Different("has linear layers of its own")
+        raise UnsupportedModel("has linear layers of its own")
     fused = {"bias": None}
     for name, _ in layers[0].named_parameters():
         fused[name] = torch.cat([getattr(layer, name).data for layer in layers])
@@ -102,7 +99,7 @@ class Layer:
 
     def __init__(self, layer: nn.Module, place: int):
         if strange := [name for name, _ in layer.named_parameters() if name.rpartition(".")[0] not in LAYER]:
-            raise Different(f"has {strange[0]} in its layers")
+            raise UnsupportedModel(f"has {strange[0]} in its layers")
         attention, mlp, self.place = layer.self_attn, layer.mlp, place
         self.channels = attention.head_dim
         self.heads, self.groups = (y.out_features // self.channels for y in (attention.q_proj, attention.k_proj))
@@ -177,9 +174,9 @@ class Decoder:
     def __init__(self, narrator):
         model = narrator.llm.model
         if (rope := rope_type(model)) not in STATIC:
-            raise Different(f"rotates its keys by rules of its own ({rope})")
+            raise UnsupportedModel(f"rotates its keys by rules of its own ({rope})")
         if strange := unlike_llama(model):
-            raise Different(f"computes something that Llama does not ({strange})")
+            raise UnsupportedModel(f"computes something that Llama does not ({strange})")
         self.routing = getattr(narrator, "routing", None)                   # baselines/mod.py
         routers = [self.routing is not None and i in self.routing.layers for i in range(len(model.layers))]
         self.routes = [layer.route if there else None for layer, there in zip(model.layers, routers)]
@@ -189,11 +186,11 @@ class Decoder:
             self.norm, rotary = norm_of(model.norm), model.rotary_emb
             self.inverse, self.rope_scale = rotary.inv_freq, rotary.attention_scaling
         except AttributeError as error:
-            raise Different(f"is not built like Llama ({error})") from None
+            raise UnsupportedModel(f"is not built like Llama ({error})") from None
         self.narrator, self.run = narrator, self.forward
 
     @torch.no_grad()
-    def __call__(self, parts: list[Part]) -> list[Tensor]:
+    def __call__(self, parts: list[PassInput]) -> list[Tensor]:
         """As Plain; all parts share the pass."""
         first = self.layers[0]
         like, unrouted = first.qkv[0].new_empty(first.groups, first.channels), self.routes.count(None)
@@ -209,7 +206,7 @@ class Decoder:
             return [self.captured(*parts) if parts[0].plan.is_cuda else self.run(parts)]
         return list(self.forward(parts).split([len(range(part.plan.shape[1])[part.rows]) for part in parts]))
 
-    def forward(self, parts: list[Part]) -> Tensor:
+    def forward(self, parts: list[PassInput]) -> Tensor:
         """Logits [all rows, V] of the tokens of all parts, which follow each other."""
         ids, positions, _ = join([part.plan for part in parts], 1)
         x, memory = (join([y for y in ys if y is not None]) for ys in zip(*((part.x, part.memory) for part in parts)))
@@ -244,13 +241,13 @@ class Decoder:
         """Compile the pass of one stream; shapes may change."""
         self.run = torch.compile(self.forward, fullgraph=True, dynamic=True)
 
-    def captured(self, part: Part) -> Tensor:
+    def captured(self, part: PassInput) -> Tensor:
         """The pass of one stream as a CUDA graph, captured when its shape is first met with these buffers."""
         given, graphs = [part.plan, part.x, part.memory, part.routed], part.slots.graphs
         key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
         if key not in graphs:
             buffers = plan, x, memory, routed = [y if y is None else y.clone() for y in given]
-            run = partial(self.run, [Part(plan, x, memory, part.slots, part.rows, routed)])
+            run = partial(self.run, [PassInput(plan, x, memory, part.slots, part.rows, routed)])
             with torch.cuda.device(plan.device):                             # graphs are captured on the current GPU
                 aside = torch.cuda.Stream()                                  # a first run, as capture demands
                 aside.wait_stream(torch.cuda.current_stream())
@@ -285,7 +282,7 @@ def fastest(narrator) -> tuple[Callable, str | None]:
     plain = Plain(narrator)
     try:
         decoder = Decoder(narrator)
-    except Different as reason:
+    except UnsupportedModel as reason:
         return plain, str(reason)
     if differs(decoder):
         return plain, "computes something that Llama does not"

@@ -25,7 +25,7 @@ from support.common.figures import pyplot, save_figure
 from support.common.progress import progress
 
 
-def located(source: str, folder: str | Path | None = None) -> str:
+def portable_path(source: str, folder: str | Path | None = None) -> str:
     """The path of a model in a form that stays valid.
 
     An existing file or folder becomes an absolute path; a folder inside `folder` becomes a path

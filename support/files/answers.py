@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from support.common.devices import choose
+from support.common.devices import device_and_dtype
 from support.common.disk import naming
 from support.common.errors import BadData
 from support.engine.checkpoint import load_llm
@@ -23,7 +23,7 @@ class Answers:
     """
 
     def __init__(self, llm: str, kept: str | Path, device: str = "auto", dtype: str = "auto"):
-        self.llm, self.kept, self.wanted = llm, Path(kept), choose(device, dtype)
+        self.llm, self.kept, self.wanted = llm, Path(kept), device_and_dtype(device, dtype)
         if self.kept.exists() and self.kept.read_bytes()[:2] not in (b"", b'["'):      # `resume` cuts off what is torn
             raise BadData(f"{kept}: does not hold answers; choose another file (--answers)")
         self.known = resume(self.kept, "[question, answer]")

@@ -39,11 +39,11 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
         made = read_header(path)[1]
         if not renew and any(made.get(key) != value for key, value in settings.items()):
             raise BadData(f"{path}: was made with other settings ({made}); delete it, or choose another --output")
-        here = own_videos.stamp(sources[path]) if path in sources else {}
+        here = own_videos.file_signature(sources[path]) if path in sources else {}
         if not renew and here and made.get("size", here["size"]) != here["size"]:
             raise BadData(f"{path}: was made of another video than {sources[path]}; delete it, or choose another "
                           f"--output")
-    done = lambda source: own_videos.up_to_date(paths[source], settings | own_videos.stamp(source) if renew else {})
+    done = lambda source: own_videos.up_to_date(paths[source], settings | own_videos.file_signature(source) if renew else {})
     mine, failed = [source for source in videos[shard[0]::shard[1]] if not done(source)], []
     if mine:
         check(mine)
@@ -57,7 +57,7 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
             failed.append(str(error))
             continue
         video.report()
-        write_tensors(paths[source], {"features": x}, settings | {"duration": str(len(x) / fps)} | own_videos.stamp(source))
+        write_tensors(paths[source], {"features": x}, settings | {"duration": str(len(x) / fps)} | own_videos.file_signature(source))
     write_metadata(output)
     if failed:
         print(*failed, sep="\n", file=sys.stderr)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from support.common.disk import is_number, read_json
 from support.common.errors import BadData
-from support.common.iterate import ahead, chunks
+from support.common.iterate import prefetch, chunks
 from support.files.annotations import expect
 from support.files.video import Video
 
@@ -113,7 +113,7 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x[skip:]), len(x), None
     video = open_video(source, config.fps, largest)
-    pictures = ahead(video, 2 * batch) if isinstance(video, Video) else video          # others have a thread already
+    pictures = prefetch(video, 2 * batch) if isinstance(video, Video) else video          # others have a thread already
     pictures = pairs(pictures) if config.width_second else pictures
     return encode_pictures(pictures, encode, batch, skip), video.frames, video
 

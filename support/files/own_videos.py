@@ -58,7 +58,7 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """{name: (file of narrations, video)}, sorted; no video where it is gone, but its features are there."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     videos = by_stem(files, VIDEOS)
-    belong = [file for file in files if file.stem in videos or kept(folder, file.stem).exists()]
+    belong = [file for file in files if file.stem in videos or feature_file(folder, file.stem).exists()]
     narrations = by_stem(belong, NARRATIONS)
     if not narrations:
         raise BadData(f"{folder}: has no video with narrations beside it, such as a.mp4 and a.srt, .vtt, .csv or .json")
@@ -124,7 +124,7 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 
 # ----------------------------------------------------------------------------------------- features
 
-def kept(folder: Path, name: str) -> Path:
+def feature_file(folder: Path, name: str) -> Path:
     """The features of a video."""
     return folder / "features" / f"{name}.safetensors"
 
@@ -140,21 +140,21 @@ def to_encode(folder: Path) -> tuple[list[str], Path]:
     return [str(video) for _, video in found.values() if video], folder / "features"
 
 
-def stamp(video: str | Path) -> dict[str, str]:
+def file_signature(video: str | Path) -> dict[str, str]:
     """What tells that a video has changed, for the header of its features; {} if it is not there."""
     path = Path(video)
     return {"size": str(path.stat().st_size), "mtime": str(path.stat().st_mtime_ns)} if path.is_file() else {}
 
 
 def up_to_date(features: Path, settings: dict[str, str]) -> bool:
-    """Are the features there, made with these settings (and stamp)?"""
+    """Are the features there, made with these settings (and file_signature)?"""
     return features.exists() and settings.items() <= read_header(features)[1].items()
 
 
-EYES = "vision", "fps", "grid"
+ENCODER_KEYS = "vision", "fps", "grid"
 
 
-def eyes(model: str | None, **given) -> dict:
+def encoder_settings(model: str | None, **given) -> dict:
     """What is `given` of vision, fps and grid, and what the narrator.json of a model says of the rest (published ones
     have none): fields of narrator.py's Config, without loading a language model."""
     given = {name: value for name, value in given.items() if value is not None}
@@ -165,14 +165,14 @@ def eyes(model: str | None, **given) -> dict:
     settings = read_object(folder / NARRATOR_JSON) if (folder / NARRATOR_JSON).exists() else {}
     if settings.get("width_second"):
         raise BadData(f"{model}: has two encoders (LION-FS), and features of a folder are of one; choose another model")
-    found = {name: settings[name] for name in EYES if name in settings}
+    found = {name: settings[name] for name in ENCODER_KEYS if name in settings}
     inside = folder / str(found.get("vision", "/"))
     return found | ({"vision": str(inside)} if inside.is_dir() and "vision" in found else {}) | given
 
 
-def made_with(folder: str, name: str) -> str:
+def encoder_of(folder: str, name: str) -> str:
     """The vision model that made a video's features."""
-    return read_header(kept(Path(folder), name))[1]["vision"]
+    return read_header(feature_file(Path(folder), name))[1]["vision"]
 
 
 def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
@@ -180,11 +180,11 @@ def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str,
 
     A file of the same size and another time may be a copy, on another machine: `warn_of_times` says so, no more.
     """
-    path, again = kept(folder, name), f"python data.py encode --data {folder} --model MODEL"
+    path, again = feature_file(folder, name), f"python data.py encode --data {folder} --model MODEL"
     if not path.exists():
         raise BadData(f"{folder}: {name} is not encoded yet: {again}")
     frames, made = read_header(path)
-    if not {*EYES, "size"} <= made.keys() or video and made["size"] != stamp(video)["size"]:
+    if not {*ENCODER_KEYS, "size"} <= made.keys() or video and made["size"] != file_signature(video)["size"]:
         raise BadData(f"{path}: was not made of the {name} that is there now: {again}")
     return frames, made
 
@@ -206,11 +206,11 @@ def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> li
     for name in choose_split(folder, list(files), split, notes)[:limit]:
         file, video = files[name]
         frames, made = encoded(folder, name, video)
-        if video and "mtime" in made and made["mtime"] != stamp(video)["mtime"]:
+        if video and "mtime" in made and made["mtime"] != file_signature(video)["mtime"]:
             with_another_time.append(video)
-        for key in EYES:
+        for key in ENCODER_KEYS:
             if made[key] != settings.setdefault(key, made[key]):
-                raise BadData(f"{kept(folder, name)}: was made with {key} = {made[key]}, others with {settings[key]}: "
+                raise BadData(f"{feature_file(folder, name)}: was made with {key} = {made[key]}, others with {settings[key]}: "
                               f"python data.py encode --data {folder} --model MODEL")
         sentences, fps = read_sentences(file, notes), float(made["fps"])
         wanted = [(frame_at(y.time, fps), y) for y in sentences]

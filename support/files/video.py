@@ -24,7 +24,7 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from tqdm import tqdm
 
-from support.common.addresses import masked
+from support.common.addresses import without_secrets
 from support.common.disk import replacing
 from support.common.errors import BadData
 
@@ -127,7 +127,7 @@ class Video:
         abandoned."""
         path = Path(self.path)
         if not path.exists():
-            raise BadData(f"{masked(str(self.path))}: no such file")
+            raise BadData(f"{without_secrets(str(self.path))}: no such file")
         if path.is_dir():
             raise BadData(f"{path}: is a directory; give a video file")
         if not path.is_file():

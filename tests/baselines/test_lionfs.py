@@ -17,7 +17,7 @@ from commands import evaluate as evaluate_command, train as train_command
 from helpers import ROOT, TOY, grouped, narrate, tiny, video
 from streams.fast import open_stream
 from support.common.errors import BadData
-from support.engine.passes import Part
+from support.engine.passes import PassInput
 from support.files.features import encode_pictures, open_frames, pairs
 from support.files.video import Video
 from test_evaluate import assert_segments_go_on
@@ -125,7 +125,7 @@ def test_streams_that_share_a_pass():
         context = open_stream(model)
         ids = [nar.FRAME] * 10 * len(frames)
         plan = torch.tensor([ids, range(len(ids)), context.cache.take(len(ids)).tolist()])
-        parts.append(partial(Part, plan, frames, None, context.cache, slice(-1, None)))
+        parts.append(partial(PassInput, plan, frames, None, context.cache, slice(-1, None)))
     together = model.decoder([part() for part in parts])
     alone = [model.decoder([part()])[0] for part in parts]
     assert all((a - b).abs().max() < 1e-4 for a, b in zip(together, alone))
@@ -205,7 +205,7 @@ def test_two_encoders_are_each_alone():
     both = TwoEncoders(one, one)
     videos = [torch.randint(0, 256, (2, *size, 6), dtype=torch.uint8) for size in ((96, 96), (48, 96))]
     assert (both.width, both.image_size) == (256, 96)
-    for x, v in zip(both.several(videos), videos):
+    for x, v in zip(both.encode_batches(videos), videos):
         assert torch.allclose(x, torch.cat([one(v[..., :3]), one(motion(v))], -1), atol=1e-5)
 
 

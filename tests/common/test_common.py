@@ -18,7 +18,7 @@ from streams.subtitles import Writers
 from support.common import disk
 from support.common.disk import read_json, replacing, write_json
 from support.common.errors import BadData, NotDownloaded, command_line
-from support.common.options import non_negative, positive_float, positive_int, whole
+from support.common.options import non_negative, positive_float, positive_int, non_negative_int
 from support.common.progress import progress
 
 
@@ -156,7 +156,7 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("kind, good, bad", [
-    (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]), (whole, ["0", "5000000"], ["-1", "9" * 30]),
+    (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]), (non_negative_int, ["0", "5000000"], ["-1", "9" * 30]),
     (positive_float, ["1e-9", "2"], ["0", "1e-300", "1e300", "nan"]), (non_negative, ["0"], ["-1e-9", "1e300", "inf"])])
 def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
     assert [kind(text) for text in good] == [float(text) for text in good]

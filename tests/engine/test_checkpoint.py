@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from baselines.variants import load_narrator
 from helpers import GOLDEN, ROOT, TOY, tiny, video
 from support.common.errors import BadData
-from support.engine.checkpoint import load_llm, load_tokenizer, load_vision_model, pinned, token_ids
+from support.engine.checkpoint import load_llm, load_tokenizer, load_vision_model, parse_model_name, token_ids
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -127,11 +127,11 @@ def test_revisions_can_be_pinned(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     load_narrator("owner/name@v1.0")
     assert asked == [("owner/name", "v1.0")]
-    assert pinned("owner/name@abc") == ("owner/name", {"revision": "abc"})
-    assert pinned("owner/name") == ("owner/name", {})
-    assert pinned("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
+    assert parse_model_name("owner/name@abc") == ("owner/name", {"revision": "abc"})
+    assert parse_model_name("owner/name") == ("owner/name", {})
+    assert parse_model_name("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
     (tmp_path / "b@c").mkdir()
-    assert pinned(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})
+    assert parse_model_name(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})
 
 
 @pytest.mark.parametrize("folder, text", [(TOY / "llm", "You take \ud800."), (ROOT / "tests/golden/llm", "Zebra")])

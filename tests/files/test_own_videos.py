@@ -346,7 +346,7 @@ def test_only_what_is_new_or_has_changed_is_encoded(toys, tmp_path, monkeypatch)
     folder = tmp_path / "own"
     shutil.copytree(toys[1], folder)
     first, second, third = sorted(folder.glob("*.mp4"))
-    files = [own_videos.kept(folder, video.stem) for video in (first, second, third)]
+    files = [own_videos.feature_file(folder, video.stem) for video in (first, second, third)]
     before = [file.read_bytes() for file in files]
     done = []
     monkeypatch.setattr(encoding, "Video", lambda source, *more, real=encoding.Video, **how: (
@@ -357,11 +357,11 @@ def test_only_what_is_new_or_has_changed_is_encoded(toys, tmp_path, monkeypatch)
     files[2].unlink()
     encode(folder)
     assert done == [second.name, third.name] and files[0].read_bytes() == before[0]
-    assert all(torch.equal(load_file(file)["features"], load_file(own_videos.kept(toys[1], file.stem))["features"])
+    assert all(torch.equal(load_file(file)["features"], load_file(own_videos.feature_file(toys[1], file.stem))["features"])
                for file in files)
     encode(folder, "--fps", "4")
     assert done[2:] == [first.name, second.name, third.name] and samples(folder)[0].fps == 4.0
-    shutil.copy(own_videos.kept(toys[1], first.stem), files[0])
+    shutil.copy(own_videos.feature_file(toys[1], first.stem), files[0])
     with pytest.raises(BadData, match="was made with fps = 4.0, others with 2.0: python data.py encode --data"):
         samples(folder)
     shutil.copy(second, first)
@@ -390,15 +390,15 @@ def test_a_video_of_the_same_size_and_another_time_is_said(tmp_path, capsys):
 
 def test_the_narrator_says_how_videos_are_encoded(tmp_path):
     """Its own encoder, rate and grid, unless others are given; a published folder has the published ones."""
-    assert own_videos.eyes(str(TOY), fps=None) == {"vision": str(TOY / "vision"), "fps": 2.0, "grid": 3}
-    assert own_videos.eyes(str(TOY), vision="x", fps=4.0, grid=None) == {"vision": "x", "fps": 4.0, "grid": 3}
-    assert own_videos.eyes(str(GOLDEN / "flownar")) == own_videos.eyes(None, fps=None) == {}
+    assert own_videos.encoder_settings(str(TOY), fps=None) == {"vision": str(TOY / "vision"), "fps": 2.0, "grid": 3}
+    assert own_videos.encoder_settings(str(TOY), vision="x", fps=4.0, grid=None) == {"vision": "x", "fps": 4.0, "grid": 3}
+    assert own_videos.encoder_settings(str(GOLDEN / "flownar")) == own_videos.encoder_settings(None, fps=None) == {}
     shutil.copytree(TOY, tmp_path / "two")
     settings = json.loads((TOY / "narrator.json").read_text()) | {"width_second": 8}
     (tmp_path / "two" / "narrator.json").write_text(json.dumps(settings))
     for model, says in ((tmp_path / "two", "two encoders"), (tmp_path, "missing"), (tmp_path / "no", "not a folder")):
         with pytest.raises(BadData, match=says):
-            own_videos.eyes(str(model))
+            own_videos.encoder_settings(str(model))
 
 
 # ---------------------------------------------------------------------- statistics and the command line

@@ -32,7 +32,7 @@ from streams import camera, sources
 from streams.camera import Camera, Recording
 from streams.fast import open_stream
 from streams.subtitles import outputs
-from streams.together import Alone, Failed, side_by_side
+from streams.together import DirectPasses, Failed, side_by_side
 from support.common.errors import BadData
 from support.files.features import pairs
 from support.files.video import Video
@@ -290,7 +290,7 @@ class Eyes:
     """A vision encoder: the mean colour of a picture, in every number of its tokens."""
     image_size = 48
 
-    def several(self, videos):
+    def encode_batches(self, videos):
         return [pictures.float().mean((1, 2, 3))[:, None, None].expand(-1, 10, 32) / 255 for pictures in videos]
 
 
@@ -312,7 +312,7 @@ def test_dies_and_comes_back(sender, monkeypatch, said, tmp_path):
     monkeypatch.setattr(camera, "OUTAGE", 1.0)
     files = {"jsonl": tmp_path / "a.jsonl", "trace": tmp_path / "a.trace"}
     run, steps, back = stream_command.Input(sender.url, "", files, True), [], None
-    for decision, row in run.decisions(now_and_then(), Eyes(), arguments("--live"), Alone()):
+    for decision, row in run.decisions(now_and_then(), Eyes(), arguments("--live"), DirectPasses()):
         now = time.monotonic()
         steps.append((decision, row, now, run.video.gap))
         assert abs(number(run.video.picture) - 10 * (run.video.arrived - sender.began)) < 6        # tenths of a second
@@ -450,7 +450,7 @@ def test_a_repeat_is_kept_and_not_shown(tmp_path, monkeypatch):
         source.arrived = 0.0
         monkeypatch.setattr(stream_command, "open_frames", lambda *_: (iter(()), None, source))
         monkeypatch.setattr(stream_command, "narrate", lambda *_, **__: iter(steps))
-        items = list(run.decisions(now_and_then(), Eyes(), arguments(), Alone()))
+        items = list(run.decisions(now_and_then(), Eyes(), arguments(), DirectPasses()))
         rows = [json.loads(line) for line in open(files["jsonl"])]
         assert [row["n"] for row in rows if "repeat" in row] == repeats and len(rows) == len(texts)
         assert [row for _, row in items] == rows
@@ -576,7 +576,7 @@ def test_each_stream_is_as_alone(monkeypatch):
     model = now_and_then()
     model.merge()
     xs = [video(model, frames, seed=frames)[0] for frames in (25, 6, 14, 30)]
-    alone = [list(told(model, x, Alone())) for x in xs]
+    alone = [list(told(model, x, DirectPasses())) for x in xs]
 
     def job(which):
         def run(ask):

@@ -23,8 +23,8 @@ from helpers import ROOT, grouped, narrate, tiny, video
 from streams import camera, suspend
 from streams.fast import open_stream
 from streams.subtitles import Writers
-from streams.suspend import pack, prove, read_state, unpack, write_state
-from streams.together import Alone
+from streams.suspend import pack, model_answers, read_state, unpack, write_state
+from streams.together import DirectPasses
 from support.common.errors import BadData
 from support.files.features import encode_pictures
 from test_camera import Eyes, arguments, lavfi
@@ -46,7 +46,7 @@ def suspended(model, context):
     """Another Context, with what a file of this one holds."""
     numbers, tensors = pack(context)
     other = open_stream(model)
-    prove(model, other, None)
+    model_answers(model, other, None)
     unpack(other, json.loads(json.dumps(numbers)), load(save({name: y.clone() for name, y in tensors.items()})))
     return other
 
@@ -164,12 +164,12 @@ def test_a_state_of_the_first_format(tmp_path):
     opens, contexts = set(), []
     for cut in (0, 1, 3, 14, 29):
         context, other = open_stream(model), open_stream(model)
-        prove(model, context, None)
+        model_answers(model, context, None)
         assert list(islice(streamed(x, context), cut)) == whole[:cut]
         write_state(tmp_path / "s", context, {}, {})
         as_format_1(tmp_path / "s")
         about, tensors = read_state(tmp_path / "s")
-        prove(model, other, None)
+        model_answers(model, other, None)
         unpack(other, about["stream"], tensors)
         assert pack(other)[0] == pack(context)[0]
         opens.add(other.opening is not None)
@@ -466,8 +466,8 @@ def test_another_vision_model(tmp_path):
     model, proofs = at_every_frame(), []
     for scale in (1, 1.01, 2):
         eyes = Eyes()
-        eyes.several = lambda videos, scale=scale: [y * torch.arange(32) * scale for y in Eyes().several(videos)]
-        proofs.append(prove(model, open_stream(model), lambda pictures: eyes.several([pictures])[0]))
+        eyes.encode_batches = lambda videos, scale=scale: [y * torch.arange(32) * scale for y in Eyes().encode_batches(videos)]
+        proofs.append(model_answers(model, open_stream(model), lambda pictures: eyes.encode_batches([pictures])[0]))
     suspend.check_proof("s", proofs[1], proofs[0], 5e-2)
     with pytest.raises(BadData, match="another vision model"):
         suspend.check_proof("s", proofs[2], proofs[0], 5e-2)
@@ -478,11 +478,11 @@ def test_another_format(tmp_path):
     model, x = talking(last_k=2)
     steps = narrate(model, x, context=(context := open_stream(model)))
     list(islice(steps, 12))
-    write_state(tmp_path / "s", context, {}, prove(model, open_stream(model), None))
+    write_state(tmp_path / "s", context, {}, model_answers(model, open_stream(model), None))
     half_precision = copy.deepcopy(model)
     half_precision.llm.to(torch.bfloat16)
     other = open_stream(half_precision)
-    proof, (about, tensors) = prove(half_precision, other, None), read_state(tmp_path / "s")
+    proof, (about, tensors) = model_answers(half_precision, other, None), read_state(tmp_path / "s")
     suspend.check_proof("s", tensors, proof, 5e-2)
     with pytest.raises(BadData):
         suspend.check_proof("s", tensors, proof, 1e-6)
@@ -513,7 +513,7 @@ def at_every_frame(**changes):
     return tiny(last_k=2, fps=10.0, theta=1.0, theta_low=1.0, max_new_tokens=2, **changes)
 
 
-def live(folder, model, ask=Alone(), names=("jsonl", "trace", "state")):
+def live(folder, model, ask=DirectPasses(), names=("jsonl", "trace", "state")):
     files = {name: folder / name.replace("state", "s") for name in names}
     run = stream_command.Input(lavfi(25), "", files, True)
     return run, run.decisions(model, Eyes(), arguments(), ask)
@@ -615,7 +615,7 @@ def test_a_camera_leaves_other_files_alone(tmp_path, content):
     assert (tmp_path / "jsonl").read_text() == content
 
 
-class Interrupted(Alone):
+class Interrupted(DirectPasses):
     """Ctrl-C while the stream waits for frame number `at`."""
     def __init__(self, at):
         self.left = at
