@@ -208,20 +208,6 @@ def test_the_pass_is_one_graph(layers, changes, sizes):
     assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(again[::2], again[1::2]))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("lookahead, changes", [(1, {"last_k": 2}), (4, {"last_k": 2}), (1, MOD), (4, MOD),
-                                                (4, {"last_k": 0, "narration_memory": 4}), (1, {"grid": 0})])
-def test_captured_passes(lookahead, changes):
-    """On CUDA every shape is a captured graph; beside the plain path of the same model, on the same device."""
-    model, x = lively(**changes)
-    model.to("cuda")
-    plain = trace(model, x, lookahead)
-    model.merge()
-    context = open_stream(model)
-    assert_same(plain, trace(model, x, lookahead, context), 1e-4)
-    assert len(context.cache.graphs) >= 5
-
-
 # ------------------------------------------------------------------ several streams
 
 def together(model, sources, width, lookahead=1):
