@@ -31,9 +31,9 @@ class HistoryLayout(Layout):
         super().__init__(tokenizer, J, M, keep_newline)
         self.history_tokens = N
 
-    def reopening(self, n: int) -> Tokens:
+    def memory_and_frame(self, n: int) -> Tokens:
         tokens = Tokens().add(self.open + [HISTORY] * self.history_tokens + self.close, VISUAL, segment=n)
-        return tokens + super().reopening(n)
+        return tokens + super().memory_and_frame(n)
 
 
 class HistoryNarrator(Narrator):

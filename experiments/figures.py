@@ -200,7 +200,7 @@ def run_timeline(args: argparse.Namespace):
             check_vision(args.model, args.vision, nar.Config.vision)
         narrator = narrator_of(args, args.model)
         fps = narrator.config.fps
-        opening = narrator.layout.reopening(1)
+        opening = narrator.layout.memory_and_frame(1)
         memory = sum(i <= nar.MEMORY for i in opening.ids) if narrator.config.prune else 0
         dtype = device_and_dtype(args.device, args.dtype)[1]
         encoder = None if is_features(args.input) else narrator.vision_encoder(args.vision, dtype)

@@ -46,7 +46,7 @@ def most_tokens(narrator, words: int | None = None, ahead: int = 0) -> int:
     said = (words or config.max_new_tokens) + len(layout.assistant + layout.newline) + 1
     text = prompt + (config.last_k + 1) * said
     frames = ceil(config.max_segment * config.fps - 1e-6) + ahead
-    memory = len(layout.reopening(1)) - layout.J - len(layout.open)     # memory tokens with their brackets
+    memory = len(layout.memory_and_frame(1)) - layout.J - len(layout.open)     # memory tokens with their brackets
     return text + memory + blocks - 1 + (layout.J + 1) * frames
 
 
@@ -147,7 +147,7 @@ class Bounded(Context):
         self.read_memory()
         self.cache.keep(self.cache.kind != VISUAL)
         self.position = self.bounds.segment_start
-        self.opening = self.layout.reopening(self.segment)
+        self.opening = self.layout.memory_and_frame(self.segment)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         if x is not None and tokens.kind[0] == NARRATION:       # a new segment: its frames follow EOT and newline

@@ -47,7 +47,7 @@ def test_pieces_are_what_streaming_feeds():
     layout = tiny(memory_tokens=3).layout
     ids = layout.encode(" You wash the red cup.")
     streamed = (layout.first() + layout.closing(0) + layout.narration(0, ids) + layout.opening(1) + layout.frame(1)
-                + layout.closing(1) + layout.narration(1, ids) + layout.end(1))
+                + layout.closing(1) + layout.narration(1, ids) + layout.end_of_text(1))
     assert streamed == layout.sequence([(0, ids), (2, ids)])
 
 
