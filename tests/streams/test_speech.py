@@ -131,7 +131,8 @@ def test_the_kitchen_is_spoken(kitchen, tmp_path, monkeypatch):
 
 
 def film(path, form, pictures, tone=None, late=0.0, seconds=4):
-    """A video of a box that moves, with a tone of amplitude 0.5, which begins `late` seconds after the picture."""
+    """A video of a box that moves, with a tone of amplitude 0.5, which begins `late` seconds after the picture
+    (below 0: before it)."""
     with av.open(str(path), "w", format=form) as file:
         video = file.add_stream(pictures, rate=10)
         video.width = video.height = 64
@@ -140,7 +141,9 @@ def film(path, form, pictures, tone=None, late=0.0, seconds=4):
         for i in range(10 * seconds):
             picture = np.zeros((64, 64, 3), np.uint8)
             picture[i:i + 20, i:i + 20] = 200
-            file.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = i + round(10 * max(0.0, -late)), Fraction(1, 10)
+            file.mux(video.encode(frame))
             if tone and i >= 10 * late:
                 wave_form = 0.5 * np.sin(np.arange(4800 * i, 4800 * (i + 1), dtype=np.float32) / 10)
                 whole = np.stack([wave_form] * 2) if audio.format.is_planar else np.repeat(wave_form, 2)[None]
@@ -178,6 +181,13 @@ def test_own_sound_is_kept_or_quieter(form, pictures, tone, kept, tmp_path, voic
     assert abs(20 * np.log10(level(mixed, 1.5) / level(plain, 1.5)) + 12) < 0.3
     assert level(mixed, 2.6) > 2 * level(mixed, 1.5)                                    # speech over it
     assert abs(len(mixed) / 48000 - 5) < 0.1                                            # the last sentence to its end
+
+
+def test_sound_that_begins_before_the_picture(tmp_path):
+    """A film whose picture begins at 0.5 s: what was heard before is left out, and the encoder gets no empty piece."""
+    source = film(tmp_path / "a.mkv", "matroska", "mpeg4", "pcm_s16le", late=-0.5)
+    spoken(source, jsonl(tmp_path / "a.jsonl", row(0, 2.5)), "--mp4", tmp_path / "b.mp4")
+    assert abs(len(sound(tmp_path / "b.mp4")) / 48000 - 3.5) < 0.2        # a tenth of a second is not corrected
 
 
 def test_cues(tmp_path):
