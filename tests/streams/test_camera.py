@@ -33,7 +33,7 @@ from streams.camera import Camera, Recording
 from streams.fast import open_stream
 from streams.subtitles import outputs
 from streams.together import DirectPasses, Failed, side_by_side
-from support.common import addresses
+from support.common.addresses import without_secrets
 from support.common.errors import BadData
 from support.files.features import pairs
 from support.files.video import Video
@@ -180,8 +180,8 @@ def test_what_is_live():
         "pw", "pin", "p", "jwt", "sid", "session", "credential", "X-Amz-Credential", "apikey", "x")])
 def test_secrets_are_masked(source, shown):
     """In messages, in names of outputs, and where the address is a wrong value of an option."""
-    assert addresses.without_secrets(source) == shown
-    assert addresses.without_secrets(shown) == shown and "SEC" not in sources.source_name(source)
+    assert without_secrets(source) == shown
+    assert without_secrets(shown) == shown and "SEC" not in sources.source_name(source)
     code, err = call(stream_command, ["a.mp4", "--serve", source])
     assert code == 2 and "SEC" not in err and "***" in err
 
@@ -189,7 +189,7 @@ def test_secrets_are_masked(source, shown):
 def test_what_has_no_secret_stays():
     for source in ("rtsp://a:554/b", "http://a:80/b%20c.mp4", "rtsp://signal.example:554/keys", "rtsp://[::1]:554/1",
                    "a.mp4", "a@b.mp4", "camera:1", "lavfi:a=b:c=d@e"):
-        assert addresses.without_secrets(source) == source
+        assert without_secrets(source) == source
 
 
 def test_a_wrong_address_is_no_file_name():
