@@ -246,7 +246,7 @@ def run_tables(args: argparse.Namespace) -> None:
         list_costs(names, args.seeds)
         return
 
-    # Without names, nothing is run: that would take days.
+    # Without names, all tables are shown and none is completed.
     errors = []
     if args.names and not args.show:
         experiments = []
