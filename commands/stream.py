@@ -116,9 +116,9 @@ class Input:
             frames = paced(frames, args.pace * narrator.config.fps, ask.wait)
         with ExitStack() as stack:
             source = "" if self.live else self.source
-            writers = Writers(self.files, stack, source, self.state.files, self.live)
+            writers = Writers(self.files, stack, source, self.state.saved_files, self.live)
             if self.live:
-                frames = self.video.restart_after_outage(self.state.frames(frames), self.context.restart)
+                frames = self.video.restart_after_outage(self.state.live_frames(frames), self.context.restart)
                 stack.callback(self.report, time.perf_counter())               # it ends with Ctrl-C, or an error
             stack.callback(getattr(self.video, "close", lambda: None))
             stack.enter_context(self.page)
@@ -132,7 +132,7 @@ class Input:
                 self.page.tell(trace, row)
                 self.count = decision.frame + 1
                 self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
-                self.state.keep(writers, row is not None)
+                self.state.save_if_due(writers, row is not None)
                 yield decision, row
                 if self.state.stopped:
                     return
@@ -144,7 +144,7 @@ class Input:
         if not self.count:
             return
         cache, name = self.context.cache, f"{self.name}: " if self.name else ""
-        rate = (self.count - self.state.began) / (time.perf_counter() - began)
+        rate = (self.count - self.state.first_frame) / (time.perf_counter() - began)
         tqdm.write(f"{name}{self.count} frames, {self.context.segment} narrations{self.context.bounds.report()}, "
                    f"{rate:.1f} frames/s; cache at most {self.peak} tokens, now "
                    f"{cache.text} text + {cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
