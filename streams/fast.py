@@ -21,7 +21,7 @@ from torch import Tensor
 from baselines.narration_memory import HistoryContext, HistoryNarrator
 from narrator import NARRATION, Narrator, Tokens
 from stream import Context
-from streams.bounds import Bounded
+from streams.bounds import Bounded, decoder_pass
 from support.common.errors import BadData
 from support.engine.passes import PassInput
 
@@ -90,7 +90,7 @@ class Fast(Context):
                  clock: Callable[[], float] | None = None, guesses: int = GUESSED_WORDS):
         super().__init__(narrator)
         self.lookahead = lookahead
-        self.run = run or (lambda part: narrator.decoder([part])[0])
+        self.run = run or decoder_pass(narrator)
         self.clock = clock
         self.guesses = guesses
         self.upcoming: FrameBuffer | None = None                              # frames to come
