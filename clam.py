@@ -92,10 +92,7 @@ class CLAM(nn.Module):
         self.w_q = nn.Linear(width, keys, bias=False)
         self.w_k = nn.Linear(width, keys, bias=False)
         self.w_v = nn.Linear(width, width, bias=False)
-        self.w_gate = nn.Sequential(
-            nn.Linear(width, rank, bias=False),
-            nn.Linear(rank, keys),
-        )
+        self.w_gate = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
         self.w_output_gate = nn.Linear(width, width, bias=False)
         self.w_o = nn.Linear(width, width, bias=False)
         self.norm_o = nn.RMSNorm(width // heads, eps=EPS)
