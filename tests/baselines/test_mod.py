@@ -159,7 +159,7 @@ def test_lookahead_and_merging_change_nothing(family, changes):
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 def test_streams_do_not_depend_on_each_other(lookahead):
-    """In joint passes of any lengths, also if one has failed after it wrote keys: its inputs are run
+    """In joint passes of any lengths, also if one failed after it wrote keys: its inputs are run
     alone."""
     model, _ = willing()
     decoder = model.merge().decoder
@@ -297,7 +297,7 @@ def test_checkpointing_gives_the_same_gradients():
 
 
 def test_saved_and_loaded(tmp_path):
-    """Names as if no layer were wrapped. A checkpoint with routers missing is refused, and so is one
+    """Names as if no layer were wrapped. A checkpoint without routers is refused, and so is one
     with too many."""
     model = decided(mod_layers="deep")
     model.save(tmp_path)
