@@ -67,7 +67,7 @@ class CLAM(nn.Module):
 
     width       D, a multiple of 2 * heads
     M           number of memory tokens
-    rank        inner width of the gate's projection, as published
+    rank        W_gate is of low rank, D -> rank -> D/2, as in gated linear attention
     target      learn a starting vector for each memory token, so that the tokens differ. The
                 published models have none: all their tokens start from zero.
     dropout     rate in the self-attention over Z, as published
@@ -140,6 +140,7 @@ class CLAM(nn.Module):
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
         """What no video changes: a [M, D], the queries q [h, M, c] and the output gate [M, D]."""
         target = torch.zeros_like(self.z) if self.target is None else self.target
+        # self-attention (Fig. 3): queries and keys are target + z, values are the target
         query = (target + self.z)[None]
         attended, _ = self.self_attn(query, query, target[None], need_weights=False)
         a = self.norm_a(target + self.dropout(attended[0]))
@@ -156,6 +157,7 @@ class CLAM(nn.Module):
         """
         a, q, output_gate = self.queries() if queries is None else queries
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e")   # Q S, in fp32
+        # norm, output gate and projection as in gated linear attention (published, not in the paper)
         o = rearrange(self.norm_o(o.to(a.dtype)), "... h e -> ... (h e)")
         o = self.w_o(o * output_gate)
         y = self.norm_y(a + o)
@@ -176,7 +178,7 @@ class CLAM(nn.Module):
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): one frame or several, x [B, L, D] -> the new state."""
         states = []
-        for s, k, v, log_gate in zip(state, *self.project(x)):
+        for s, k, v, log_gate in zip(state, *self.project(x)):          # of each stream
             decay, update = self.absorb(k, v, log_gate)
             states.append(s * decay[..., None] + update)
         return torch.stack(states)
@@ -194,9 +196,8 @@ class CLAM(nn.Module):
             state = self.initial_state(B)
 
         # cut each video into N + 1 pieces: one before each read-out, and the rest
-        lengths = torch.diff(F.pad(read_at, (1, 1)), dim=1)             # [B, N + 1]
-        lengths[:, -1] += x.shape[1]
-        lengths = lengths.flatten().tolist()
+        ends = F.pad(read_at, (0, 1), value=x.shape[1])                 # [B, N + 1]
+        lengths = F.pad(ends, (1, 0)).diff(dim=1).flatten().tolist()
         k, v, log_gate = (tensor.flatten(0, 1).split(lengths) for tensor in self.project(x))
         absorbed = [self.absorb(*piece) for piece in zip(k, v, log_gate)]
 

@@ -205,7 +205,7 @@ class Context:
         next_position = self.position + len(tokens)
         positions = torch.arange(self.position, next_position, device=narrator.device)      # line 10
         self.position = next_position                                               # line 11
-        slots = self.cache.take(len(tokens))
+        slots = self.cache.reserve(len(tokens))
         self.cache.insert(tokens, slots)
         mask = self.cache.begin(positions, torch.from_numpy(slots).to(narrator.device))
         hidden = narrator.run(e, positions, mask, self.cache)                       # line 12

@@ -117,7 +117,7 @@ class RoutedSlots(Slots):
         if len(self.slot_of) < count:
             added = count - len(self.slot_of)
             self.slot_of = np.pad(self.slot_of, (0, added), constant_values=-1)
-        routed = self.take(len(slots))
+        routed = self.reserve(len(slots))
         self.slot_of[slots] = routed
         return routed
 

@@ -228,7 +228,7 @@ def rotation_frequencies(narrator, run: Callable[[PassInput], Tensor]) -> Tensor
     near = Slots(narrator.device, 64)
     far = Slots(narrator.device, 64)
     for cache, start in ((near, 0), (far, 1000)):
-        slots = cache.take(len(ids))                            # the same in both
+        slots = cache.reserve(len(ids))                            # the same in both
         positions = range(start, start + len(ids))
         plan = torch.tensor([ids, positions, slots.tolist()]).to(narrator.device)
         run(PassInput(plan, None, None, cache, slice(-1, None)))

@@ -176,7 +176,7 @@ class Fast(Context):
             pieces += [[word] for word in words]
         ids = [token for piece in pieces for token in piece]
         positions = range(self.position, self.position + len(ids))
-        slots = self.cache.take(len(ids))
+        slots = self.cache.reserve(len(ids))
         plan = torch.tensor([ids, positions, slots.tolist()]).to(self.narrator.device)
         x = torch.stack(frames) if frames else None     # [K, J, D]
         memory = self.memory_embedding(tokens)

@@ -545,7 +545,7 @@ def model_answers(narrator, context,
     """
     cache = context.cache
     ids = narrator.layout.prompt
-    slots = cache.take(len(ids))
+    slots = cache.reserve(len(ids))
     plan = torch.tensor([ids, range(len(ids)), slots.tolist()]).to(narrator.device)
     last = slice(-1, None)
     answers = {"proof.language": context.run(PassInput(plan, None, None, cache, last))[0]}

@@ -453,7 +453,7 @@ def differs(decoder: Decoder) -> bool:
             return True
         slots = Slots(device, 64)
         slots.allocate(1, k)
-        into = torch.from_numpy(slots.take(count)).to(device)
+        into = torch.from_numpy(slots.reserve(count)).to(device)
         stream = decoder.place_tokens(slots, torch.stack([ids, positions, into]))
         if not close(layer(inputs[i], *rotations, [stream]), outputs[i]):
             return True

@@ -35,7 +35,7 @@ class Slots:
         self.into: Tensor | None = None                 # slots of its tokens [N]
         self.mask: Tensor | None = None                 # its mask [N, span]
 
-    def take(self, count: int) -> np.ndarray:
+    def reserve(self, count: int) -> np.ndarray:
         """The first `count` free slots, now in use."""
         while len(self.free) < count:
             missing = count - len(self.free)
