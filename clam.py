@@ -23,8 +23,9 @@ Glossary (B videos, L = T*J tokens, D feature width, h heads, c = D/2h key and e
 channels per head):
     x           frame tokens X_t, J to a frame                         [B, L, D]
     k, v        keys and values, k = W_k x, v = W_v x                  [B, L, h, c], [B, L, h, e]
-    gate        decay gate G = sigmoid(W_gate x + b)                   [B, L, h, c], kept as log_gate <= 0, fp32
-    state       S_t                                                    [B, h, c, e], fp32
+    gate        decay gate G = sigmoid(W_gate x + b)                   [B, L, h, c]
+    log_gate    log G, never above 0, in fp32                          [B, L, h, c]
+    state       S_t, in fp32                                           [B, h, c, e]
     z, q        learned vectors Z and the queries Q made of them       [M, D], [h, M, c]
     memory      memory tokens M_t                                      [B, M, D]
     read_at     how many tokens have been absorbed at each read-out    [B, N], on the CPU
@@ -49,8 +50,10 @@ EPS = 1e-5  # epsilon of every normalisation in this file
 class SwiGLU(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        inner = -(-(2 * 4 * width // 3) // 256) * 256  # 2/3 of 4D, rounded up to a multiple of 256
-        self.up_proj = nn.Linear(width, 2 * inner, bias=False)  # two halves; the first scales the second
+        inner = 2 * 4 * width // 3                      # 2/3 of 4D,
+        inner = -(-inner // 256) * 256                  # rounded up to a multiple of 256
+        # two halves in one matrix; the first scales the second
+        self.up_proj = nn.Linear(width, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,12 +67,13 @@ class CLAM(nn.Module):
 
     width       D, a multiple of 2 * heads
     M           number of memory tokens
-    rank        inner width of the gate's projection, as published
+    rank        W_gate is of low rank, D -> rank -> D/2, as in gated linear attention
     target      learn a starting vector for each memory token, so that the tokens differ. The
                 published models have none: all their tokens start from zero.
     dropout     rate in the self-attention over Z, as published
     """
-    HAS_HEADS = True            # and can be read after a frame's first token; other memories work frame by frame
+    # CLAM can also be read after a frame's first token; memories without heads work frame by frame
+    HAS_HEADS = True
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
                  dropout: float = 0.1):
@@ -104,8 +108,12 @@ class CLAM(nn.Module):
         return torch.zeros(batch, self.heads, c, e, device=self.z.device)
 
     def log_gate(self, x: Tensor) -> Tensor:
-        """log G of x [..., D], in fp32 [..., h, c]; [..., h, 1] where a head's channels share a gate."""
-        return rearrange(F.logsigmoid(self.w_gate(x).float()), "... (h c) -> ... h c", h=self.heads)
+        """log G of x [..., D], in fp32 [..., h, c].
+
+        [..., h, 1] in memories whose channels of a head share a gate (baselines/memories.py).
+        """
+        log_gate = F.logsigmoid(self.w_gate(x).float())
+        return rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [..., D] -> k [..., h, c], v [..., h, e], log_gate [..., h, c], all in fp32."""
@@ -113,27 +121,34 @@ class CLAM(nn.Module):
         v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
         return k, v, self.log_gate(x)
 
-    def recurrent(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def recurrent(self, x: Tensor, read_at: Tensor,
+                  state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Eq. 2 and M = Q S, token by token: the oracle for `chunked` and `step`."""
         check(x, read_at, self.width)
         s = self.initial_state(len(x)) if state is None else state
         states = [s]
         for x_j in x.unbind(1):
             k, v, log_gate = self.project(x_j)
-            s = log_gate.exp()[..., None] * s + k[..., :, None] * v[..., None, :]     # Eq. 2
+            gate = log_gate.exp()[..., None]                            # [B, h, c, 1]
+            s = gate * s + k[..., :, None] * v[..., None, :]            # Eq. 2, [B, h, c, e]
             states.append(s)
-        chosen = [torch.stack([states[n][b] for n in row]) for b, row in enumerate(read_at.tolist())]
-        return self.read(torch.stack(chosen)), s
+        read_out = []
+        for b, row in enumerate(read_at.tolist()):
+            read_out.append(torch.stack([states[n][b] for n in row]))
+        return self.read(torch.stack(read_out)), s
 
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
         """What no video changes: a [M, D], the queries q [h, M, c] and the output gate [M, D]."""
         target = torch.zeros_like(self.z) if self.target is None else self.target
+        # self-attention (Fig. 3): queries and keys are target + z, values are the target
         query = (target + self.z)[None]
         attended, _ = self.self_attn(query, query, target[None], need_weights=False)
         a = self.norm_a(target + self.dropout(attended[0]))
         u = a + self.z
         q = rearrange(self.w_q(u), "m (h c) -> h m c", h=self.heads)
-        return a, q * q.shape[-1] ** -0.5, F.silu(self.w_output_gate(u))              # scale c^-1/2, as published
+        scale = q.shape[-1] ** -0.5                                     # c^-1/2, as published
+        output_gate = F.silu(self.w_output_gate(u))
+        return a, q * scale, output_gate
 
     def read(self, state: Tensor, queries: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
         """M_t = Q S_t, gated, normalised, through the feed-forward: [..., h, c, e] -> [..., M, D].
@@ -141,8 +156,10 @@ class CLAM(nn.Module):
         queries: what `queries` returned, for streams, which compute it once.
         """
         a, q, output_gate = self.queries() if queries is None else queries
-        o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e").to(a.dtype)     # Q S
-        o = self.w_o(rearrange(self.norm_o(o), "... h e -> ... (h e)") * output_gate)
+        o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e")   # Q S, in fp32
+        # norm, output gate and projection as in gated linear attention (published, not in the paper)
+        o = rearrange(self.norm_o(o.to(a.dtype)), "... h e -> ... (h e)")
+        o = self.w_o(o * output_gate)
         y = self.norm_y(a + o)
         return self.norm_m(y + self.mlp(y))
 
@@ -153,18 +170,21 @@ class CLAM(nn.Module):
         Unrolling Eq. 2: decay = exp(sum g) and update = sum_j exp(sum_{i > j} g_i) k_j^T v_j, where
         g = log G. Every exponent is a sum of g <= 0: stable for any gate and any length.
         """
-        weights = k * sum_after(log_gate).exp()
-        return log_gate.sum(0).exp(), einsum(weights, v, "l h c, l h e -> h c e")
+        decay = log_gate.sum(0).exp()                                   # [h, c]
+        decayed_k = k * sum_after(log_gate).exp()                       # [L, h, c]
+        update = einsum(decayed_k, v, "l h c, l h e -> h c e")
+        return decay, update
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): one frame or several, x [B, L, D] -> the new state."""
         states = []
-        for s, k, v, log_gate in zip(state, *self.project(x)):
+        for s, k, v, log_gate in zip(state, *self.project(x)):          # of each stream
             decay, update = self.absorb(k, v, log_gate)
             states.append(s * decay[..., None] + update)
         return torch.stack(states)
 
-    def chunked(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def chunked(self, x: Tensor, read_at: Tensor,
+                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Training: all tokens between two read-outs at once; states exist at read-outs only (see
         `absorb`).
 
@@ -172,19 +192,25 @@ class CLAM(nn.Module):
         """
         check(x, read_at, self.width)
         B, N = read_at.shape
-        state = self.initial_state(B) if state is None else state
-        lengths = torch.diff(F.pad(read_at, (1, 1)), dim=1)             # [B, N + 1]
-        lengths[:, -1] += x.shape[1]                                    # the last piece is not read
-        pieces = [tensor.flatten(0, 1).split(lengths.flatten().tolist()) for tensor in self.project(x)]
-        absorbed = iter([self.absorb(k, v, log_gate) for k, v, log_gate in zip(*pieces)])
+        if state is None:
+            state = self.initial_state(B)
+
+        # cut each video into N + 1 pieces: one before each read-out, and the rest
+        ends = F.pad(read_at, (0, 1), value=x.shape[1])                 # [B, N + 1]
+        lengths = F.pad(ends, (1, 0)).diff(dim=1).flatten().tolist()
+        k, v, log_gate = (tensor.flatten(0, 1).split(lengths) for tensor in self.project(x))
+        absorbed = [self.absorb(*piece) for piece in zip(k, v, log_gate)]
+
+        # Eq. 2, piece by piece
         states = []
         last = []
-        for s in state:                                                 # of each video
-            for _ in range(N + 1):
-                decay, update = next(absorbed)
+        for b, s in enumerate(state):                                   # of each video
+            for n in range(N + 1):
+                decay, update = absorbed[b * (N + 1) + n]
                 s = s * decay[..., None] + update
-                states.append(s)
-            last.append(states.pop())                                   # after the piece that is not read
+                if n < N:
+                    states.append(s)
+            last.append(s)
         if N == 0:
             return x.new_zeros(B, 0, self.M, self.width), torch.stack(last)
         states = rearrange(torch.stack(states), "(b n) h c e -> b n h c e", b=B)
@@ -214,9 +240,11 @@ class CLAM(nn.Module):
         start_memory(self, x)
 
     def start_gates(self):
-        """First gates of `initialise`: decay 0.982 a token in the first head to 0.9997 in the last."""
+        """First gates of `initialise`: near 1, from 0.982 per token in the first head to 0.9997 in
+        the last."""
         weight, bias = self.w_gate[1].parameters()
-        bias.copy_(repeat(torch.linspace(4, 8, self.heads), "h -> (h c)", c=len(bias) // self.heads))
+        logits = torch.linspace(4, 8, self.heads)                       # G = sigmoid(logits)
+        bias.copy_(repeat(logits, "h -> (h c)", c=len(bias) // self.heads))
         nn.init.normal_(weight, std=0.02)
 
 
@@ -226,7 +254,8 @@ def sum_after(g: Tensor) -> Tensor:
     Summed backwards from the end, so that it is exact near the end. (A difference of prefix sums
     would be a difference of large numbers.)
     """
-    later = F.pad(g[1:], (0, 0) * (g.dim() - 1) + (0, 1))[:len(g)]      # token j now holds what j + 1 had
+    at_the_end = (0, 0) * (g.dim() - 1) + (0, 1)                        # one more token, 0
+    later = F.pad(g[1:], at_the_end)[:len(g)]                           # token j has what j + 1 had
     return later.flip(0).cumsum(0).flip(0)
 
 
@@ -236,18 +265,27 @@ def check(x: Tensor, read_at: Tensor, width: int):
         raise ValueError(f"expected frame tokens [B, L, {width}], got {list(x.shape)}")
     if read_at.dim() != 2 or len(read_at) != len(x):
         raise ValueError(f"expected read-outs [{len(x)}, N], got {list(read_at.shape)}")
-    bounds = F.pad(F.pad(read_at, (1, 0)), (0, 1), value=x.shape[1])
+    length = x.shape[1]
+    bounds = F.pad(read_at, (1, 0))                                     # 0, the read-outs, L
+    bounds = F.pad(bounds, (0, 1), value=length)
     if (bounds.diff(dim=1) < 0).any():
-        raise ValueError(f"read-outs must not decrease and lie in 0..{x.shape[1]}, got {read_at.tolist()}")
+        raise ValueError(f"read-outs must not decrease and lie in 0..{length}, "
+                         f"got {read_at.tolist()}")
 
 
 # ---------------------------------------------------------------------- python clam.py
 
 def worked_example():
     """Eq. 2 with a state of 2 x 2 and three tokens: one head, keys and values of two channels."""
-    k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    v = torch.tensor([[4.0, 2.0], [0.0, 8.0], [2.0, 2.0]])
-    gate = torch.tensor([[0.5, 0.5], [0.5, 1.0], [0.5, 0.5]])
+    k = torch.tensor([[1.0, 0.0],
+                      [0.0, 1.0],
+                      [1.0, 0.0]])
+    v = torch.tensor([[4.0, 2.0],
+                      [0.0, 8.0],
+                      [2.0, 2.0]])
+    gate = torch.tensor([[0.5, 0.5],
+                         [0.5, 1.0],
+                         [0.5, 0.5]])
 
     def row(vector: Tensor) -> str:
         return " ".join(f"{number:g}" for number in vector.tolist())
@@ -265,15 +303,17 @@ def worked_example():
         decayed = gate_j[:, None] * state
         added = k_j[:, None] * v_j[None]                                # k_j^T v_j
         state = decayed + added
-        print(f"S_{j} = ({row(gate_j)}) * S_{j - 1} + ({row(k_j)})^T ({row(v_j)}) "
-              f"= {show(decayed)} + {show(added)} = {show(state)}")
+        equation = f"({row(gate_j)}) * S_{j - 1} + ({row(k_j)})^T ({row(v_j)})"
+        print(f"S_{j} = {equation} = {show(decayed)} + {show(added)} = {show(state)}")
     q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}")
     print("Query (1 0) reads what keys (1 0) stored: "
           "a quarter of v_1 (after two gates of 1/2) and all of v_3.")
     print("Query (0 1) reads what key (0 1) stored: half of v_2 (after one gate of 1/2).")
+    # one head
     decay, update = CLAM.absorb(k[:, None], v[:, None], gate[:, None].log())
-    print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), update {show(update[0])}")
+    print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), "
+          f"update {show(update[0])}")
 
 
 def main():

@@ -63,7 +63,7 @@ def overlaps(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.n
     return iou, iou - (enclosing - union) / enclosing
 
 
-def alignment(iou: np.ndarray) -> dict[str, float]:
+def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
     """Precision, recall and F1 at TAU of one video from iou [N, P]; all 0 where nothing is
     predicted.
     """
@@ -76,44 +76,48 @@ def alignment(iou: np.ndarray) -> dict[str, float]:
     return {"precision": precision, "recall": recall, "f1": f1}
 
 
-def align(truth: Truth, predicted: list[Sentence],
-          ) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
+def measure_video(truth: Truth, predicted: list[Sentence],
+                  ) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
     """Measures of one video, and its pairs (true sentence, predicted text).
 
     Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
-    "" if nothing is predicted. Each annotator's narrations make their own segments. The measures:
-    alignment, narrations a minute, mean length of segments (seconds, Fig. 9). Without a known
-    length (`score`), a video is as long as the span of its true narrations.
+    "" if nothing is predicted. Each annotator's narrations make their own segments.
     """
     sentences = [sentence for annotator in truth.annotators for sentence in annotator]
-    true_segments = []                      # each annotator's narrations make their own segments
-    for annotator in truth.annotators:
-        times = [sentence.time for sentence in annotator]
-        true_segments.append(segments(times, truth.start))
-    true_segments = np.concatenate(true_segments)
+    true_segments = np.concatenate([
+        segments([sentence.time for sentence in annotator], truth.start)
+        for annotator in truth.annotators
+    ])
     predicted_segments = segments([sentence.time for sentence in predicted], truth.start)
     iou, giou = overlaps(true_segments, predicted_segments)
     texts = [""] * len(sentences)
     if predicted:
         texts = [predicted[i].text for i in giou.argmax(1)]
+    measures = precision_recall_f1(iou) | pace(truth, true_segments, predicted_segments)
+    return measures, list(zip(sentences, texts))
 
+
+def pace(truth: Truth, true_segments: np.ndarray, predicted_segments: np.ndarray) -> dict[str, float | None]:
+    """Narrations a minute, and the mean length of segments in seconds (Fig. 9), of one video.
+
+    If the length of the video is not known (`score`), it is the span of the true narrations.
+    """
     seconds = truth.seconds
-    if not seconds:                         # the length is not known
-        seconds = max(sentence.time for sentence in sentences) - truth.start
+    if not seconds:
+        seconds = true_segments.max() - truth.start
     minutes = seconds / 60
     per_minute = None
     true_per_minute = None
     if minutes > 0:
         annotators = sum(1 for annotator in truth.annotators if annotator)
-        per_minute = len(predicted) / minutes
-        true_per_minute = len(sentences) / annotators / minutes
-    pace = {
+        per_minute = len(predicted_segments) / minutes
+        true_per_minute = len(true_segments) / annotators / minutes
+    return {
         "narrations_per_minute": per_minute,
         "segment_s": average(np.diff(predicted_segments)),
         "true_narrations_per_minute": true_per_minute,
         "true_segment_s": average(np.diff(true_segments)),
     }
-    return alignment(iou) | pace, list(zip(sentences, texts))
 
 
 def average(values) -> float | None:
@@ -137,7 +141,7 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
     pairs_of = {}                           # video: its pairs
     for name, truth in truths.items():
         if any(truth.annotators):
-            rows[name], pairs_of[name] = align(truth, predictions[name])
+            rows[name], pairs_of[name] = measure_video(truth, predictions[name])
     if not rows:
         raise BadData("there is nothing to score: no video has a true narration")
     all_pairs = [pair for pairs in pairs_of.values() for pair in pairs]
@@ -210,6 +214,8 @@ def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
 
 
 # ---------------------------------------------------------------------- caption scores (§4.1)
+
+# In the formulas below, r is the true sentence (the reference) and s is the predicted one.
 
 N_GRAMS = range(1, 5)
 Pair = tuple[str, str]
@@ -411,8 +417,9 @@ def ptb(pairs: list[Pair]) -> list[Pair]:
 class SegmentScores:
     """One segment under teacher forcing; the first has no frames to decide on.
 
-    ppl             perplexity of the narration's words, exp(mean cross entropy)
-    correctness     LM-Correctness: share of its words before the first wrong one
+    ppl             perplexity of the narration, exp(mean cross entropy): of "Assistant:", the words
+                    and the end of text
+    correctness     LM-Correctness: share of these tokens before the first wrong one
     difference      frames by which the model would end the segment too early (> 0) or too late
                     (< 0)
     fluency         share of all decisions (frames and words) before the first wrong one
@@ -474,7 +481,10 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
             if n + 1 < len(narrations):
                 more = min(narrations[n + 1][0] - frame, frames - 1)
             ended = ends_segment(further(narrator, x, tokens, kept, n, more)) if more else []
-            score.difference = -(ended.index(True) + 1) if True in ended else -more
+            if True in ended:
+                score.difference = -(ended.index(True) + 1)
+            else:
+                score.difference = -more                                # not in the frames that it was fed
         if score.difference == 0:
             right_decisions = frames + right_words
         else:

@@ -70,9 +70,9 @@ class Config(MoreSettings):
     memory_tokens: int = 20                               # M
     prune: bool = True                                    # dynamic context management; off: VideoLLM-online
     last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all
-    theta: float = 0.8                                    # narrate when p([SKIP]) <= theta,
-    theta_low: float = 0.5                                # when p([SKIP]) <= theta_low for so many
-    refractory: float = 4.0                               # seconds after a narration
+    theta: float = 0.8                                    # narrate when p([SKIP]) <= theta
+    theta_low: float = 0.5                                # the threshold soon after a narration
+    refractory: float = 4.0                               # for how long after it [seconds]
     lora_rank: int = 128
     lora_alpha: int = 256
 
@@ -106,7 +106,7 @@ class VisionEncoder(nn.Module):
         self.width = model.config.hidden_size
         self.mean = processor["image_mean"]
         self.std = processor["image_std"]
-        speed_up(self)
+        speed_up(self)                                      # faster matrix products, the same function
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
@@ -135,15 +135,20 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
     pooled = F.adaptive_avg_pool2d(patches, grid) if grid else patches[..., :0]
     pooled = rearrange(pooled, "t d h w -> t (h w) d")
+    # SigLIP has no CLS token: as published, its pooled output stands for the paper's
     return torch.cat([output.pooler_output[:, None], pooled], dim=1)
 
 
 # ---------------------------------------------------------------------- §3.2 tokens: one layout for both
 
-# kinds of tokens: kept for ever; of a segment's pictures; of a narration
-PROMPT, VISUAL, NARRATION = 0, 1, 2
+# kinds of tokens
+PROMPT = 0              # never removed
+VISUAL = 1              # frames, memory, and what stands around them: removed with their segment
+NARRATION = 2           # "Assistant:", words, end of text, newline: removed where only the last k are kept
+
 # placeholder ids, where the embeddings of frames and of memory tokens go
-FRAME, MEMORY = -1, -2
+FRAME = -1
+MEMORY = -2
 
 
 @dataclass
@@ -208,21 +213,23 @@ class Layout:
     pieces.
 
         piece       first                                       closing     narration
-        segment 0   PROMPT  [ x*J ]\n  USER \n                  Assistant:  words
+        segment 0   SYSTEM  [ x*J ]\n  USER \n                  Assistant:  words
         kind        prompt  visual     prompt                   narration   narration
+        learned                                                 yes         yes
 
         piece       opening                         frame       closing            narration
         segment n   EOT \n  [ m*M ]\n [ x*J         , x*J  ...  ]\n     Assistant:  words
         kind        narration  visual               visual      visual  narration  narration
         number      n - 1                                               n          n
+        learned     EOT                             ,           ]\n     yes        yes
 
     Segment n contains everything fed after the words of narration n - 1, up to and including the
     words of narration n. The end-of-text token and the newline of narration n - 1 are special: they
     *belong to* narration n - 1 (`number`) but are *fed in* segment n (`segment`).
 
-    "," between two frames of a segment is the paper's [SKIP]. The atoms (PROMPT, "[", "]\n", ",",
-    ...) are each tokenised on their own, so that no two ever merge, and no id is written as a
-    number.
+    After each frame the model predicts "," (the paper's [SKIP]: nothing to say yet) or "]\n" (the
+    segment ends: narrate now). Each piece of text (SYSTEM, "[", "]\n", ",", ...) is tokenised on its
+    own, so that no two ever merge, and no id is written as a number.
     """
 
     def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False):
@@ -258,20 +265,20 @@ class Layout:
         tokens.add(self.open + [FRAME] * self.J + self.close, VISUAL, segment=0)
         return tokens.add(self.user + self.newline, PROMPT, segment=0)
 
-    def end(self, n: int) -> Tokens:
-        """EOT of narration n: predicted at its end, fed with the frame that follows."""
+    def end_of_text(self, n: int) -> Tokens:
+        """EOT of narration n: predicted after its words, fed with the frame that follows."""
         return Tokens().add([self.eot], NARRATION, segment=n + 1, number=n, learn=True)
 
     def opening(self, n: int) -> Tokens:
         """The first frame of segment n >= 1, with the memory of all before it (Alg. 2, line 7)."""
-        tokens = self.end(n - 1)
+        tokens = self.end_of_text(n - 1)
         if self.keep_newline:
             tokens.add(self.newline, PROMPT, segment=n)
         else:
             tokens.add(self.newline, NARRATION, segment=n, number=n - 1)
-        return tokens + self.reopening(n)
+        return tokens + self.memory_and_frame(n)
 
-    def reopening(self, n: int) -> Tokens:
+    def memory_and_frame(self, n: int) -> Tokens:
         """The visual part of `opening`: memory tokens and the first frame, [M_{t_{n-1}}; X_t]."""
         tokens = Tokens()
         if self.M:
@@ -286,7 +293,10 @@ class Layout:
         return tokens.add([FRAME] * self.J, VISUAL, segment=n)
 
     def closing(self, n: int) -> Tokens:
-        """Between the last frame of segment n and its narration."""
+        """Between the last frame of segment n and its narration.
+
+        "]" is what the last frame predicts instead of [SKIP]: narrate now.
+        """
         tokens = Tokens()
         if n > 0:                                       # segment 0 is closed in `first`
             tokens.add(self.close, VISUAL, segment=n, learn=True)
@@ -309,7 +319,7 @@ class Layout:
             tokens += self.closing(n)
             tokens += self.narration(n, ids)
             last = frame
-        tokens += self.end(len(narrations) - 1)
+        tokens += self.end_of_text(len(narrations) - 1)
         return tokens
 
 
@@ -319,9 +329,12 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
     """The one visibility rule: does a token fed in segment `now` see one of this kind, segment and
     number?
 
-    It sees the prompt; frames and memory tokens of its own segment; the last k narrations before
-    the segment; and what of narrations is fed in its own segment. Without pruning (VideoLLM-online)
-    it sees everything. Tensors or NumPy arrays, which broadcast.
+    It sees
+        the prompt,
+        frames and memory tokens of its own segment,
+        the last k narrations before its segment (None: all),
+        narration tokens fed in its own segment: the end of text that opens it, and its own words.
+    Without pruning (VideoLLM-online) it sees everything. Tensors or NumPy arrays, which broadcast.
 
     Training attends by this rule (`Narrator.forward`), and the cache is pruned by it (stream.py:
     `Context.discard`).
@@ -335,9 +348,10 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
                    device="cpu") -> Tensor:
-    """The training mask (§3.5, Fig. 4), bool [L, L].
+    """The training mask (§3.5, Fig. 4) as a matrix, bool [L, L]: to look at, and for tests.
 
-    A query (row) attends to the visible keys (columns) up to itself.
+    A query (row) attends to the visible keys (columns) up to itself. Training computes the same
+    without the matrix (`segment_rows`).
     """
     kind, segment, number = tokens.for_rule(device)
     return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
@@ -379,7 +393,7 @@ class Narrator(nn.Module):
         if config.of_baseline and type(self) is Narrator:
             raise ValueError("these settings are of a baseline; baselines/variants.py makes its narrator")
         self.config = config
-        family.adapt(llm, config.prune)
+        family.adapt(llm, config.prune)                     # its attention takes the rows of `segment_rows`
         self.llm = llm.requires_grad_(False)
         self.add_connector(llm.config.hidden_size)
         self.add_memory(llm.config.hidden_size)
@@ -428,12 +442,12 @@ class Narrator(nn.Module):
         """Embeddings [L, D_lm] of ids [L].
 
         The placeholders FRAME are replaced by MLP(x), for x [.., J, D], and MEMORY by `memory`,
-        embeddings [.., D_lm], each in the order of the sequence.
+        embeddings [.., D_lm] already, each in the order of the sequence.
         """
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         if x is not None:
             e = e.masked_scatter((ids == FRAME)[:, None], self.embed_frames(x).to(e.dtype))
-        if memory is not None:
+        if memory is not None:                  # <=: baselines/narration_memory.py has one more placeholder
             e = e.masked_scatter((ids <= MEMORY)[:, None], memory.to(e.dtype))
         return e
 
@@ -443,7 +457,7 @@ class Narrator(nn.Module):
         return self.connector(rows).unflatten(0, x.shape[:-1])
 
     def embed_frames(self, x: Tensor) -> Tensor:
-        """The same for whole frames [.., J, D]."""
+        """The same for whole frames [.., J, D]; LION-FS has its own (baselines/lionfs.py)."""
         return self.embed_visual(x)
 
     # ------------------------------------------------------------------ one pass
@@ -481,6 +495,7 @@ class Narrator(nn.Module):
         if self.config.prune:                                           # the rows of Fig. 4, without an [L, L]
             rows = segment_rows(tokens, self.config.last_k)
             rectangles = attention.rectangles(rows, len(tokens), self.device)
+        # transformers hands `rectangles` on to each layer's attention (support/engine/attention.py)
         output = self.llm.model(
             inputs_embeds=e[None],
             position_ids=positions[None],
@@ -519,7 +534,7 @@ class Narrator(nn.Module):
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]],
              past: Past = Past()) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens,
-        their number.
+        their number. train.py takes the mean of each video, and then of the batch.
         """
         hidden, labels, _ = self(x, narrations, past)
         learned = (labels != -100).nonzero()[:, 0].to(hidden.device)

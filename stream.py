@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from narrator import MEMORY, NARRATION, VISUAL, Narrator, Tokens, visible
+from narrator import MEMORY, NARRATION, VISUAL, Config, Narrator, Tokens, visible
 from support.common.disk import one_line
 from support.engine.slots import Slots
 
@@ -43,9 +43,12 @@ class Cache(Slots):
     """C^vid and C^nar: keys and values of all layers, with the kind, segment and number of each
     token.
 
-        slot        0       1       2       3       4       5       6       7       8 ...
-        token       p       [       x       ]       A:      y0      free    free    free
-        position    0       1       2       3       6       7       EMPTY   EMPTY   EMPTY
+        slot                 0     1     2     3     4     5     6     7     8     9     10
+        frame 0 narrated     p     [     x     ]     u     \\n    A:    y0    -     -     -
+          position           0     1     2     3     4     5     6     7
+        its frame removed    p     -     -     -     u     \\n    A:    y0    -     -     -
+        frame 1 fed          p     EOT   \\n    [     u     \\n    A:    y0    m     ]     [    ...
+          position           0     8     9     10    4     5     6     7     11    12    13
 
     A new token takes the first free slot. Pruning frees slots, and nothing is ever moved. A token
     that was read ahead (streams/fast.py) has kind -1 until its turn comes.
@@ -156,8 +159,9 @@ class Context:
         return (self.frame + 1) / self.narrator.config.fps
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Line 4: the frame tokens X_t, one frame after the other. ValueError unless each is [J,
-        D].
+        """Line 4: the frame tokens X_t, one frame after the other, each at its time (`now`).
+
+        ValueError unless each is [J, D].
         """
         shape = (self.narrator.config.J, self.narrator.config.width)
         for x in frames:
@@ -169,8 +173,8 @@ class Context:
     def update_memory(self, x: Tensor) -> None:
         """Line 5, S_t: the memory absorbs frame tokens x [L, D].
 
-        M_t is read after the whole frame. Published weights read it after the frame's first token
-        (CLS).
+        M_t is read where it is used, at the end of a segment (line 17). It is read after the whole
+        frame; published weights read it after the frame's first token (CLS).
         """
         memory = self.narrator.memory
         end = len(x)
@@ -188,9 +192,7 @@ class Context:
             self.memory = self.narrator.memory.read(self.readable, self.queries)
 
     def memory_embedding(self, tokens: Tokens) -> Tensor | None:
-        """What replaces the memory tokens' placeholders among `tokens`, if there are any [1, M,
-        D_lm].
-        """
+        """Line 7, M_{t_{n-1}}: embeddings [1, M, D_lm] of the memory tokens, if `tokens` has them."""
         if MEMORY not in tokens.ids:
             return None
         return self.narrator.embed_visual(self.memory)
@@ -200,17 +202,17 @@ class Context:
         narrator = self.narrator
         ids = torch.tensor(tokens.ids, device=narrator.device)
         e = narrator.embed(ids, x, self.memory_embedding(tokens))                   # line 9
-        end = self.position + len(tokens)
-        positions = torch.arange(self.position, end, device=narrator.device)        # line 10
-        self.position = end                                                         # line 11
-        slots = self.cache.take(len(tokens))
+        next_position = self.position + len(tokens)
+        positions = torch.arange(self.position, next_position, device=narrator.device)      # line 10
+        self.position = next_position                                               # line 11
+        slots = self.cache.reserve(len(tokens))
         self.cache.insert(tokens, slots)
         mask = self.cache.begin(positions, torch.from_numpy(slots).to(narrator.device))
         hidden = narrator.run(e, positions, mask, self.cache)                       # line 12
         return narrator.logits(hidden[-1:])[0]
 
     def trigger(self, logits: Tensor) -> float:
-        """Eq. 1: the probability of [SKIP], from logits [V]."""
+        """Eq. 1: p([SKIP]), from the logits [V] after the frame's last token."""
         return logits.softmax(-1)[self.layout.skip].item()
 
     def discard(self, now: int) -> int:
@@ -220,11 +222,12 @@ class Context:
         return cache.keep(seen)
 
 
-def threshold(elapsed: float, config, static: bool) -> float:
+def threshold(elapsed: float, config: Config, static: bool) -> float:
     """The active threshold (§3.2), `elapsed` seconds after the last narration: theta_low at first,
     then theta.
     """
-    if static or elapsed > config.refractory + 1e-6:
+    rounding = 1e-6                                 # of times that are sums of frames [s]
+    if static or elapsed > config.refractory + rounding:
         return config.theta
     return config.theta_low
 
@@ -279,22 +282,25 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     for x in c.take(frames):                                                    # line 4
         t = c.frame
         c.update_memory(x)                                                      # line 5
-        fed = c.opening or c.layout.frame(c.segment)                            # lines 6-8: [M_{t_{n-1}}; X_t]
-        c.opening = None
+        if c.opening is not None:                                               # line 6: b_new
+            fed = c.opening                                                     # line 7: [M_{t_{n-1}}; X_t]
+            c.opening = None
+        else:
+            fed = c.layout.frame(c.segment)
         logits = c.feed(fed, x)                                                 # lines 9-12
-        if t > 0:
+        if t > 0:                                       # frame 0 stands in the prompt and always narrates
             c.p_skip = c.trigger(logits)                                        # Eq. 1
             c.theta = threshold(c.now - c.last_narration_time, narrator.config, static)
-        if forced is None:
-            must, given = t == 0, None
-        else:
-            must, given = t in forced, forced.get(t)
-        narration, pruned = None, 0
+        must = t == 0 if forced is None else t in forced
+        given = None if forced is None else forced.get(t)
+        narration = None
+        pruned = 0
         if must or (forced is None and c.p_skip <= c.theta):                    # line 13
             narration, pruned = end_segment(c, t, given)                        # lines 14-19
         c.frame = t + 1
         yield decision(c, t, narration, must, fed, pruned)
-    if forced is None and c.opening is None:                                    # the last frame has not narrated
+    segment_is_open = c.opening is None                                         # the last frame has not narrated
+    if forced is None and segment_is_open:
         narration, pruned = end_segment(c, c.frame - 1)
         yield decision(c, c.frame - 1, narration, True, Tokens(), pruned)
 

@@ -1,32 +1,37 @@
-"""LION-FS (Table 2): the tokens of two vision encoders, mixed by a router; no more tokens than those of one.
+"""LION-FS (Table 2): the tokens of two vision encoders, mixed by a router into as many as one has.
 
-LION-FS narrates with two pathways; this is the fast one. A general encoder (SigLIP) and an egocentric video encoder
-(EgoVLPv2) give J tokens a frame each. In features they stand side by side, [T, J, D_s + D_t], so all that reads,
-remembers and caches frames stays as it is. Each half has a connector; the router looks at the general CLS token and
-mixes the two, place by place:
+LION-FS narrates with two pathways; this is the fast one. A general encoder (SigLIP) and an
+egocentric video encoder (EgoVLPv2) give J tokens a frame each. In features they stand side by side,
+[T, J, D_s + D_t], so all that reads, remembers and caches frames stays as it is. Each half has a
+connector. The router looks at the general CLS token and mixes the two, place by place:
 
-    w = softmax(router(e[CLS]))                 [J, 2], over the encoders; as in its public code: two layers with GELU
-    E = w_0 * e + w_1 * connector(y)            equal shares at first, if not `--start published`
+    w = softmax(router(e[CLS]))             [J, 2], over the encoders; as in its public code: two
+                                            layers with GELU
+    E = w_0 * e + w_1 * connector(y)        equal shares at first, if not `--start published`
 
-Its other half, token dropping, is VideoLLM-MoD's (baselines/mod.py) with half of the tokens kept (`mod_keep` 0.5). Its
-code chooses among all tokens of a video, which no stream can; here each frame keeps its own half, as in its text.
-Memory tokens, which LION-FS does not have, go through the first connector alone (their first D_s features).
+Its other half, token dropping, is VideoLLM-MoD's (baselines/mod.py) with half of the tokens kept
+(`mod_keep` 0.5). Its code chooses among all tokens of a video, which no stream can; here each frame
+keeps its own half, as in its text. Memory tokens, which LION-FS does not have, go through the first
+connector alone (their first D_s features).
 
     python train.py --data ego4d --memory none --no-prune --mod-keep 0.5 --width-second 768
     python train.py --data toy --memory none --no-prune --mod-keep 0.5 --width-second 128
 
 Does not include:
-- EgoVLPv2, whose weights and features are not at hand, and videos at 8 frames per second. Where both encoders' features
-  are joined in files, the first command trains. In the toy a *stand-in* for the egocentric encoder is trained: a small
-  ViT that sees a frame, the one before it and their difference (`motion`), and learns what hands do (toy/stages.py:
-  `egocentric`). It shows the router at work, not LION-FS's numbers.
-- The slow pathway: 36 pooled patches and the boxes of hands and touched objects, read before a sentence, without
-  training. Boxes need a detector. The patches are no part of features of J tokens a frame, and streams would have to
-  carry a second kind of frame past memory, cache and look-ahead, for tokens that training has never seen.
+- EgoVLPv2, whose weights and features are not at hand, and videos at 8 frames per second. Where
+  both encoders' features are joined in files, the first command trains. In the toy a *stand-in* for
+  the egocentric encoder is trained: a small ViT that sees a frame, the one before it and their
+  difference (`motion`), and learns what hands do (toy/stages.py: `egocentric`). It shows the router
+  at work, not LION-FS's numbers.
+- The slow pathway: 36 pooled patches and the boxes of hands and touched objects, read before a
+  sentence, without training. Boxes need a detector. The patches are no part of features of J tokens
+  a frame, and streams would have to carry a second kind of frame past memory, cache and look-ahead,
+  for tokens that training has never seen.
 
 Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egocentric features)
-    x           features of both encoders; y: the second one's                  [F, J, D_s + D_t], [F, J, D_t]
-    e           general tokens behind their connector                           [F, J, D_lm]
+    x           features of both encoders               [F, J, D_s + D_t]
+    y           features of the second encoder          [F, J, D_t]
+    e           general tokens behind their connector   [F, J, D_lm]
 """
 from __future__ import annotations
 
@@ -39,51 +44,73 @@ from narrator import VisionEncoder
 from support.common.errors import BadData
 from support.engine.start import start_connector
 
+
 class Aggregation(nn.Module):
     """The token aggregation router, and the second encoder's connector."""
 
     def __init__(self, width: int, hidden: int, J: int):
         super().__init__()
-        self.J, self.width = J, width
-        self.connector = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
-        self.router = nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 2 * J))
-        for p in self.router[2].parameters():
+        self.J = J
+        self.width = width                                                  # D_t
+        self.connector = nn.Sequential(
+            nn.Linear(width, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+        )
+        self.router = nn.Sequential(
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, 2 * J),
+        )
+        for p in self.router[2].parameters():                               # equal shares
             nn.init.zeros_(p)
 
     def shares(self, e: Tensor) -> Tensor:
         """e [F, J, D_lm] -> the share of each encoder in each token [F, J, 2]."""
-        return rearrange(self.router(e[:, 0]), "f (j s) -> f j s", s=2).softmax(-1)
+        scores = self.router(e[:, 0])                                       # of the CLS token
+        return rearrange(scores, "f (j s) -> f j s", s=2).softmax(-1)
 
     def forward(self, e: Tensor, x: Tensor) -> Tensor:
         """Tokens of whole frames: e [.., D_lm] and x [.., D_s + D_t] -> [.., D_lm]."""
-        frames = rearrange(e.flatten(0, -2), "(f j) d -> f j d", j=self.J)
-        second = self.connector(x[..., -self.width:].flatten(0, -2).to(e.dtype)).view_as(frames)
-        w = self.shares(frames)
-        return (w[..., :1] * frames + w[..., 1:] * second).view_as(e)
+        general = rearrange(e.flatten(0, -2), "(f j) d -> f j d", j=self.J)
+        y = x[..., -self.width:].flatten(0, -2).to(e.dtype)
+        egocentric = self.connector(y).view_as(general)
+        w = self.shares(general)
+        return (w[..., :1] * general + w[..., 1:] * egocentric).view_as(e)
 
 
 class TwoEncoders(nn.Module):
-    """Both encoders of the toy as one (narrator.py: `VisionEncoder`); the second one is the stand-in."""
+    """Both encoders of the toy as one (narrator.py: `VisionEncoder`): the stand-in is second."""
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()
-        self.first, self.second = first, second
-        self.width, self.image_size = first.width + second.width, first.image_size
+        self.first = first
+        self.second = second
+        self.width = first.width + second.width
+        self.image_size = first.image_size
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
 
     def encode_batches(self, videos: list[Tensor]) -> list[Tensor]:
-        """Pictures, each with the one before it (support/files/features.py: `pairs`), uint8 [T, H, W, 6] -> [T, J, D]."""
-        x, y = self.first.encode_batches([v[..., :3] for v in videos]), self.second.encode_batches([motion(v) for v in videos])
-        return [torch.cat(both, dim=-1) for both in zip(x, y)]
+        """Pictures, each with the one before it, uint8 [T, H, W, 6] -> features [T, J, D_s + D_t].
+
+        The pictures come from support/files/features.py: `pairs`.
+        """
+        general = self.first.encode_batches([pairs[..., :3] for pairs in videos])
+        egocentric = self.second.encode_batches([motion(pairs) for pairs in videos])
+        return [torch.cat(features, dim=-1) for features in zip(general, egocentric)]
 
 
-def motion(frames: Tensor) -> Tensor:
-    """Each picture with the one before it, uint8 [.., 6] -> what the stand-in sees, uint8 [.., 3]: both in grey, and by
-    how much the picture is now lighter (half of it, from 127 on)."""
-    now, before = frames.float().unflatten(-1, (2, 3)).mean(-1).unbind(-1)
-    return torch.stack([now, before, 127 + (now - before) / 2], dim=-1).to(torch.uint8)
+def motion(pairs: Tensor) -> Tensor:
+    """Each picture with the one before it, uint8 [.., 6] -> what the stand-in sees, uint8 [.., 3].
+
+    Its channels: both pictures in grey, and half of the change in brightness, from 127 on.
+    """
+    grey = pairs.float().unflatten(-1, (2, 3)).mean(-1)                     # [.., 2]
+    now, before = grey.unbind(-1)
+    change = 127 + (now - before) / 2
+    return torch.stack([now, before, change], dim=-1).to(torch.uint8)
 
 
 class LionNarrator(RoutedNarrator):
@@ -92,12 +119,17 @@ class LionNarrator(RoutedNarrator):
     def add_connector(self, hidden: int) -> None:
         config = self.config
         first = config.width - config.width_second
-        self.connector = nn.Sequential(nn.Linear(first, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+        self.connector = nn.Sequential(
+            nn.Linear(first, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+        )
         self.aggregation = Aggregation(config.width_second, hidden, config.J)
 
     def embed_visual(self, x: Tensor) -> Tensor:
         """Memory tokens go through the first connector alone, with their first features."""
-        return super().embed_visual(x[..., :self.connector[0].in_features])
+        first = self.connector[0].in_features                               # D_s
+        return super().embed_visual(x[..., :first])
 
     def embed_frames(self, x: Tensor) -> Tensor:
         return self.aggregation(self.embed_visual(x), x)
@@ -110,18 +142,25 @@ class LionNarrator(RoutedNarrator):
         start_connector(self.connector, x[..., :first])
         start_connector(self.aggregation.connector, x[..., first:])
 
-    def vision_encoder(self, source: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Both encoders as one. BadData if only the first is at hand: the narrator then needs features."""
+    def vision_encoder(self, source: str | None = None,
+                       dtype: torch.dtype = torch.float32) -> nn.Module:
+        """Both encoders as one.
+
+        BadData if only the first is at hand: the narrator then needs features.
+        """
         config = self.config
-        encoder = load_encoders(source or config.vision, config.vision_second, config.grid, device=self.device,
-                                dtype=dtype)
+        encoder = load_encoders(source or config.vision, config.vision_second, config.grid,
+                                device=self.device, dtype=dtype)
         if encoder.width != config.width:
-            raise BadData(f"the vision model gives features of width {encoder.width}, the narrator needs "
-                          f"{config.width}; give it features of both its encoders")
+            raise BadData(f"the vision model gives features of width {encoder.width}, "
+                          f"the narrator needs {config.width}; "
+                          f"give it features of both its encoders")
         return encoder
 
 
-def load_encoders(first: str, second: str | None, grid: int, **where) -> nn.Module:
-    """The vision encoder, or two of them as one."""
-    encoder = VisionEncoder(first, grid, **where)
-    return TwoEncoders(encoder, VisionEncoder(second, grid, **where)) if second else encoder
+def load_encoders(first: str, second: str | None, grid: int, **options) -> nn.Module:
+    """The vision encoder, or two of them as one. options: device and dtype."""
+    encoder = VisionEncoder(first, grid, **options)
+    if not second:
+        return encoder
+    return TwoEncoders(encoder, VisionEncoder(second, grid, **options))

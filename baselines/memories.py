@@ -1,7 +1,8 @@
-"""The memories that CLAM is compared with (Table 5; Tables 3 and 9), behind its interface (`Memory`).
+"""The memories that CLAM is compared with (Table 5; Tables 3 and 9), behind its interface.
 
-All have a state of fixed size and give M memory tokens. The paper names them and the works that they come from, but not
-their details; each is defined here as near to its source as a stream allows.
+All have a state of fixed size and give M memory tokens. The paper names them and the works that
+they come from, but not their details. Each is defined here as near to its source as a stream
+allows.
 
     memory    state, fp32         numbers, D = 1024, M = 20    learned
     recent    [M, D]              20,480                       nothing
@@ -12,7 +13,9 @@ their details; each is defined here as near to its source as a stream allows.
     scalar    [h, D/2h, D/h]      65,536                       and a gate for each head
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
 
-So equally many memory tokens are not equally large states. Does not include: a state that grows (Q-Former, App. B.2).
+So equally many memory tokens are not equally large states.
+
+Does not include: a state that grows (Q-Former, App. B.2).
 """
 import torch
 import torch.nn.functional as F
@@ -22,7 +25,7 @@ from clam import CLAM, check
 
 
 class Memory(nn.Module):
-    """Interface of all memories: a state, one tensor, that absorbs tokens and is read out as M tokens.
+    """Interface of all memories: a state (one tensor) that absorbs tokens and is read as M tokens.
 
     CLAM (clam.py) has the same methods.
     """
@@ -35,10 +38,10 @@ class Memory(nn.Module):
         self.J = J                      # tokens of a frame
 
     def reset_parameters(self) -> None:
-        """Initialise as the published code does. Parameters that it does not have keep their values."""
+        """Initialise as the published code does. Parameters unknown to it keep their values."""
 
     def initialise(self, x: Tensor) -> None:
-        """First weights from the statistics of training features x [T, J, D], where a memory can use them."""
+        """First weights from statistics of training features x [T, J, D], if a memory uses them."""
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """S_0, before the first frame."""
@@ -55,8 +58,12 @@ class Memory(nn.Module):
         """The memory tokens [B, M, D] that the next segment opens with."""
         return state
 
-    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """All read-outs of x [B, L, D] after read_at [B, N] tokens -> memory [B, N, M, D], the last state."""
+    def forward(self, x: Tensor, read_at: Tensor,
+                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """All read-outs of x [B, L, D] after read_at [B, N] tokens.
+
+        Returns the memory tokens [B, N, M, D] and the last state.
+        """
         raise NotImplementedError
 
 
@@ -69,38 +76,46 @@ class NoMemory(Memory):
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         return state
 
-    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, read_at: Tensor,
+                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return x.new_zeros(*read_at.shape, 0, self.width), self.initial_state(len(x))
 
 
 class TokenBank(Memory):
-    """M tokens that each frame changes: `update` gives the new state [B, M, D] after one frame x [B, J, D].
+    """M tokens that each frame changes.
 
-    Training takes the same steps as streaming, from read-out to read-out. Places are zero until there is something to
-    put there. In a COUNTED bank a last column says how many tokens each of the M stands for.
+    `update` gives the new state [B, M, D] after a frame x [B, J, D]. Training takes the same steps
+    as streaming, from read-out to read-out. Places are zero until there is something to put there.
+    In a COUNTED bank a last column says how many tokens each of the M stands for.
     """
     COUNTED = False
 
     def initial_state(self, batch: int = 1) -> Tensor:
-        return torch.zeros(batch, self.M, self.width + self.COUNTED)
+        columns = self.width + 1 if self.COUNTED else self.width
+        return torch.zeros(batch, self.M, columns)
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """ValueError unless x [B, L, D] holds whole frames."""
         if x.shape[1] % self.J:
             raise ValueError(f"expected frames of {self.J} tokens, got {x.shape[1]} tokens")
-        for frame in x.float().unflatten(1, (-1, self.J)).unbind(1):
+        frames = x.float().unflatten(1, (-1, self.J))                   # [B, T, J, D]
+        for frame in frames.unbind(1):
             state = self.update(frame, state)
         return state
 
-    def forward(self, x: Tensor, read_at: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, read_at: Tensor,
+                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check(x, read_at, self.width)
-        state = self.initial_state(len(x)).to(x.device) if state is None else state
-        ends, states = read_at.unique(), []
-        for piece in x.tensor_split(ends.tolist(), dim=1):                            # the last one is not read
+        if state is None:
+            state = self.initial_state(len(x)).to(x.device)
+        ends = read_at.unique()                                         # of all videos, in order
+        states = []
+        for piece in x.tensor_split(ends.tolist(), dim=1):
             state = self.step(piece, state)
             states.append(state)
-        memory = self.read(torch.stack(states))                                       # [ends + 1, B, M, D]
-        return memory[torch.searchsorted(ends, read_at), torch.arange(len(x))[:, None]], state
+        memory = self.read(torch.stack(states))                         # [ends + 1, B, M, D]
+        videos = torch.arange(len(x))[:, None]
+        return memory[torch.searchsorted(ends, read_at), videos], state
 
 
 class RecentFrames(TokenBank):
@@ -113,47 +128,67 @@ class RecentFrames(TokenBank):
 class KMeans(TokenBank):
     """Online K-Means (Zhou et al., 2024): M centres and how many tokens each is the mean of.
 
-    The first M tokens are the first centres. After that, centres, weighted by their counts, and the tokens of a frame
-    are clustered anew, starting from the centres: two iterations, as in the original. A centre that loses its tokens
-    stays where it is, with count 0.
+    The first M tokens are the first centres. After that, centres, weighted by their counts, and the
+    tokens of a frame are clustered anew, starting from the centres: two iterations, as in the
+    original. A centre that loses its tokens stays where it is, with count 0.
     """
-    COUNTED, ITERATIONS = True, 2
+    COUNTED = True
+    ITERATIONS = 2
 
     def update(self, x: Tensor, state: Tensor) -> Tensor:
-        place = state[..., -1].sum(1, keepdim=True).long() + torch.arange(self.J, device=x.device)   # token j's, [B, J]
-        new = (place < self.M).float()[..., None]                                     # 1: there is room for it
+        # tokens become centres of their own as long as there are free places
+        tokens_before = state[..., -1].sum(1, keepdim=True).long()                  # [B, 1]
+        place = tokens_before + torch.arange(self.J, device=x.device)               # [B, J]
+        has_place = (place < self.M).float()[..., None]                             # [B, J, 1]
         index = place.clamp_max(self.M - 1)[..., None].expand(-1, -1, self.width + 1)
-        filled = state.scatter_add(1, index, F.pad(x, (0, 1), value=1) * new)
+        counted = F.pad(x, (0, 1), value=1)                                         # [B, J, D + 1]
+        filled = state.scatter_add(1, index, counted * has_place)                   # [B, M, D + 1]
+
+        # the others are clustered with the centres
         centres, count = filled.split([self.width, 1], dim=-1)
-        points, weight = torch.cat([centres, x], dim=1), torch.cat([count, 1 - new], dim=1)           # [B, M + J, ..]
+        points = torch.cat([centres, x], dim=1)                                     # [B, M + J, D]
+        weight = torch.cat([count, 1 - has_place], dim=1)                           # [B, M + J, 1]
         for _ in range(self.ITERATIONS):
-            near = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-            share = (F.one_hot(near, self.M) * weight).mT                             # [B, M, M + J]
-            count = share.sum(-1, keepdim=True)
-            centres = torch.where(count > 0, share / count.clamp_min(1) @ points, centres)
-        return torch.where(new.all(1, keepdim=True), filled, torch.cat([centres, count], dim=-1))
+            # by differences: products of large vectors would round small distances away
+            distance = torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist")
+            nearest = distance.argmin(-1)
+            share = (F.one_hot(nearest, self.M) * weight).mT                        # [B, M, M + J]
+            count = share.sum(-1, keepdim=True)                                     # [B, M, 1]
+            means = share / count.clamp_min(1) @ points
+            centres = torch.where(count > 0, means, centres)
+        clustered = torch.cat([centres, count], dim=-1)
+        only_filled = has_place.all(1, keepdim=True)                                # of each video
+        return torch.where(only_filled, filled, clustered)
 
     def read(self, state: Tensor, queries: None = None) -> Tensor:
         return state[..., :-1]
 
 
 class MovieChat(TokenBank):
-    """MovieChat (Song et al., 2024): of the M tokens and a new one, the two most similar neighbours are merged.
+    """MovieChat (Song et al., 2024): of the M tokens and a new one, the two most similar neighbours
+    are merged.
 
-    The state holds the sum of the tokens that were merged, and their number, in order of time; the memory tokens are
-    the means. Similarity is the cosine. Empty places stand in front, and are merged with their neighbours first. (The
-    original merges whole frames by plain means, of which there would be two here, each soon only its latest frames.)
+    The state holds the sum of the tokens that were merged, and their number, in order of time. The
+    memory tokens are the means. Similarity is the cosine. Empty places stand in front, and are
+    merged with their neighbours first. (The original merges whole frames by plain means, of which
+    there would be two here, each soon only its latest frames.)
     """
     COUNTED = True
 
     def update(self, x: Tensor, state: Tensor) -> Tensor:
         for token in F.pad(x, (0, 1), value=1).unbind(1):
-            bank = torch.cat([state, token[:, None]], dim=1)                          # [B, M + 1, D + 1]
-            alike = F.cosine_similarity(bank[:, :-1, :-1], bank[:, 1:, :-1], dim=-1)  # of neighbours, [B, M]
-            first = alike.masked_fill(bank[:, :-1, -1] == 0, 2).argmax(1, keepdim=True)
-            old = torch.arange(self.M + 1, device=x.device)
-            new = (old - (old > first).long())[..., None].expand_as(bank)
-            state = torch.zeros_like(state).scatter_add(1, new, bank)
+            bank = torch.cat([state, token[:, None]], dim=1)                    # [B, M + 1, D + 1]
+            sums = bank[..., :-1]
+            count = bank[..., -1]
+            similarity = F.cosine_similarity(sums[:, :-1], sums[:, 1:], dim=-1)         # [B, M]
+            is_empty = count[:, :-1] == 0
+            similarity = similarity.masked_fill(is_empty, 2)                    # above any cosine
+            first = similarity.argmax(1, keepdim=True)                          # of the two merged
+            # all places behind the first of the two move up by one
+            old_place = torch.arange(self.M + 1, device=x.device)
+            new_place = old_place - (old_place > first).long()                  # [B, M + 1]
+            index = new_place[..., None].expand_as(bank)
+            state = torch.zeros_like(state).scatter_add(1, index, bank)
         return state
 
     def read(self, state: Tensor, queries: None = None) -> Tensor:
@@ -161,27 +196,36 @@ class MovieChat(TokenBank):
 
 
 class TokenMLP(TokenBank):
-    """TokenLearner's summary (Ryoo et al., 2021) as a memory (Token Turing Machines, 2023): M_t = W [M_{t-1}; X_t].
+    """TokenLearner's summary (Ryoo et al., 2021) as a memory (Token Turing Machines, 2023):
 
-    Every new token is a weighted mean of the old ones and the frame's. An MLP gives each of these its M weights, before
-    a softmax over them.
+        M_t = W [M_{t-1}; X_t]
+
+    Every new token is a weighted mean of the old tokens and the frame's tokens. An MLP gives each
+    of these its M weights, before a softmax over them.
     """
 
     def __init__(self, width: int, M: int = 20, J: int = 1, inner: int = 64):
         super().__init__(width, M, J)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, M))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, inner),
+            nn.GELU(),
+            nn.Linear(inner, M),
+        )
 
     def update(self, x: Tensor, state: Tensor) -> Tensor:
-        tokens = torch.cat([state, x], dim=1)                                         # [B, M + J, D]
-        return self.mlp(tokens).softmax(dim=1).mT @ tokens
+        tokens = torch.cat([state, x], dim=1)                                       # [B, M + J, D]
+        weights = self.mlp(tokens).softmax(dim=1)                                   # [B, M + J, M]
+        return weights.mT @ tokens
 
 
 class RetNet(CLAM):
-    """Refactored RetNet (Sun et al., 2023): CLAM with RetNet's decay, which is fixed, in place of its gates.
+    """Refactored RetNet (Sun et al., 2023): CLAM with RetNet's fixed decay in place of its gates.
 
-    G is 1 - 2^-n for all tokens, n from 5 in the first head to 12 in the last: it is fixed how long a head remembers.
-    With 8 heads, half of a token is forgotten after 22, 44, 88, 177, 355, 709, 1419 and 2839 tokens, 2 to 284 frames of
-    ten. Keys are not rotated by their position, as the learned queries have none.
+    G is 1 - 2^-n for all tokens, n from 5 in the first head to 12 in the last. So it is fixed how
+    long a head remembers: with 8 heads, half of a token is forgotten after 22, 44, 88, 177, 355,
+    709, 1419 and 2839 tokens (2 to 284 frames of ten). Keys are not rotated by their position,
+    because the learned queries have no position.
     """
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
@@ -190,16 +234,19 @@ class RetNet(CLAM):
 
     def log_gate(self, x: Tensor) -> Tensor:
         n = torch.linspace(5, 12, self.heads, device=x.device)
-        return torch.log1p(-torch.exp2(-n))[:, None].expand(*x.shape[:-1], -1, -1)
+        log_decay = torch.log1p(-torch.exp2(-n))                                    # [h]
+        return log_decay[:, None].expand(*x.shape[:-1], -1, -1)                     # [..., h, 1]
 
     def start_gates(self):
-        pass
+        """There are none to start."""
 
 
 class ScalarGate(CLAM):
-    """Between RetNet and CLAM: one gate for each head, as in Mamba-2 (App. B.2), made of the token as CLAM's are."""
+    """Between RetNet and CLAM: one gate for each head, as in Mamba-2 (App. B.2), computed from the
+    token as CLAM's gates are."""
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, **options):
         super().__init__(width, M, heads, rank, **options)
-        self.w_gate = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, heads))
+        to_rank = nn.Linear(width, rank, bias=False)
+        self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, heads))
         self.reset_parameters()

@@ -1,16 +1,18 @@
-"""VideoLLM-MoD (Tables 1 and 2, Fig. 1): layers that compute, and keep in the cache, only a few tokens of a frame.
+"""VideoLLM-MoD (Tables 1 and 2, Fig. 1): layers that compute, and keep in the cache, only a few
+tokens of a frame.
 
-VideoLLM-online with routers. In every other layer a router scores the tokens of a frame, and the layer computes only
-the k best of the J; the others pass by it unchanged. Text always takes part. No public code of it was found: this
-follows its paper, except for g, which is ours.
+VideoLLM-online with routers. In every other layer a router scores the tokens of a frame, and the
+layer computes only the k best of the J; the others pass by it unchanged. Text always takes part.
+No public code of it was found: this follows its paper, except for g, which is ours.
 
     s = w . RMSNorm(h)                          the router's score, in fp32
-    g = 2 sigmoid(s); for text 1                its factor, through which w learns: 1 at the start, so that a pretrained
-                                                layer starts as it was (published: s, which would switch it off)
+    g = 2 sigmoid(s); for text 1                its factor, through which w learns: 1 at the start,
+                                                so that a pretrained layer starts as it was
+                                                (published: s, which would switch it off)
     h' = h + g (layer(h[kept]) - h[kept])       for the kept tokens; for the others h' = h
 
-The choice depends on the hidden states of the frame's own tokens alone, and what is kept keeps its position in the
-sequence. So training is streaming.
+Which tokens are kept depends only on the frame's own hidden states, and kept tokens keep their
+positions. Therefore training and streaming compute the same.
 
 Glossary (N tokens of a pass, F frames of J tokens each, k kept of each, n kept in all):
     frame       whether a token belongs to a frame                              bool [N]
@@ -30,14 +32,18 @@ from support.common.errors import BadData
 from support.engine.linear import speed_up
 from support.engine.slots import Slots
 
-# which of L layers have routers; never the first: in raw embeddings there is no context to judge a token by
-LAYERS = {"interleaved": lambda L: range(1, L, 2), "all": lambda L: range(1, L),
-          "deep": lambda L: range(max(1, L // 2), L)}
+# Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
+# judge a token by.
+LAYERS = {
+    "interleaved": lambda L: range(1, L, 2),
+    "all": lambda L: range(1, L),
+    "deep": lambda L: range(max(1, L // 2), L),
+}
 
 
 class Routing:
-    """Gives routers to layers of a language model, tells them which tokens of the present pass belong to
-    frames, and finds slots for those that they keep.
+    """Gives routers to layers of a language model, tells them which tokens of the present pass
+    belong to frames, and finds slots for the tokens that they keep.
 
     keep    k / J
     which   the layers: one of LAYERS
@@ -64,51 +70,54 @@ class Routing:
         self.frame = frame
         self.count = count
         if count:
-            of_frames = count * self.J
+            # `argsort` instead of `nonzero`, whose size depends on data: a pass has fixed shapes
             text_first = frame.int().argsort(stable=True)
-            self.text, frames = text_first.split([len(frame) - of_frames, of_frames])   # [N - F J], [F J]
+            texts = len(frame) - count * self.J
+            self.text, frames = text_first.split([texts, count * self.J])       # [N - F J], [F J]
             self.frames = frames.view(count, self.J)
 
     def choose(self, scores: Tensor) -> Tensor:
-        """Scores [N] -> `kept`: all text, and the k tokens of each frame with the highest scores."""
-        chosen = self.frames.gather(1, scores[self.frames].topk(self.k).indices)
+        """Scores [N] -> `kept` [n]: all text, and the k tokens of each frame with the highest
+        scores."""
+        best = scores[self.frames].topk(self.k).indices                         # [F, k]
+        chosen = self.frames.gather(1, best)
         return torch.cat([self.text, chosen.flatten()]).sort().values
 
     def assign_routed_slots(self, cache: Slots, frame: np.ndarray, positions: np.ndarray,
                             slots: np.ndarray) -> np.ndarray:
-        """Slots for the tokens of a pass in the layers with routers: their positions and slots [2, n].
+        """Take slots for the tokens of a pass in the layers with routers.
 
-        frame, positions, slots [N]: of all tokens; whether they belong to a frame, and where they stand in
-        the stream's own slots.
+        frame, positions, slots [N]: of all tokens; `slots` are the stream's own.
+        Returns positions and slots [2, n] of the tokens in these layers.
         """
         if cache.routed is None:
             cache.routed = RoutedSlots(cache)
         place_in_frame = (frame.cumsum() - 1) % self.J
         takes_part = ~frame | (place_in_frame < self.k)
-        routed = cache.routed.take_for(slots[takes_part], len(cache.used))
-        return np.stack([positions[takes_part], routed])
+        routed_slots = cache.routed.take_for(slots[takes_part], len(cache.used))
+        return np.stack([positions[takes_part], routed_slots])
 
 
 class RoutedSlots(Slots):
     """Keys and values of the layers with routers, beside the stream's own slots.
 
     These layers keep different tokens of a frame, but equally many, and in order. All these layers
-    therefore share one set of slots and one mask: that of the frame's first k tokens, although each layer
-    may keep other tokens. Rotations are of the tokens' own positions.
+    therefore share one set of slots and one mask: that of the frame's first k tokens, although each
+    layer may keep other tokens. Rotations are of the tokens' own positions.
     """
 
     def __init__(self, stream_slots: Slots):
         # 192, not 256 as the stream's own: of equal sizes, a compiler would make one
         super().__init__(stream_slots.positions.device, capacity=192)
-        self.graphs = stream_slots.graphs               # captured passes are over the buffers of both
-        self.slot_of = np.zeros(0, int)                 # slot of the stream's own -> slot here, or -1
+        self.graphs = stream_slots.graphs       # captured passes are over the buffers of both
+        self.slot_of = np.zeros(0, int)         # slot of the stream's own -> slot here, or -1
 
     def take_for(self, slots: np.ndarray, count: int) -> np.ndarray:
         """Slots for the tokens that the stream has in `slots`, of `count` in all."""
         if len(self.slot_of) < count:
             added = count - len(self.slot_of)
             self.slot_of = np.pad(self.slot_of, (0, added), constant_values=-1)
-        routed = self.take(len(slots))
+        routed = self.reserve(len(slots))
         self.slot_of[slots] = routed
         return routed
 
@@ -125,40 +134,55 @@ class MoDLayer(nn.Module):
     def __init__(self, layer: nn.Module, number: int, width: int, routing: Routing):
         super().__init__()
         self.router = nn.Linear(width, 1, bias=False)
-        nn.init.normal_(self.router.weight, std=0.02 * width ** -0.5)       # s of std 0.02: an order, no effect yet
-        self.inner, self.number, self.routing = layer, number, routing
+        # s of std 0.02: the scores order the tokens, but g has no effect yet
+        nn.init.normal_(self.router.weight, std=0.02 * width ** -0.5)
+        self.inner = layer
+        self.number = number
+        self.routing = routing
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
-                position_embeddings: tuple[Tensor, Tensor], past_key_values=None, **more) -> Tensor:
-        def layer(some: Tensor, at: Tensor, *rotations: Tensor) -> Tensor:
-            mask, cache = self.context(attention_mask, past_key_values, len(some))
-            return self.inner(some[None], attention_mask=mask, position_ids=at[None], past_key_values=cache,
-                              position_embeddings=tuple(y[None] for y in rotations), **more)[0]
+                position_embeddings: tuple[Tensor, Tensor], past_key_values=None,
+                **options) -> Tensor:
+        def layer(h: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            """The inner layer on the kept tokens, h [n, D_lm]."""
+            mask, cache = self.context(attention_mask, past_key_values, len(h))
+            output = self.inner(h[None], attention_mask=mask, position_ids=positions[None],
+                                past_key_values=cache, position_embeddings=(cos[None], sin[None]),
+                                **options)
+            return output[0]
 
-        return self.route(layer, h[0], position_ids[0], *(y[0] for y in position_embeddings))[None]
+        cos, sin = position_embeddings
+        return self.route(layer, h[0], position_ids[0], cos[0], sin[0])[None]
 
-    def route(self, layer: Callable[..., Tensor], h: Tensor, *about: Tensor) -> Tensor:
-        """h [N, D_lm] -> [N, D_lm]; `layer` computes [n, D_lm] from the kept rows of h and of `about`, each [N, ..]."""
-        if not self.routing.count:                                            # text alone
-            return layer(h, *about)
-        scores = self.router(F.rms_norm(h.to(self.router.weight.dtype), h.shape[-1:]))[:, 0]
+    def route(self, layer: Callable[..., Tensor], h: Tensor, *of_tokens: Tensor) -> Tensor:
+        """h [N, D_lm] -> [N, D_lm].
+
+        `layer` computes [n, D_lm] from the kept rows of h and of each further tensor [N, ..].
+        """
+        if not self.routing.count:                                  # text alone
+            return layer(h, *of_tokens)
+        normed = F.rms_norm(h.to(self.router.weight.dtype), h.shape[-1:])
+        scores = self.router(normed)[:, 0]                          # [N]
         kept = self.routing.choose(scores)
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)[:, None]
-        before, g, *about = (y.index_select(0, kept) for y in (h, g, *about))
-        return h.index_copy(0, kept, before.lerp(layer(before, *about), g))     # where g = 1, the layer's own bits
+        before = h.index_select(0, kept)                            # [n, D_lm]
+        g = g.index_select(0, kept)
+        after = layer(before, *[tensor.index_select(0, kept) for tensor in of_tokens])
+        # `lerp` gives the layer's own bits where g = 1
+        return h.index_copy(0, kept, before.lerp(after, g))
 
     def context(self, mask: Tensor | None, cache, n: int) -> tuple:
-        """The mask of n kept tokens (None: causal), and the cache with the keys before them, if there is one."""
+        """The mask of n kept tokens (None: causal), and the cache (None: there is none)."""
         if isinstance(cache, Slots):
             return cache.routed.mask[None, None], cache.routed
-        if mask is not None:                                                # nothing is pruned: all before them
-            old = 0 if cache is None else cache.get_seq_length(self.number)
-            mask = mask.new_ones(n, old + n).tril(old)[None, None]
+        if mask is not None:                    # nothing is pruned: they see all tokens before them
+            before = 0 if cache is None else cache.get_seq_length(self.number)
+            mask = mask.new_ones(n, before + n).tril(before)[None, None]
         return mask, cache
 
 
 class RoutedNarrator(Narrator):
-    """A narrator with routers in its language model (`mod_keep`); without, in LION-FS alone, it has none."""
+    """A narrator with routers in its language model if `mod_keep` is set. LION-FS may have none."""
 
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__(llm, tokenizer, config)
@@ -176,6 +200,8 @@ class RoutedNarrator(Narrator):
     def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
         if self.routing is not None and isinstance(cache, Slots):
             frame = self.routing.frame.cpu().numpy()
-            routed = self.routing.assign_routed_slots(cache, frame, positions.cpu().numpy(), cache.into.cpu().numpy())
-            cache.routed.begin(*torch.from_numpy(routed).to(positions.device))
+            slots = cache.into.cpu().numpy()
+            routed = self.routing.assign_routed_slots(cache, frame, positions.cpu().numpy(), slots)
+            routed_positions, routed_slots = torch.from_numpy(routed).to(positions.device)
+            cache.routed.begin(routed_positions, routed_slots)
         return super().run(e, positions, mask, cache)

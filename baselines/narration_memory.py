@@ -1,15 +1,17 @@
-"""A narration memory (Table 15): past narrations as tokens of a second CLAM, in place of their words.
+"""A narration memory (Table 15): past narrations as tokens of a second CLAM, in place of their
+words.
 
-The paper compares two ways to keep what was said: the last k narrations as they are (FlowNar-C), or a CLAM
-that absorbs the embeddings of all narrations and is read out as N tokens. Here past narrations are not kept
-(`last_k` 0), and each segment opens with the N tokens, [ n*N ]\\n, before its visual memory.
+The paper compares two ways to keep narrations: the last k narrations as they are (FlowNar-C), or a
+CLAM that absorbs the embeddings of all narrations and is read out as N tokens. Here past narrations
+are not kept (`last_k` 0), and each segment opens with the N tokens, [ n*N ]\\n, before its visual
+memory.
 
     piece       opening
     segment n   EOT \\n  [ n*N ]\\n  [ m*M ]\\n  [ x*J
     kind        narration  visual      visual     visual
 
 Glossary
-    history     tokens of the narration memory, already in the language model's space    [.., N, D_lm]
+    history     tokens of the narration memory, in the language model's space   [.., N, D_lm]
 """
 from __future__ import annotations
 
@@ -21,69 +23,93 @@ from narrator import VISUAL, Config, Layout, Narrator, Past, Tokens
 from stream import Context
 from support.common.errors import BadData
 
-HISTORY = -3                            # placeholder id, where the tokens of the narration memory go
+HISTORY = -3                # placeholder id, where the tokens of the narration memory go
 
 
 class HistoryLayout(Layout):
-    """The narrator's layout, with N tokens of the narration memory at the beginning of each segment."""
+    """The narrator's layout, with N tokens of the narration memory at the start of each segment."""
 
     def __init__(self, tokenizer, J: int, M: int, keep_newline: bool, N: int):
         super().__init__(tokenizer, J, M, keep_newline)
         self.history_tokens = N
 
-    def reopening(self, n: int) -> Tokens:
-        tokens = Tokens().add(self.open + [HISTORY] * self.history_tokens + self.close, VISUAL, segment=n)
-        return tokens + super().reopening(n)
+    def memory_and_frame(self, n: int) -> Tokens:
+        ids = self.open + [HISTORY] * self.history_tokens + self.close
+        tokens = Tokens().add(ids, VISUAL, segment=n)
+        return tokens + super().memory_and_frame(n)
 
 
 class HistoryNarrator(Narrator):
-    """A narrator with a narration memory. The state that `loss` and `state_after` know is a pair: of the
-    visual memory, and of the narration memory."""
+    """A narrator with a narration memory.
+
+    The state that `loss` takes and `state_after` returns is a pair: the visual memory's and the
+    narration memory's.
+    """
 
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         hidden = llm.config.hidden_size
         if hidden % (2 * config.memory_heads):
-            raise BadData(f"narration_memory: width {hidden} is not a multiple of twice {config.memory_heads} heads")
+            raise BadData(f"narration_memory: width {hidden} is not a multiple of "
+                          f"twice {config.memory_heads} heads")
         super().__init__(llm, tokenizer, config)
 
     def add_memory(self, hidden: int) -> None:
         super().add_memory(hidden)
         config = self.config
-        self.narration_memory = CLAM(hidden, config.narration_memory, heads=config.memory_heads,
-                                     target=config.memory_target, dropout=config.memory_dropout)
+        self.narration_memory = CLAM(
+            hidden,
+            config.narration_memory,
+            heads=config.memory_heads,
+            target=config.memory_target,
+            dropout=config.memory_dropout,
+        )
 
     def new_layout(self, tokenizer) -> Layout:
         config = self.config
-        return HistoryLayout(tokenizer, config.J, self.memory.M, config.keep_newline, config.narration_memory)
+        return HistoryLayout(tokenizer, config.J, self.memory.M, config.keep_newline,
+                             config.narration_memory)
 
     def embed_narrations(self, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
-        """What the narration memory absorbs: embeddings [1, L, D_lm] of `Assistant:`, words and EOT of the
-        narrations (frame, ids), and where each of them ends [1, n]."""
-        ids = [self.layout.assistant + words + [self.layout.eot] for _, words in narrations]
-        joined = torch.tensor([sum(ids, [])], dtype=torch.long, device=self.device)
-        e = self.llm.get_input_embeddings()(joined).to(self.dtype)
-        lengths = torch.tensor([[len(words) for words in ids]]).long()
-        return e, lengths.cumsum(1)
+        """What the narration memory absorbs, from narrations (frame, ids).
 
-    def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]], past: Past) -> Tensor | None:
+        Returns the embeddings [1, L, D_lm] of `Assistant:`, words and EOT of all narrations, and
+        where each narration ends in them [1, n].
+        """
+        ids = []
+        ends = []
+        for _, words in narrations:
+            ids += self.layout.assistant + words + [self.layout.eot]
+            ends.append(len(ids))
+        ids = torch.tensor([ids], dtype=torch.long, device=self.device)
+        e = self.llm.get_input_embeddings()(ids).to(self.dtype)
+        return e, torch.tensor([ends]).long()
+
+    def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
+                       past: Past) -> Tensor | None:
         visual_state, history_state = past.state or (None, None)
         visual = super().memory_at_ends(x, narrations, Past(visual_state, past.tokens))
         return self.with_history(visual, [narrations], history_state)
 
     def with_history(self, visual: Tensor | None, videos: list[list[tuple[int, list[int]]]],
                      state: Tensor | None = None) -> Tensor:
-        """Embeddings of memory tokens [B, n, M, D_lm] -> with the history before them [B, n, N + M, D_lm].
+        """Put the history before the embeddings of visual memory tokens.
 
-        videos: the narrations of each of B videos, n + 1 each.
+        visual      [B, n, M, D_lm]; None: there are none
+        videos      the narrations of each of B videos, n + 1 each
+        Returns [B, n, N + M, D_lm].
         """
         history = []
         for narrations in videos:
             e, ends = self.embed_narrations(narrations[:-1])
-            history.append(self.narration_memory(e, ends, state)[0])                    # [1, n, N, D_lm]
+            memory, _ = self.narration_memory(e, ends, state)               # [1, n, N, D_lm]
+            history.append(memory)
         history = torch.cat(history)
-        return history if visual is None else torch.cat([history, visual], dim=-2)
+        if visual is None:
+            return history
+        return torch.cat([history, visual], dim=-2)
 
-    def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
+    def state_after(self, x: Tensor,
+                    narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
         e, ends = self.embed_narrations(narrations)
         _, history_state = self.narration_memory(e, ends[:, :0])            # read nowhere
         return super().state_after(x, narrations), history_state
@@ -98,7 +124,7 @@ class HistoryNarrator(Narrator):
         self.start_connectors(x)
 
     def start_narration_memory(self):
-        """From the statistics of words, in any case: it has no published start."""
+        """From the statistics of words, whatever the others start from: none is published."""
         words = self.llm.get_input_embeddings().weight[:4096, None]
         self.narration_memory.initialise(words)
 
@@ -106,14 +132,15 @@ class HistoryNarrator(Narrator):
 class HistoryContext(Context):
     """A Context with the state of the narration memory."""
 
-    def __init__(self, narrator: HistoryNarrator, **how):
-        super().__init__(narrator, **how)
-        self.history_state = narrator.narration_memory.initial_state().to(narrator.device)
-        self.history_queries = narrator.narration_memory.queries()
-        self.history: Tensor | None = None                              # what is read from it [1, N, D_lm]
+    def __init__(self, narrator: HistoryNarrator, **options):
+        super().__init__(narrator, **options)
+        memory = narrator.narration_memory
+        self.history_state = memory.initial_state().to(narrator.device)
+        self.history_queries = memory.queries()
+        self.history: Tensor | None = None              # the latest read-out [1, N, D_lm]
 
     def read_memory(self, ids: list[int] | None = None) -> None:
-        """Also absorb the narration with these ids, if there is one: after a restart there is none."""
+        """Also absorb the narration with these ids. None: after a restart there is none."""
         super().read_memory(ids)
         if ids is not None:
             memory = self.narrator.narration_memory
@@ -125,4 +152,6 @@ class HistoryContext(Context):
         if HISTORY not in tokens.ids:
             return None
         visual = super().memory_embedding(tokens)
-        return self.history if visual is None else torch.cat([self.history, visual], dim=-2)
+        if visual is None:
+            return self.history
+        return torch.cat([self.history, visual], dim=-2)

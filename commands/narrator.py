@@ -16,9 +16,13 @@ LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration
 
 
 class TextPerToken:
-    """A tokenizer for drawing: every text that it meets is one token, with a `short` name for some."""
+    """A tokenizer for drawing: each text that it is given is one token.
+
+    short: {text: the name by which `decode` returns it}.
+    """
     bos_token_id = None
     eos_token_id = 1
+    FIRST = 2                                  # the id of the first text
 
     def __init__(self, short: dict[str, str]):
         self.short = short
@@ -27,49 +31,53 @@ class TextPerToken:
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict:
         if text not in self.texts:
             self.texts.append(text)
-        return {"input_ids": [self.texts.index(text) + 2]}
+        return {"input_ids": [self.texts.index(text) + self.FIRST]}
 
     def decode(self, ids: list[int]) -> str:
-        return "".join(self.short.get(self.texts[i - 2], self.texts[i - 2]) for i in ids)
+        texts = [self.texts[i - self.FIRST] for i in ids]
+        return "".join(self.short.get(text, text) for text in texts)
 
     def get_vocab(self) -> list[str]:
         return self.texts
 
 
 def print_matrix(mask: Tensor, labels: list[str], segments: list[int]) -> None:
-    """mask [L, L], one line a row, with the label and the segment of each token."""
+    """Print mask [L, L], one line a row, with the label and the segment of each token."""
     print("segment     " + " ".join(f"{label:>2}" for label in labels))
     for row, label, segment in zip(mask, labels, segments):
-        print(f"{segment:>7}  {label:>2} " + " ".join(" ■" if seen else " ·" for seen in row.tolist()))
+        cells = " ".join(" ■" if seen else " ·" for seen in row.tolist())
+        print(f"{segment:>7}  {label:>2} {cells}")
 
 
 def plot_matrix(mask: Tensor, labels: list[str], kinds: list[int], png: str) -> None:
-    """mask [L, L], coloured by the kinds of the keys: 0 prompt, 1 visual, 2 narration."""
+    """Draw mask [L, L], coloured by the kinds of the keys: 0 prompt, 1 visual, 2 narration."""
     plt = pyplot()
-    image = torch.where(mask, torch.tensor(kinds).add(1).expand_as(mask), 0)
+    colour_of_key = torch.tensor(kinds) + 1                              # [L]
+    image = torch.where(mask, colour_of_key.expand_as(mask), 0)          # [L, L], 0: not seen
     figure, axes = plt.subplots(figsize=(8, 8))
     colours = plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"])
     axes.imshow(image.numpy(), cmap=colours, vmin=0, vmax=3)
     axes.set_xticks(range(len(labels)), labels, fontsize=7)
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
-    axes.set(title="Training mask: prompt grey, visual blue, narrations orange", xlabel="keys", ylabel="queries")
+    axes.set(title="Training mask: prompt grey, visual blue, narrations orange",
+             xlabel="keys", ylabel="queries")
     save_figure(figure, png)
 
 
 def spell(layout: Layout, tokens: Tokens, prompt: str = "") -> list[str]:
-    """A short name for each token: x frame, m and n memories, $ end of text, [SKIP], else its text.
+    """A short name for each token: x frame, m and n memories, $ end of text, [SKIP], or its text.
 
     prompt: if given, the name of all tokens of the prompt.
     """
     short = {FRAME: "x", MEMORY: "m", HISTORY: "n", layout.eot: "$", layout.skip: "[SKIP]"}
     names = []
-    for i, kind in zip(tokens.ids, tokens.kind):
+    for token, kind in zip(tokens.ids, tokens.kind):
         if prompt and kind == PROMPT:
             names.append(prompt)
-        elif i in short:
-            names.append(short[i])
+        elif token in short:
+            names.append(short[token])
         else:
-            names.append(layout.tokenizer.decode([i]).replace("\n", "\\n"))
+            names.append(layout.tokenizer.decode([token]).replace("\n", "\\n"))
     return names
 
 
@@ -77,38 +85,58 @@ def three_segments() -> tuple[Layout, Tokens]:
     """Three segments of 1, 2 and 2 frames with J = 1 and M = 1, each narrated by one word."""
     short = {SYSTEM + "\n\n": "p", "User: " + INSTRUCTION: "u", "]\n": "]", "Assistant:": "A:"}
     layout = Layout(TextPerToken(short), J=1, M=1)
-    return layout, layout.sequence([(n * 2, layout.encode(f"y{n}")) for n in range(3)])
+    narrations = []
+    for n in range(3):
+        last_frame = 2 * n
+        narrations.append((last_frame, layout.encode(f"y{n}")))
+    return layout, layout.sequence(narrations)
 
 
 def draw_mask(last_k: int | None, png: str | None):
-    """The mask of a short sequence: rows are queries, columns keys."""
+    """Print the mask of a short sequence: rows are queries, columns keys."""
     layout, tokens = three_segments()
     labels = [name.replace("[SKIP]", ",") for name in spell(layout, tokens)]
     mask = attention_mask(tokens, last_k)
     kept = "all narrations" if last_k is None else f"the last {last_k} narrations"
-    print(f"Training mask (Fig. 4), {kept} in context: rows attend to columns.\n{LEGEND}; \",\" is [SKIP]\n")
+    print(f"Training mask (Fig. 4), {kept} in context: rows attend to columns.")
+    print(f'{LEGEND}; "," is [SKIP]\n')
     print_matrix(mask, labels, tokens.segment)
     if png:
         plot_matrix(mask, labels, tokens.kind, png)
 
 
 def list_tokens(last_k: int | None):
-    """The same sequence token by token; its positions before and after the pruning that ends segment 2 (Fig. 7)."""
+    """List the same sequence token by token, before and after segment 2 is pruned (Fig. 7)."""
     layout, tokens = three_segments()
-    kind, segment, number = about = tokens.for_rule()
-    stays = visible(*about, 3, last_k).tolist()
-    print(f"{LEGEND}\n\nposition  token   segment  kind       narration  learned  position after pruning")
-    for i, name in enumerate(spell(layout, tokens)):
-        after = "removed" if not stays[i] else f"{i} (renumbered, it would be {sum(stays[:i])})"
-        named = "-" if number[i] < 0 else int(number[i])
-        print(f"{i:>8}  {name:6}  {segment[i]:>7}  {('prompt', 'visual', 'narration')[kind[i]]:9}  {named:>9}  "
-              f"{'yes' if tokens.learn[i] else 'no':>7}  {after}")
+    kind, segment, number = tokens.for_rule()
+    stays = visible(kind, segment, number, 3, last_k).tolist()      # what segment 3 sees
+    print(f"{LEGEND}\n")
+    print("position  token   segment  kind       narration  learned  position after pruning")
+    for position, name in enumerate(spell(layout, tokens)):
+        kind_name = ("prompt", "visual", "narration")[kind[position]]
+        narration = "-" if number[position] < 0 else int(number[position])
+        learned = "yes" if tokens.learn[position] else "no"
+        after = "removed"
+        if stays[position]:
+            renumbered = sum(stays[:position])
+            after = f"{position} (renumbered, it would be {renumbered})"
+        print(f"{position:>8}  {name:6}  {segment[position]:>7}  {kind_name:9}  {narration:>9}  "
+              f"{learned:>7}  {after}")
 
 
 def main():
     parser = Parser(description="Draw the training mask (Fig. 4) of a short sequence.")
-    parser.add_argument("--last-k", type=non_negative_int, help="keep only the last k narrations (FlowNar-C)")
+    parser.add_argument("--last-k", type=non_negative_int,
+                        help="keep only the last k narrations (FlowNar-C)")
     parser.add_argument("--png", help="also write the mask as a picture")
-    parser.add_argument("--tokens", action="store_true", help="list the tokens of the sequence instead")
+    parser.add_argument("--tokens", action="store_true",
+                        help="list the tokens of the sequence instead")
     args = parser.parse_args()
-    command_line(lambda: list_tokens(args.last_k) if args.tokens else draw_mask(args.last_k, args.png))
+
+    def run():
+        if args.tokens:
+            list_tokens(args.last_k)
+        else:
+            draw_mask(args.last_k, args.png)
+
+    command_line(run)

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from commands.evaluate import split_of
-from evaluate import TAU, align, average, overlaps, segments
+from evaluate import TAU, measure_video, average, overlaps, segments
 from experiments.truth import known_truth, parse_truth, protect, truth_options
 from support.common.disk import one_line
 from support.common.errors import BadData, command_line
@@ -285,7 +285,7 @@ def run_objects(args: argparse.Namespace):
     every_row = []
     for name, truth in progress(truths.items(), "objects", unit="video", disable=args.llm == "none"):
         if any(truth.annotators):
-            _, pairs = align(truth, predictions[name])
+            _, pairs = measure_video(truth, predictions[name])
             rows[name] = [judge(reader, sentence.text, text) for sentence, text in pairs]
             every_row.extend(rows[name])
     result = {"videos": len(rows), "not_understood": len(reader.unread)}

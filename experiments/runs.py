@@ -1,8 +1,9 @@
-"""Carries out the experiments of `paper.py`: trains and evaluates what has no result yet.
+"""Carries out the experiments of `paper.py`: trains and evaluates the narrators that lack a result.
 
-An interrupted run goes on where it stopped; nothing is trained twice. A result is a small file in experiments/results/:
-the commands, the commits, the seed, the recipe (paper.py), fingerprints of the toy's worlds and of the base, the
-measures. A new recipe's result replaces that of the one before.
+An interrupted run goes on where it stopped, and nothing is trained twice. A result is a small file
+in experiments/results/: its commands, its commits and its seed, the recipe (paper.py), fingerprints
+of the toy's worlds and of the base, and the measures. A result of a new recipe replaces that of the
+earlier one.
 """
 import hashlib
 import json
@@ -12,13 +13,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
 from experiments.paper import (
-    EVALUATIONS, LARGE, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, Row, Table, Training,
+    EVALUATIONS, LARGE, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, Row, Table,
 )
 from support.common.disk import is_number, read_json, write_json
 from support.common.errors import BadData
@@ -26,12 +28,11 @@ from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-STARTS = "llm", "vision", "look", "init"                    # fields of a Training: those that it starts from
-MADE = "training.json"                                      # beside a narrator: its command, worlds, recipe, commit
+MADE = "training.json"         # beside a trained narrator: its command, worlds, recipe and commit
 
 
 class Experiment(NamedTuple):
-    """A narrator, trained with a seed, and what is measured."""
+    """A training with a seed, an evaluation of its narrator, and options of that evaluation."""
     training: str
     evaluation: str
     options: str
@@ -39,29 +40,36 @@ class Experiment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What distinguishes it, as a file's name."""
-        return "-".join([*self.training.split("/"), self.evaluation, *words(self.options), str(self.seed)])
+        """The name of the result's file, without .json. No two experiments have the same."""
+        training = self.training.split("/")
+        return "-".join([*training, self.evaluation, *option_words(self.options), str(self.seed)])
 
 
-def words(options: str) -> list[str]:
-    """Of options, for names of files: --static --theta 0.7 -> static, theta, 0.7."""
+def option_words(options: str) -> list[str]:
+    """Options as words of a file name: --static --theta 0.7 -> static, theta, 0.7."""
     return options.replace("--", "").split()
 
 
 def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Experiment]:
-    """What a row shows of an evaluation; what a narrator costs does not depend on its seed."""
-    seeds = [0] if evaluation == "cost" else seeds
+    """A row's experiments with one evaluation. The cost of a narrator does not depend on its seed:
+    it is measured with seed 0 alone."""
+    if evaluation == "cost":
+        seeds = [0]
     return [Experiment(row.training, evaluation, row.options, seed) for seed in seeds]
 
 
 def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
-    """All that a table shows, each once."""
-    kinds = dict.fromkeys(column.evaluation for column in table.columns)
-    return list(dict.fromkeys(experiment for seed in seeds for row in table.rows for kind in kinds
-                              for experiment in experiments_of(row, kind, [seed])))
+    """All experiments whose results a table shows, each once."""
+    evaluations = dict.fromkeys(column.evaluation for column in table.columns)
+    experiments = []
+    for seed in seeds:
+        for row in table.rows:
+            for evaluation in evaluations:
+                experiments += experiments_of(row, evaluation, [seed])
+    return list(dict.fromkeys(experiments))
 
 
-# ------------------------------------------------------------------------------------------- commands
+# ------------------------------------------------------------------------------- commands
 
 def base_and_name(training: str) -> tuple[str, str]:
     """base2/flownar -> base2, flownar; flownar -> "", flownar."""
@@ -69,140 +77,220 @@ def base_and_name(training: str) -> tuple[str, str]:
     return base, name
 
 
-def options_of(training: str) -> Training:
-    """Of flownar or base2/flownar, where those that it starts from have the same base."""
+def starts_of(training: str, seed: int) -> dict[str, tuple[str, int]]:
+    """The narrators from which a training takes weights: option of train.py -> (training, seed).
+
+    They are of the same base. The first narrator of a base starts from nothing: what others take
+    from it, it trains itself.
+    """
     base, name = base_and_name(training)
     given = TRAININGS[name]
-    return given._replace(**{kind: f"{base}/{other}" for kind in STARTS if base and (other := getattr(given, kind))})
+    names = {"llm": given.llm, "vision": given.vision, "look": given.look, "init": given.init}
+    starts = {}
+    for option, other in names.items():
+        if not other:
+            continue
+        if base:
+            other = f"{base}/{other}"
+        other_seed = seed if option == "init" else 0
+        # The first narrator of a base would start from itself.
+        if (other, other_seed) != (training, seed):
+            starts[option] = (other, other_seed)
+    return starts
 
 
 def train_command(training: str, seed: int, folder: str) -> list[str]:
-    """The toy's training, without `python`."""
-    given, models = options_of(training), []
-    for kind, part in (("llm", "/llm"), ("vision", "/vision"), ("look", "")):
-        other = getattr(given, kind)
-        if other and (other, 0) != (training, seed):
-            models.append(f"--{kind} {folder}/{other}-0{part}")
-    start = f"--init {folder}/{given.init}-{seed}" if given.init else ""
-    return " ".join(["train.py --data toy", f"--seed {seed}", given.method, given.toy, *models, start,
-                     f"--output {folder}/{training}-{seed}"]).split()
+    """The command that trains a narrator of the toy, without `python`."""
+    _, name = base_and_name(training)
+    options = ["--data toy", f"--seed {seed}", TRAININGS[name].method, TRAININGS[name].toy]
+    # Of the other narrator, these two are parts; --look and --init take the whole folder.
+    subfolders = {"llm": "/llm", "vision": "/vision"}
+    for option, (other, other_seed) in starts_of(training, seed).items():
+        subfolder = subfolders.get(option, "")
+        options.append(f"--{option} {folder}/{other}-{other_seed}{subfolder}")
+    options.append(f"--output {folder}/{training}-{seed}")
+    return ["train.py", *" ".join(options).split()]
 
 
 def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
-    """Likewise its evaluation, of which the last line is a JSON object."""
-    model, command = f"{folder}/{experiment.training}-{experiment.seed}", EVALUATIONS[experiment.evaluation]
-    kept = Experiment("kept", experiment.evaluation, experiment.options, 0).name
-    filled = command.format(keep=f"{model}/{kept}", videos=f"{folder}/videos", long=f"{model}/kept-long-0/predictions")
-    which = [] if "--pred" in command else ["--model", model]
-    return [*filled.split(), *which, *experiment.options.split(), "--json"]
+    """The command that evaluates a narrator, without `python`. It prints a JSON object last."""
+    command = EVALUATIONS[experiment.evaluation]
+    # Predictions are kept beside the narrator. Its seed is in the folder's name: here stands 0.
+    model = f"{folder}/{experiment.training}-{experiment.seed}"
+    kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
+    filled = command.format(keep=f"{model}/{kept}", videos=f"{folder}/videos",
+                            long=f"{model}/kept-long-0/predictions")
+    words = filled.split()
+    if "--pred" not in command:
+        words += ["--model", model]
+    return [*words, *experiment.options.split(), "--json"]
 
 
 def real_commands(row: Row, table: Table, data: str) -> list[str]:
-    """A row's commands on a real data set; EgoExo4D and EPIC-Kitchens start from Ego4D's narrator, as in the paper."""
-    _, name = base_and_name(row.training)                                      # bases are the toy's
-    own = TRAININGS[name]
-    training, real = own.same or name, f"{own.real} {table.real}"
-    size, scratch = "8b-" * (LARGE in real), data == "ego4d" or own.scratch
-    out = f"out/{data}-{size}{training}" + "-scratch" * (scratch and data != "ego4d")
-    start = "" if scratch else f"--init out/ego4d-{size}{training}"
+    """A row's commands on a real data set, with `python`.
+
+    On EgoExo4D and EPIC-Kitchens, training starts from Ego4D's narrator, as in the paper.
+    """
+    _, name = base_and_name(row.training)                      # bases are the toy's
+    options = TRAININGS[name]
+    training = options.same or name
+    real = f"{options.real} {table.real}"
+    size = "8b-" if LARGE in real else ""
+    output = f"out/{data}-{size}{training}"
+    start = ""
+    if data != "ego4d":
+        if options.scratch:
+            output += "-scratch"
+        else:
+            start = f"--init out/ego4d-{size}{training}"
     epochs = "--epochs 4" if data == "ek100" else ""
-    lines = [own.features] if own.features else []
-    lines.append(f"train.py --data {data} {TRAININGS[training].method} {real} {start} {epochs} --output {out}")
-    kinds = list(dict.fromkeys(column.evaluation for column in table.columns if not column.toy))
-    for kind in ["stream"] * (kinds[0] in ("summary", "objects")) + kinds:     # those read streamed narrations
-        line = REAL_EVALUATIONS[kind].format(data=data, out=out, keep="-".join([f"{out}/kept", *words(row.options)]))
-        root = own.real if "--root" in own.real else ""
-        lines.append(f"{line} {row.options} {root}" if line.startswith("evaluate.py") else line)
-    return ["python " + " ".join(line.split()) for line in lines]
+
+    commands = []
+    if options.features:
+        commands.append(options.features)
+    method = TRAININGS[training].method
+    commands.append(f"train.py --data {data} {method} {real} {start} {epochs} --output {output}")
+
+    evaluations = list(dict.fromkeys(
+        column.evaluation for column in table.columns if not column.toy))
+    if evaluations[0] in ("summary", "objects"):               # those read streamed narrations
+        evaluations.insert(0, "stream")
+    kept = "-".join([f"{output}/kept", *option_words(row.options)])
+    root = options.real if "--root" in options.real else ""
+    for evaluation in evaluations:
+        command = REAL_EVALUATIONS[evaluation].format(data=data, out=output, keep=kept)
+        if command.startswith("evaluate.py"):
+            command += f" {row.options} {root}"
+        commands.append(command)
+    return ["python " + " ".join(command.split()) for command in commands]
 
 
-# ------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------- results
 
+@cache
 def fingerprint_of_worlds() -> str:
-    """Of the narrations of two test videos in every world, and of one picture of each."""
-    mark = hashlib.sha256()
+    """A hash over two test videos of every world: all of their narrations, one picture of each."""
+    digest = hashlib.sha256()
     for variant in world.WORLDS.values():
         for _, kitchen in world.kitchens("test", 2, world=variant):
-            mark.update(repr([(n.frame, n.text) for n in kitchen.narrations]).encode())
-            mark.update(kitchen.render(len(kitchen) // 2).tobytes())
-    return mark.hexdigest()[:12]
+            narrations = [(narration.frame, narration.text) for narration in kitchen.narrations]
+            digest.update(repr(narrations).encode())
+            digest.update(kitchen.render(len(kitchen) // 2).tobytes())
+    return digest.hexdigest()[:12]
 
 
-def result(experiment: Experiment, worlds: str) -> dict | None:
-    """A result that is there and is of today's commands and worlds, and of any recipe; else None. BadData for a damaged
-    file."""
+def fingerprint_of_base(training: str, folder: str) -> str:
+    """A hash over the encoder and the language model of a training's base: those of flownar-c with
+    seed 0."""
+    base, _ = base_and_name(training)
+    first = ROOT / folder / base / "flownar-c-0"
+    digest = hashlib.sha256()
+    for file in sorted(first.glob("*/model.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def identity_of(experiment: Experiment) -> dict:
+    """The fields of a result's file that tell of which experiment it is, whatever the recipe."""
+    train = train_command(experiment.training, experiment.seed, "out/tables")
+    evaluate = evaluate_command(experiment, "out/tables")
+    return {
+        "train": " ".join(["python", *train]),
+        "evaluate": " ".join(["python", *evaluate]),
+        "seed": experiment.seed,
+        "worlds": fingerprint_of_worlds(),
+    }
+
+
+def result(experiment: Experiment) -> dict | None:
+    """The result of an experiment, of any recipe. None if there is none, or if other commands or
+    other worlds have made it. BadData for a damaged file."""
     path = RESULTS / f"{experiment.name}.json"
     if not path.exists():
         return None
     kept = read_json(path)
     if not isinstance(kept, dict) or not isinstance(kept.get("measures"), dict):
         raise BadData(f"{path}: is not a result of experiments.tables; delete it")
-    kept = {"recipe": 1} | kept                                        # the first one was not written down
-    return kept if {**kept, **about(experiment, worlds)} == kept else None
+    kept = {"recipe": 1} | kept                # recipe 1 was not written down
+    identity = identity_of(experiment)
+    if any(kept.get(field) != value for field, value in identity.items()):
+        return None
+    return kept
 
 
-def result_of_today(experiment: Experiment, worlds: str) -> dict | None:
-    """A `result` of today's recipe, which need not be made again."""
-    kept = result(experiment, worlds)
-    return kept if kept and kept["recipe"] == RECIPE else None
-
-
-def about(experiment: Experiment, worlds: str) -> dict:
-    """What makes a result one of this experiment, as its file says it, in any recipe."""
-    commands = {"train": train_command(experiment.training, experiment.seed, "out/tables"),
-                "evaluate": evaluate_command(experiment, "out/tables")}
-    return {name: " ".join(["python", *command]) for name, command in commands.items()} | {
-        "seed": experiment.seed, "worlds": worlds}
+def result_of_today(experiment: Experiment) -> dict | None:
+    """The result of an experiment if it is of today's recipe: it need not be made again."""
+    kept = result(experiment)
+    if kept is None or kept["recipe"] != RECIPE:
+        return None
+    return kept
 
 
 def measures(printed: dict) -> dict[str, float | None]:
-    """The numbers that a command has printed; those of groups of videos under group/label/measure."""
-    if "variants" in printed:                                          # experiments.efficiency, one narrator
+    """The numbers that a command has printed. For groups of videos: group/label/measure."""
+    if "variants" in printed:                  # experiments.efficiency, of one narrator
         cost, = printed["variants"].values()
         return {"gmacs": cost["macs"] / 1e9, "cache_mb": cost["windows"][-1]["used_bytes"] / 1e6}
-    found = {}
+    numbers = {}
     for name, value in printed.items():
         if isinstance(value, dict):
-            found |= {f"{name}/{key}": inner for key, inner in measures(value).items()}
-        elif value is None or is_number(value):
-            found[name] = value if value is None else round(value, 6)
-    return found
+            for key, number in measures(value).items():
+                numbers[f"{name}/{key}"] = number
+        elif value is None:
+            numbers[name] = None
+        elif is_number(value):
+            numbers[name] = round(value, 6)
+    return numbers
 
 
-def fingerprint_of_base(training: str, folder: str) -> str:
-    """Of the encoder and the language model of a training's base: those of flownar-c with seed 0."""
-    first, mark = ROOT / folder / base_and_name(training)[0] / "flownar-c-0", hashlib.sha256()
-    for file in sorted(first.glob("*/model.safetensors")):
-        mark.update(file.read_bytes())
-    return mark.hexdigest()[:12]
-
+# ------------------------------------------------------------------------------- work
 
 def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def commit() -> str | None:
-    """The present commit, with a + if code has been changed since; None where there is no repository."""
-    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+def git(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def present_commit() -> str | None:
+    """The present commit, with a + if code has changed since. None where there is no repository."""
     head = git("rev-parse", "--short=10", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", ":!tests").stdout.strip()
-    return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else None
+    if head.returncode:
+        return None
+    name = head.stdout.strip()
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", ":!tests")
+    return name + "+" if changed.stdout.strip() else name
 
 
-# ------------------------------------------------------------------------------------------- work
+def in_minutes(seconds: float | None) -> float | None:
+    return round(seconds / 60, 1) if seconds else None
+
 
 class Runner:
-    """Runs what is missing, `jobs` commands at a time; their messages go to files in `folder`."""
+    """Carries out experiments, `jobs` commands at a time. Their messages go to files in `folder`.
 
-    def __init__(self, folder: str, jobs: int, worlds: str):
-        self.folder, self.jobs, self.locks, self.guard = folder, jobs, defaultdict(Lock), Lock()
-        self.worlds, self.commit, self.minutes = worlds, commit(), {}
+    Several experiments may need the same training or the same videos. So each piece of work has a
+    lock: the first experiment does the work, the others wait, and then find it done.
+    """
 
-    def __call__(self, wanted: list[Experiment]) -> list[str]:
-        """Returns what went wrong, a line for each experiment."""
+    def __init__(self, folder: str, jobs: int):
+        self.folder = folder
+        self.jobs = jobs
+        self.worlds = fingerprint_of_worlds()
+        self.commit = present_commit()
+        self.training_seconds = {}             # (training, seed) -> seconds, None if resumed
+        self.locks = defaultdict(Lock)
+        self.guard = Lock()                    # held while a lock is looked up or made
+
+    def __call__(self, experiments: list[Experiment]) -> list[str]:
+        """Returns the errors, one line for each experiment that failed."""
         with ThreadPool(self.jobs) as pool:
-            return [line for line in pool.imap_unordered(self.attempt, wanted) if line]
+            lines = list(pool.imap_unordered(self.attempt, experiments))
+        return [line for line in lines if line]
 
     def attempt(self, experiment: Experiment) -> str | None:
         try:
@@ -210,61 +298,81 @@ class Runner:
         except BadData as error:
             return f"{experiment.name}: {error}"
 
-    def carry_out(self, experiment: Experiment):
-        if "{long}" in EVALUATIONS[experiment.evaluation]:                     # works on predictions of that evaluation
+    def carry_out(self, experiment: Experiment) -> None:
+        """Make the result of an experiment, and before it all that it needs."""
+        command = EVALUATIONS[experiment.evaluation]
+        if "{long}" in command:                # reads the predictions of that evaluation
             self.carry_out(experiment._replace(evaluation="long"))
         self.train(experiment.training, experiment.seed)
         with self.lock(experiment.name):
-            if result_of_today(experiment, self.worlds):
+            if result_of_today(experiment):
                 return
-            if "{videos}" in EVALUATIONS[experiment.evaluation]:
+            if "{videos}" in command:
                 self.make_videos()
             began = time.monotonic()
             printed = self.run(evaluate_command(experiment, self.folder), experiment.name)
-            spent = {"evaluate": time.monotonic() - began, "train": self.minutes.get(experiment[::3])}
-            RESULTS.mkdir(exist_ok=True)
-            write_json(RESULTS / f"{experiment.name}.json", about(experiment, self.worlds) | {
-                "recipe": RECIPE,
-                "base": fingerprint_of_base(experiment.training, self.folder),
-                "commits": {"train": self.made(*experiment[::3])["commit"], "evaluate": self.commit},
-                "minutes": {name: round(s / 60, 1) if s else None for name, s in spent.items()},
-                "measures": measures(json.loads(printed.splitlines()[-1]))})
+            seconds = time.monotonic() - began
+            self.write_result(experiment, json.loads(printed.splitlines()[-1]), seconds)
 
-    def train(self, training: str, seed: int):
+    def write_result(self, experiment: Experiment, printed: dict, seconds: float) -> None:
+        training, seed = experiment.training, experiment.seed
+        RESULTS.mkdir(exist_ok=True)
+        write_json(RESULTS / f"{experiment.name}.json", identity_of(experiment) | {
+            "recipe": RECIPE,
+            "base": fingerprint_of_base(training, self.folder),
+            "commits": {"train": self.made(training, seed)["commit"], "evaluate": self.commit},
+            "minutes": {"evaluate": in_minutes(seconds),
+                        "train": in_minutes(self.training_seconds.get((training, seed)))},
+            "measures": measures(printed),
+        })
+
+    def train(self, training: str, seed: int) -> None:
         """Train a narrator, and before it those that it starts from, unless they are there."""
-        given, out = options_of(training), Path(self.folder) / f"{training}-{seed}"
-        for other in {(given.llm, 0), (given.vision, 0), (given.look, 0), (given.init, seed)} - {(training, seed)}:
-            if other[0]:
-                self.train(*other)
+        for other, other_seed in starts_of(training, seed).values():
+            self.train(other, other_seed)
         with self.lock(f"{training}-{seed}"):
-            again, began = ["--resume"] if (ROOT / out).exists() else [], time.monotonic()
+            output = ROOT / self.folder / f"{training}-{seed}"
             command = train_command(training, seed, self.folder)
-            if not again:
-                (ROOT / out).mkdir(parents=True)
-                write_json(ROOT / out / MADE, {"command": command, "worlds": self.worlds, "recipe": RECIPE,
-                                                "commit": self.commit})
+            made = {"command": command, "worlds": self.worlds, "recipe": RECIPE,
+                    "commit": self.commit}
+            resumed = output.exists()
+            if resumed:
+                self.check_made(training, seed, made)
             else:
-                made = self.made(training, seed)
-                wanted = {"command": (made["command"], command), "world": (made["worlds"], self.worlds),
-                          "recipe": (made["recipe"], RECIPE)}
-                for which, (there, here) in wanted.items():
-                    if there != here:
-                        raise BadData(f"{ROOT / out} was trained by another {which}; delete it, or choose another "
-                                      f"--output")
-            if not (ROOT / out / "narrator.json").exists():
-                self.run(command + again, f"{training}-{seed}".replace("/", "-"))
-                self.minutes[training, seed] = None if again else time.monotonic() - began
+                output.mkdir(parents=True)
+                # Written before the training: an interrupted one has it, too.
+                write_json(output / MADE, made)
+            if (output / "narrator.json").exists():            # the training has ended
+                return
+            if resumed:
+                command = [*command, "--resume"]
+            began = time.monotonic()
+            self.run(command, f"{training}-{seed}".replace("/", "-"))
+            seconds = time.monotonic() - began
+            # A resumed training took longer than this part of it.
+            self.training_seconds[training, seed] = None if resumed else seconds
 
     def made(self, training: str, seed: int) -> dict:
-        """How a narrator was trained: {"command", "worlds", "recipe", "commit"}; BadData if nothing says so."""
+        """How a narrator was trained: {"command", "worlds", "recipe", "commit"}. BadData if no file
+        tells."""
         folder = ROOT / self.folder / f"{training}-{seed}"
         kept = read_json(folder / MADE) if (folder / MADE).exists() else None
         if not isinstance(kept, dict) or not {"command", "worlds", "commit"} <= kept.keys():
-            raise BadData(f"{folder} does not say how it was trained; delete it, or choose another --output")
-        return {"recipe": 1} | kept                            # the first one was not written down
+            raise BadData(f"{folder} does not say how it was trained; delete it, or choose another "
+                          "--output")
+        return {"recipe": 1} | kept            # recipe 1 was not written down
 
-    def make_videos(self):
-        """The videos of 1, 3, 6 and 11 minutes."""
+    def check_made(self, training: str, seed: int, wanted: dict) -> None:
+        """BadData if a narrator was not trained as it would be today. Another commit is allowed."""
+        kept = self.made(training, seed)
+        for field, called in (("command", "command"), ("worlds", "world"), ("recipe", "recipe")):
+            if kept[field] != wanted[field]:
+                folder = ROOT / self.folder / f"{training}-{seed}"
+                raise BadData(f"{folder} was trained by another {called}; delete it, or choose "
+                              "another --output")
+
+    def make_videos(self) -> None:
+        """Make the videos of 1, 3, 6 and 11 minutes, unless they are there."""
         with self.lock("videos"):
             for number, command in enumerate(VIDEOS):
                 done = ROOT / self.folder / "videos" / f"done-{number}"
@@ -272,22 +380,27 @@ class Runner:
                     self.run(command.format(videos=f"{self.folder}/videos").split(), "videos")
                     done.write_text(self.worlds)
                 if done.read_text() != self.worlds:
-                    raise BadData(f"{done.parent} shows another world; delete it, or choose another --output")
+                    raise BadData(f"{done.parent} shows another world; delete it, or choose "
+                                  "another --output")
 
     def lock(self, name: str) -> Lock:
         with self.guard:
             return self.locks[name]
 
     def run(self, command: list[str], name: str) -> str:
-        """What a command prints; BadData with the last line of its messages if it fails."""
-        threads = str(max(1, cores() // self.jobs))
+        """Run a command and return what it prints. If it fails: BadData with its last message."""
         log = ROOT / self.folder / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        # Commands that run side by side share the cores.
+        threads = max(1, cores() // self.jobs)
         print("python", *command, file=sys.stderr)
         with log.open("w") as messages:
-            done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=messages,
-                                  text=True, env=os.environ | {"OMP_NUM_THREADS": threads})
-        if done.returncode:
-            last = log.read_text().replace("\r", "\n").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            raise BadData(f"{last[0]} (see {log})")
-        return done.stdout
+            process = subprocess.run(
+                [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=messages,
+                text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+        if process.returncode:
+            # A progress bar writes over its line with \r: each state becomes a line of its own.
+            lines = log.read_text().replace("\r", "\n").strip().splitlines()
+            last = lines[-1] if lines else f"exit code {process.returncode}"
+            raise BadData(f"{last} (see {log})")
+        return process.stdout

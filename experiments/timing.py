@@ -1,6 +1,6 @@
-"""A stream whose every frame and stage is timed; how flat its speed is.
+"""Times every frame and every stage of a stream, and measures whether its speed stays the same.
 
-`narrate` itself runs, with given narrations, which are fed word by word, as a model says them.
+`narrate` itself runs. Its narrations are given, and fed word by word, as a model writes them.
 """
 import time
 from collections import Counter
@@ -23,25 +23,28 @@ from support.common.devices import synchronise
 
 @dataclass
 class Work:
-    """What every variant does: narrate frame 0 and then every `every`-th frame, with `words` given tokens each."""
+    """What every variant does: narrate frame 0, and then the last one of every `every` frames."""
     frames: int
     every: int = 8
-    words: int = 12
+    words: int = 12         # tokens of each narration
     lookahead: int = 1
 
     def given(self, narrator: nar.Narrator) -> tuple[Iterator[Tensor], dict[int, list[int]]]:
-        """Frame tokens [J, D], 64 random ones in turn, and the narrations: frame -> ids."""
+        """Frame tokens [J, D], 64 random ones again and again, and narrations {frame: ids}."""
+        config = narrator.config
         random = torch.Generator().manual_seed(0)
-        pool = list(torch.randn(64, narrator.config.J, narrator.config.width, generator=random))
+        pool = torch.randn(64, config.J, config.width, generator=random)
+        frames = islice(cycle(list(pool)), self.frames)
         ids = (narrator.layout.newline * self.words)[:self.words]
-        return islice(cycle(pool), self.frames), {t: ids for t in [0, *range(self.every - 1, self.frames, self.every)]}
+        narrated = [0, *range(self.every - 1, self.frames, self.every)]
+        return frames, {t: ids for t in narrated}
 
 
 class Stages:
-    """What times the stages of a Stream; `watch(stage)` is a context manager."""
+    """Times the stages of a Stream. `watch(stage)` is a context manager."""
 
-    def __init__(self, narrator: nar.Narrator, watch: Callable, **how):
-        super().__init__(narrator, **how)
+    def __init__(self, narrator: nar.Narrator, watch: Callable, **options):
+        super().__init__(narrator, **options)
         self.watch = watch
 
     def absorb(self) -> None:
@@ -50,7 +53,7 @@ class Stages:
                 super().absorb()
 
     def read_memory(self, ids: list[int] | None = None) -> None:
-        self.absorb()
+        self.absorb()               # before, so that its time is counted once
         with self.watch("memory"):
             super().read_memory(ids)
 
@@ -72,7 +75,7 @@ class TimedHistory(Stages, HistoryStream):
 
 
 def state_bytes(context: stream.Context) -> int:
-    """Size of what the memories of a stream carry: their states, and the tokens read from them."""
+    """Bytes of a stream's memories: their states, and the tokens read from them."""
     tensors = [context.state, context.memory]
     if isinstance(context, HistoryContext):
         tensors += [context.history_state, context.history]
@@ -80,50 +83,64 @@ def state_bytes(context: stream.Context) -> int:
 
 
 class Meter:
-    """A stream that does its work, and what this has cost so far.
+    """A stream that does its work, and measures what the work costs.
 
-    rows        one for each frame: seconds (wall clock) and processor time, seconds of its narration if it has one,
-                tokens in the cache, used and held bytes
-    stages      seconds of each stage
-    tokens      the most that the cache has held, with frames read ahead
+    rows        for each frame: seconds (wall clock) and processor time; seconds of its narration,
+                or None; tokens in the cache; used and held bytes
+    stages      seconds of each stage so far
+    tokens      the most that the cache has held, with frames that were read ahead
     """
 
     def __init__(self, narrator: nar.Narrator, work: Work):
-        frames, forced = work.given(narrator)
+        frames, narrations = work.given(narrator)
         timed = TimedHistory if isinstance(narrator, HistoryNarrator) else Timed
         self.context = timed(narrator, self.watch, lookahead=work.lookahead, guesses=0)
-        self.decisions = stream.narrate(narrator, frames, forced=forced, context=self.context)
+        self.decisions = stream.narrate(narrator, frames, forced=narrations, context=self.context)
         self.rows = []
         self.stages = Counter()
         self.tokens = 0
 
     @contextmanager
-    def watch(self, stage: str):
+    def watch(self, stage: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
+        # a GPU works on after the call has returned
         synchronise(self.context.narrator.device)
         self.stages[stage] += time.perf_counter() - began
-        self.tokens = max(self.tokens, len(self.context.cache.used) - len(self.context.cache.free))
+        cache = self.context.cache
+        self.tokens = max(self.tokens, len(cache.used) - len(cache.free))
 
-    def advance(self, frames: int):
-        """Stream so many frames more."""
+    def advance(self, frames: int) -> None:
+        """Stream so many more frames."""
         for _ in range(frames):
-            text, processor, began = self.stages["text"], time.process_time(), time.perf_counter()
+            text_before = self.stages["text"]
+            processor_before = time.process_time()
+            began = time.perf_counter()
             decision = next(self.decisions)
-            seconds, processor = time.perf_counter() - began, time.process_time() - processor
+            seconds = time.perf_counter() - began
+            processor_seconds = time.process_time() - processor_before
+            text_seconds = None
+            if decision.narration is not None:
+                text_seconds = self.stages["text"] - text_before
             cache = self.context.cache
             state = state_bytes(self.context) + sum(x.nbytes for x in self.context.waiting)
-            self.rows.append({"seconds": seconds, "processor_s": processor,
-                              "text_s": self.stages["text"] - text if decision.narration else None,
-                              "cache_tokens": cache.text + cache.visual, "cache_bytes": cache.bytes(),
-                              "used_bytes": cache.bytes() + state, "held_bytes": cache.held() + state})
+            self.rows.append({
+                "seconds": seconds,
+                "processor_s": processor_seconds,
+                "text_s": text_seconds,
+                "cache_tokens": cache.text + cache.visual,
+                "cache_bytes": cache.bytes(),
+                "used_bytes": cache.bytes() + state,
+                "held_bytes": cache.held() + state,
+            })
 
 
 def at_once(narrator: nar.Narrator, work: Work, streams: int) -> tuple[float, float]:
-    """Frames a second of processor time: of one live stream, and of several that share their passes."""
+    """Frames a second of processor time: of one live stream, and of several with shared passes."""
+    work = replace(work, lookahead=1)
     speeds = []
     for count in (1, streams):
-        jobs = [partial(shared, narrator, replace(work, lookahead=1))] * count
+        jobs = [partial(shared, narrator, work)] * count
         began = time.process_time()
         for _, item in side_by_side(jobs, count):
             if isinstance(item, Failed):
@@ -134,9 +151,12 @@ def at_once(narrator: nar.Narrator, work: Work, streams: int) -> tuple[float, fl
 
 def shared(narrator: nar.Narrator, work: Work, ask: Callable) -> Iterator[stream.Decision]:
     """A stream that asks for its passes (streams/together.py)."""
-    frames, forced = work.given(narrator)
-    context = open_stream(narrator, run=lambda part: ask(narrator.decoder, part), guesses=0)
-    return stream.narrate(narrator, frames, forced=forced, context=context)
+    def run(pass_input):
+        return ask(narrator.decoder, pass_input)
+
+    frames, narrations = work.given(narrator)
+    context = open_stream(narrator, run=run, guesses=0)
+    return stream.narrate(narrator, frames, forced=narrations, context=context)
 
 
 def total(rows: list[dict], name: str) -> float:
@@ -144,15 +164,20 @@ def total(rows: list[dict], name: str) -> float:
 
 
 def flatness(narrator: nar.Narrator, work: Work, window: int) -> float:
-    """Processor time of the work's last window of frames, divided by that of its second one (1: as fast as ever).
+    """Processor time of the last `window` frames, divided by that of the second `window` frames.
 
-    Two streams take turns, each until its next narration, so that both meet the same disturbances; neither is always
-    the first of a turn.
+    1: as fast as ever. Two streams take turns, each until its next narration, so that both meet the
+    same disturbances. They alternate in being the first of a turn.
     """
-    late, early, turn = Meter(narrator, work), Meter(narrator, work), min(work.every, window)
+    late = Meter(narrator, work)
+    early = Meter(narrator, work)
+    turn = min(work.every, window)              # frames
     late.advance(work.frames - window)
-    early.advance(window)
+    early.advance(window)                       # warms up
     for n in range(window // turn):
-        for meter in (early, late) if n % 2 else (late, early):
+        meters = (late, early) if n % 2 == 0 else (early, late)
+        for meter in meters:
             meter.advance(turn)
-    return total(late.rows[work.frames - window:], "processor_s") / total(early.rows[window:], "processor_s")
+    late_seconds = total(late.rows[work.frames - window:], "processor_s")
+    early_seconds = total(early.rows[window:], "processor_s")
+    return late_seconds / early_seconds

@@ -1,4 +1,7 @@
-"""The most frequent words of the narrations of a data set (paper Fig. 8): python -m experiments.figures words."""
+"""The most frequent words of the narrations of a data set (paper Fig. 8).
+
+    python -m experiments.figures words --data toy --png words.png
+"""
 import argparse
 import json
 import re
@@ -14,39 +17,51 @@ from support.common.options import data_options, positive_int
 from support.files.annotations import tracks
 from support.files.tracks import Notes
 
-# frequent in any text: articles, pronouns, prepositions, conjunctions, auxiliaries
-STOP_WORDS = set("""a about after again all along an and another are around as at away back be been before behind beside
-    between both but by can did do does down each for from had has have he her his i if in inside into is it its itself
-    me more my near next no not of off on one onto or other out over she so some that the their them then there these
-    they this those through to together towards under up was were what when where which while with you your yourself
+# Words that are frequent in any text: articles, pronouns, prepositions, conjunctions, auxiliaries.
+STOP_WORDS = set("""
+    a about after again all along an and another are around as at away back be been before behind
+    beside between both but by can did do does down each for from had has have he her his i if in
+    inside into is it its itself me more my near next no not of off on one onto or other out over
+    she so some that the their them then there these they this those through to together towards
+    under up was were what when where which while with you your yourself
     """.split())
+# Letters, with an apostrophe or a hyphen inside: C’s, re-heats.
+WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 
 
 def narrations_of(args: argparse.Namespace) -> list[str]:
-    """The sentences of a split, without features: the toy's from its videos, the others' from annotation files."""
-    split, notes = split_of(args), Notes()
+    """The sentences of a split. Features are not needed: the toy's sentences come from its worlds,
+    the others' from annotation files."""
+    split = split_of(args)
+    notes = Notes()
     if args.data in DATASETS[1:] and args.world == "plain":
-        found = tracks(args.data, Path(args.root or f"data/{args.data}"), split, notes)[:args.limit]
-        texts = [text for one in found for _, text in one.narrations]
+        root = Path(args.root or f"data/{args.data}")
+        videos = tracks(args.data, root, split, notes)[:args.limit]
     else:
-        samples = load_dataset(args.data, args.root, split, args.limit, variant=args.world)
-        texts = [text for sample in samples for _, text in sample.narrations]
+        videos = load_dataset(args.data, args.root, split, args.limit, variant=args.world)
+    texts = [text for video in videos for _, text in video.narrations]
     if not texts:
         raise BadData(f"the {split} split of {args.data} has no narrations")
-    print(f"{args.data} {split}: {len(texts)} narrations{'; ' if str(notes) else ''}{notes}")
+    separator = "; " if str(notes) else ""
+    print(f"{args.data} {split}: {len(texts)} narrations{separator}{notes}")
     return texts
 
 
 def count_words(texts: Iterable[str]) -> Counter:
     """How often each word occurs, in lower case, without STOP_WORDS and numbers."""
-    words = (word for text in texts for word in re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text.lower()))
-    return Counter(word for word in words if word not in STOP_WORDS)
+    counts = Counter()
+    for text in texts:
+        words = WORD.findall(text.lower())
+        counts.update(word for word in words if word not in STOP_WORDS)
+    return counts
 
 
-def plot_words(frequent: list[tuple[str, int]], title: str, png: str):
+def plot_words(frequent: list[tuple[str, int]], title: str, png: str) -> None:
     """A bar for each (word, times), the first on top."""
     figure, axes = pyplot().subplots(figsize=(6, 0.8 + 0.2 * len(frequent)))
-    bars = axes.barh([word for word, _ in frequent], [times for _, times in frequent], color="#4c9be8")
+    words = [word for word, _ in frequent]
+    times = [count for _, count in frequent]
+    bars = axes.barh(words, times, color="#4c9be8")
     axes.bar_label(bars, padding=3, fontsize=7)
     axes.tick_params(axis="y", labelsize=8)
     axes.set(title=title, xlabel="times", ylim=(len(frequent) - 0.4, -0.6))
@@ -55,18 +70,28 @@ def plot_words(frequent: list[tuple[str, int]], title: str, png: str):
     save_figure(figure, png)
 
 
-def run_words(args: argparse.Namespace):
+def run_words(args: argparse.Namespace) -> None:
+    split = split_of(args)
     texts = narrations_of(args)
     counts = count_words(texts)
-    frequent, total = counts.most_common(args.top), max(1, counts.total())
-    print(f"{counts.total()} words, {len(counts)} of them different, without the most common ones of the language")
+    total = counts.total()
+    frequent = counts.most_common(args.top)
+    print(f"{total} words, {len(counts)} of them different, without the most common ones of the "
+          "language")
     for word, times in frequent:
         print(f"{word:20} {times:9} {times / total:7.1%}")
     if args.png:
-        plot_words(frequent, f"{args.data}, {split_of(args)}: words of {len(texts):,} narrations", args.png)
+        title = f"{args.data}, {split}: words of {len(texts):,} narrations"
+        plot_words(frequent, title, args.png)
     if args.json:
-        print(json.dumps({"data": args.data, "split": split_of(args), "narrations": len(texts),
-                          "words": counts.total(), "different": len(counts), "frequent": dict(frequent)}))
+        print(json.dumps({
+            "data": args.data,
+            "split": split,
+            "narrations": len(texts),
+            "words": total,
+            "different": len(counts),
+            "frequent": dict(frequent),
+        }))
 
 
 def words_options(parser: argparse.ArgumentParser):

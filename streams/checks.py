@@ -1,4 +1,4 @@
-"""What is checked before anything is loaded."""
+"""Checks of inputs and outputs, before anything is loaded."""
 from __future__ import annotations
 
 import sys
@@ -15,8 +15,10 @@ from support.files.video import Video
 
 
 def check_input(source: str, live: bool = False) -> None:
-    """BadData if a file, a video or features, cannot be read; of a video, its first picture is decoded. What comes from
-    elsewhere is not opened: it may come only once."""
+    """BadData if a video or a file of features cannot be read. A video's first picture is decoded.
+
+    Live sources, pipes and URLs are not opened, because their pictures may come only once.
+    """
     if is_live(source, live) or is_pipe_or_url(source) or Path(source).is_fifo():
         return
     if is_features(source):
@@ -26,34 +28,49 @@ def check_input(source: str, live: bool = False) -> None:
 
 
 def check_inputs(sources: list[str], live: bool = False) -> None:
-    """BadData if the only input cannot be read, or none of several: where others can be, one that cannot is named when
-    its turn comes."""
+    """BadData if no input can be read.
+
+    If at least one of several inputs can be read, the others are reported when their turn comes.
+    """
     first_problem = None
     for source in sources:
         try:
             check_input(source, live)
             return
         except BadData as error:
-            first_problem = first_problem or error
+            if first_problem is None:
+                first_problem = error
     raise first_problem
 
 
 def check_outputs(source: str, files: dict[str, str | None]) -> None:
-    """BadData if an output cannot be written, or is the input (`source`; "" of a live one) or another output."""
-    check_distinct(source, *(file for file in files.values() if file is not None))
+    """BadData if an output cannot be written, or is the input or another output.
+
+    source      the input; "" of a live source
+    files       {format: path, or None}
+    """
+    check_distinct(source, *[file for file in files.values() if file is not None])
     for form, file in files.items():
+        # a state is replaced as a whole; the other files are written into
         check_writable(file, in_place=form != "state")
 
 
 def check_stream(args: Namespace, live: bool) -> None:
-    """The inputs and outputs of stream.py, by its options. What is only doubtful is a line on stderr."""
+    """Check the inputs and outputs of stream.py, given its options.
+
+    Raises BadData for errors. Options without effect are reported on stderr.
+    """
     if live and args.pace:
-        raise BadData(f"--pace is for recordings; {without_secrets(args.input[0])} is live, and comes as it happens")
+        raise BadData(f"--pace is for recordings; {without_secrets(args.input[0])} is live, "
+                      f"and comes as it happens")
     check_inputs(args.input, args.live)
     for source, _, files in outputs(args):
         check_outputs("" if live else source, files)
-    for name in unknown_options([name for name, _ in args.source_option]):
-        print(f"--source-option {name}: FFmpeg knows no such option here, so it has no effect", file=sys.stderr)
-    if (args.speak or args.voice_command) and not live and not args.pace:
-        print("--speak: a recording is narrated faster than it can be spoken, and sentences are left out; "
-              "--pace 1 narrates it as it plays", file=sys.stderr)
+    option_names = [name for name, _ in args.source_option]
+    for name in unknown_options(option_names):
+        print(f"--source-option {name}: FFmpeg knows no such option here, so it has no effect",
+              file=sys.stderr)
+    speaks = args.speak or args.voice_command
+    if speaks and not live and not args.pace:
+        print("--speak: a recording is narrated faster than it can be spoken, and sentences are "
+              "left out; --pace 1 narrates it as it plays", file=sys.stderr)

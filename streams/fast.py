@@ -1,10 +1,12 @@
 """The same narrations with fewer passes of the language model (not in the paper).
 
-    frames      K of them share a pass, as if none ended a segment. Where one does, the rest is taken back.
-    words       words that once followed the last two share the pass of a word. Wrong guesses are taken back.
+    frames      K frames share a pass, on the guess that none of them ends a segment. If one does,
+                the frames after it are taken back.
+    words       A word and a few guessed words share a pass: words that once followed the last two
+                words. Wrong guesses are taken back.
     memory      S_t is only needed when a segment ends. Until then up to 8 frames are collected, and
                 absorbed in one step.
-    streams     several of them share their passes: `run` is then a request to streams/together.py.
+    streams     Several streams share their passes: `run` is then a request to streams/together.py.
 
 `Fast` is a Context (stream.py) that does this. `Stream` is what the commands use.
 """
@@ -21,7 +23,7 @@ from torch import Tensor
 from baselines.narration_memory import HistoryContext, HistoryNarrator
 from narrator import NARRATION, Narrator, Tokens
 from stream import Context
-from streams.bounds import Bounded
+from streams.bounds import Bounded, decoder_pass
 from support.common.errors import BadData
 from support.engine.passes import PassInput
 
@@ -32,11 +34,12 @@ ABSORBED_FRAMES = 8                 # at most
 class FrameBuffer:
     """The frames of a stream in their order, some of which can be looked at before their turn.
 
-    clock       asked when a frame is taken from the source: its time in seconds
-    time        what the clock said of the frame whose turn it is
+    clock       returns the time (seconds) of the frame just taken from the source, or None
+    time        the time of the frame whose turn it is
     """
 
-    def __init__(self, frames: Iterable[Tensor], narrator: Narrator, clock: Callable[[], float] | None = None):
+    def __init__(self, frames: Iterable[Tensor], narrator: Narrator,
+                 clock: Callable[[], float] | None = None):
         self.frames = iter(frames)
         self.shape = (narrator.config.J, narrator.config.width)
         self.device = narrator.device
@@ -51,8 +54,12 @@ class FrameBuffer:
             yield x
 
     def peek(self, count: int) -> list[Tensor]:
-        """The next frames, at most `count`; they keep their turn. ValueError unless each is [J, D]."""
-        for x in islice(self.frames, max(0, count - len(self.waiting))):
+        """The next frames, at most `count`; they keep their turn.
+
+        Raises ValueError unless each is [J, D].
+        """
+        missing = max(0, count - len(self.waiting))
+        for x in islice(self.frames, missing):
             if x.shape != self.shape:
                 raise ValueError(f"expected frame tokens {list(self.shape)}, got {list(x.shape)}")
             time = None if self.clock is None else self.clock()
@@ -63,8 +70,8 @@ class FrameBuffer:
 def guess(history: list[int], count: int, end: int) -> list[int]:
     """Guess the next words of a text, given the ids of all texts so far.
 
-    Finds the latest place where the last two ids (else the last one) occurred, and returns at most `count`
-    ids that followed there, up to the id `end`.
+    Finds the latest place where the last two ids (else the last one) occurred, and returns at most
+    `count` ids that followed there, up to the id `end`.
     """
     if count == 0:
         return []
@@ -73,7 +80,9 @@ def guess(history: list[int], count: int, end: int) -> list[int]:
         for i in range(len(history) - length - 1, -1, -1):
             if history[i:i + length] == latest:
                 followed = history[i + length:i + length + count]
-                return followed[:followed.index(end)] if end in followed else followed
+                if end in followed:
+                    followed = followed[:followed.index(end)]
+                return followed
     return []
 
 
@@ -81,25 +90,31 @@ class Fast(Context):
     """A Context that reads ahead.
 
     lookahead   K, frames in one pass; 1: no frame waits for the next
-    run         one pass of the language model (support/engine/passes.py); default: the narrator's decoder
-    clock       seconds of the frame just taken, for live sources; None: by the frame's number
+    run         one pass of the language model (support/engine/passes.py); default: the narrator's
+                decoder
+    clock       returns the time (seconds) of the frame just taken, for live sources; None: the time
+                follows from the frame's number
     guesses     how many words are guessed at most; 0 where narrations are given
     """
 
-    def __init__(self, narrator: Narrator, lookahead: int = 1, run: Callable[[PassInput], Tensor] | None = None,
+    def __init__(self, narrator: Narrator, lookahead: int = 1,
+                 run: Callable[[PassInput], Tensor] | None = None,
                  clock: Callable[[], float] | None = None, guesses: int = GUESSED_WORDS):
         super().__init__(narrator)
         self.lookahead = lookahead
-        self.run = run or (lambda part: narrator.decoder([part])[0])
+        self.run = run or decoder_pass(narrator)
         self.clock = clock
         self.guesses = guesses
-        self.upcoming: FrameBuffer | None = None                              # frames to come
-        self.waiting: list[Tensor] = []                                       # frames not yet absorbed
-        self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()     # read early: ids, slots, logits
-        self.narrated: deque[int] = deque(maxlen=500)                         # ids of the latest narrations
+        self.upcoming: FrameBuffer | None = None        # frames to come
+        self.waiting: list[Tensor] = []                 # frames that are not yet absorbed
+        # what was read ahead: ids, slots, logits
+        self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()
+        self.narrated: deque[int] = deque(maxlen=500)   # ids of the latest narrations
 
     def seconds(self) -> float:
-        return super().seconds() if self.clock is None else self.upcoming.time
+        if self.clock is None:
+            return super().seconds()
+        return self.upcoming.time
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         if self.upcoming is not None:
@@ -129,12 +144,18 @@ class Fast(Context):
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         """Lines 9-12 of Algorithm 2, in a pass that may have been made earlier."""
-        if self.ahead and self.ahead[0][0] != tokens.ids:           # something else was read ahead
-            self.forget()
+        if self.ahead:
+            expected_ids = self.ahead[0][0]
+            if expected_ids != tokens.ids:              # the guess was wrong
+                self.forget()
         if x is None:
-            self.narrated += [i for i, kind in zip(tokens.ids, tokens.kind) if kind == NARRATION]
+            for token, kind in zip(tokens.ids, tokens.kind):
+                if kind == NARRATION:
+                    self.narrated.append(token)
         if not self.ahead:
-            frames = [] if x is None else [x, *self.upcoming.peek(self.lookahead - 1)]
+            frames = []
+            if x is not None:
+                frames = [x, *self.upcoming.peek(self.lookahead - 1)]
             self.read_ahead(tokens, frames)
         _, slots, logits = self.ahead.popleft()
         self.cache.insert(tokens, slots)
@@ -142,23 +163,25 @@ class Fast(Context):
         return logits
 
     def read_ahead(self, tokens: Tokens, frames: list[Tensor]) -> None:
-        """One pass over `tokens`, with the first of the frames, and over all that is guessed to follow.
+        """One pass over `tokens`, with the first of the frames, and over the guesses that follow.
 
-        After a frame the next frames follow, as if the segment did not end. After words, words follow.
+        After a frame the next frames follow, as if the segment did not end. After words, words
+        follow.
         """
-        pieces = [tokens.ids]
+        pieces = [tokens.ids]                           # then one piece for each guess
         if frames:
             pieces += [self.layout.frame(self.segment).ids for _ in frames[1:]]
         else:
             words = guess(list(self.narrated), self.guesses, self.layout.assistant[0])
             pieces += [[word] for word in words]
-        ids = [i for piece in pieces for i in piece]
+        ids = [token for piece in pieces for token in piece]
         positions = range(self.position, self.position + len(ids))
-        slots = self.cache.take(len(ids))
+        slots = self.cache.reserve(len(ids))
         plan = torch.tensor([ids, positions, slots.tolist()]).to(self.narrator.device)
-        x = torch.stack(frames) if frames else None
+        x = torch.stack(frames) if frames else None     # [K, J, D]
         memory = self.memory_embedding(tokens)
-        last_tokens = slice(len(tokens) - 1, None, len(pieces[-1]))         # the last token of each piece
+        # logits are needed after the last token of each piece; all guesses have the same length
+        last_tokens = slice(len(tokens) - 1, None, len(pieces[-1]))
         logits = self.run(PassInput(plan, x, memory, self.cache, last_tokens))
         self.check(logits)
         boundaries = np.cumsum([len(piece) for piece in pieces[:-1]])
@@ -172,8 +195,9 @@ class Fast(Context):
     def check(self, numbers: Tensor) -> None:
         """BadData, before anything is decided or saved, if a number is NaN or infinite."""
         if not numbers.sum().isfinite():
-            raise BadData(f"frame {self.frame}: the model's numbers are not finite; try --dtype bfloat16 or float32 "
-                          f"(if that does not help, its weights or the features of this frame are damaged)")
+            raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
+                          f"try --dtype bfloat16 or float32 (if that does not help, its weights "
+                          f"or the features of this frame are damaged)")
 
     def forget(self) -> None:
         """Take back what was read ahead."""
@@ -194,8 +218,8 @@ class HistoryStream(HistoryContext, Stream):
     """The same for narrators with a narration memory (Table 15)."""
 
 
-def open_stream(narrator: Narrator, **how) -> Stream:
-    """A new Stream for a narrator; `how` as for Fast."""
+def open_stream(narrator: Narrator, **options) -> Stream:
+    """A new Stream for a narrator; options as for Fast."""
     if isinstance(narrator, HistoryNarrator):
-        return HistoryStream(narrator, **how)
-    return Stream(narrator, **how)
+        return HistoryStream(narrator, **options)
+    return Stream(narrator, **options)

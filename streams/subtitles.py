@@ -14,97 +14,154 @@ from support.common.disk import check_distinct, check_writable, is_number, namin
 from support.common.errors import BadData
 from support.files.own_videos import NARRATIONS
 
+FORMS = ("jsonl", "srt", "vtt", "trace", "state")      # options that name output files
+# How files begin that this program wrote
+BEGINS = {
+    "jsonl": rb'\{"n": ',
+    "trace": rb'\{"frame": ',
+    "srt": rb"\d+\r?\n[\d:]+,\d",
+    "vtt": rb"WEBVTT",
+}
+# A whole cue but its empty line. Its number is group 1
+CUE = rb"(?:(\d+)\n)?[\d:]+[.,]\d{3} --> [\d:]+[.,]\d{3}\n.*"
+TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
+
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
     """74.5 -> 00:01:14.5"""
     ticks = round(seconds * 10 ** digits)
-    whole, part = divmod(ticks, 10 ** digits)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{separator}{part:0{digits}}"
+    whole, fraction = divmod(ticks, 10 ** digits)
+    minutes, s = divmod(whole, 60)
+    h, m = divmod(minutes, 60)
+    return f"{h:02}:{m:02}:{s:02}{separator}{fraction:0{digits}}"
 
 
 def srt_cue(n: int, start: float, end: float, text: str) -> str:
-    """Cue n >= 0. SubRip has no escapes: an arrow in the text, which would look like a time, is shortened."""
-    return f"{n + 1}\n{timestamp(start, ',', 3)} --> {timestamp(end, ',', 3)}\n{text.replace('-->', '->')}\n\n"
+    """Cue n >= 0 of a SubRip file.
+
+    SubRip has no escapes: an arrow in the text, which would look like a time, is shortened.
+    """
+    times = f"{timestamp(start, ',', 3)} --> {timestamp(end, ',', 3)}"
+    text = text.replace("-->", "->")
+    return f"{n + 1}\n{times}\n{text}\n\n"
 
 
 def vtt_cue(start: float, end: float, text: str) -> str:
+    times = f"{timestamp(start, '.', 3)} --> {timestamp(end, '.', 3)}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"{timestamp(start, '.', 3)} --> {timestamp(end, '.', 3)}\n{text}\n\n"
+    return f"{times}\n{text}\n\n"
 
 
-# How a file begins that this program wrote
-BEGINS = {"jsonl": rb'\{"n": ', "trace": rb'\{"frame": ', "srt": rb"\d+\r?\n[\d:]+,\d", "vtt": rb"WEBVTT"}
-TAIL = 2 ** 20                              # bytes at the end of a file in which its last line or cue is looked for
-CUE = rb"(?:(\d+)\n)?[\d:]+[.,]\d{3} --> [\d:]+[.,]\d{3}\n.*"     # all of a cue but its empty line
-
+# ---------------------------------------------------------------------- writing
 
 class Writers:
-    """The files to be written, by format: jsonl, srt, vtt, trace. Every line is flushed, so they are valid
-    whenever the stream stops. Texts must be single lines (support/common/disk.py: one_line). BadData if one is the `source`.
-    before: what `written` said at an earlier moment, from which the files go on (suspend.py).
-    live: of a source that cannot be seen again. Every whole line and cue that is in the files stays, and what comes is
-    appended: its numbers (`n`, `frame`, those of cues) go on from the last ones, whatever they are in the stream."""
+    """Writes the output files of one input: jsonl, srt, vtt, trace.
 
-    def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = "", before: dict | None = None,
-                 live: bool = False):
-        paths = {name: path for name, path in paths.items() if path}
+    Every line is flushed, so the files are valid whenever the stream stops. Texts must be single
+    lines (support/common/disk.py: one_line).
+
+    paths       {format: path, or None}
+    stack       closes the files
+    source      the input; BadData if it is one of the files
+    saved       what `written` returned at an earlier moment, from which the files continue
+                (streams/suspend.py)
+    live        the source is live, and cannot be seen again. All whole lines and cues in the files
+                stay, and new ones are appended. The numbers of rows and cues (`n`, `frame`)
+                continue from the last ones in the files, whatever they are in the stream
+    """
+
+    def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = "",
+                 saved: dict | None = None, live: bool = False):
+        paths = {form: path for form, path in paths.items() if path}
         check_distinct(source, *paths.values())
-        ends = {name: read_end(name, path) for name, path in paths.items()} if live else {}
-        check_writable(*paths.values(), in_place=True)    # before one is emptied, all must be writable
+        ends = {}
+        if live:
+            ends = {form: read_end(form, path) for form, path in paths.items()}
+        # all files must be writable before one is emptied
+        check_writable(*paths.values(), in_place=True)
         for path in paths.values():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             open(path, "a", encoding="utf-8").close()
-        mode = "a" if before or live else "w"
+        mode = "a" if saved or live else "w"
         self.files = {}
-        for name, path in paths.items():
-            stack.enter_context(naming(path))             # closing it writes what a full disk did not take
-            self.files[name] = stack.enter_context(open(path, mode, encoding="utf-8"))
-        self.live, self.row_at = live, 0                  # row_at: where the last row of a live trace begins
-        self.last: dict | None = before["last"] if before else None
-        self.shift: dict[str, int] = {}                   # what is added to the numbers of a row; see `numbered`
-        self.least = before.get("shift", {}) if before else {}
-        self.following = {"n": 0, "frame": 0}             # the first numbers that no row in the files has
+        for form, path in paths.items():
+            # closing a file writes again what a full disk did not take; `naming` names the file then
+            stack.enter_context(naming(path))
+            self.files[form] = stack.enter_context(open(path, mode, encoding="utf-8"))
+
+        self.live = live
+        self.last_row_start = 0                 # bytes: where the last row of a live trace begins
+        self.last_row: dict | None = None       # of the trace
+        self.shift: dict[str, int] = {}         # what is added to the numbers of a row
+        self.least_shift: dict[str, int] = {}   # of the stream before it was saved
+        self.next_number = {"n": 0, "frame": 0}     # the first numbers that no row in the files has
+        if saved:
+            self.last_row = saved["last"]
+            self.least_shift = saved.get("shift", {})
         if live:
-            self.go_on(ends)
-        else:
-            for name, size in before["bytes"].items() if before else ():
-                if os.path.getsize(paths[name]) > size:
-                    self.files[name].truncate(size)
-        if "vtt" in self.files and os.fstat(self.files["vtt"].fileno()).st_size == 0:
+            self.continue_after(ends)
+        elif saved:
+            for form, size in saved["bytes"].items():
+                if os.path.getsize(paths[form]) > size:
+                    self.files[form].truncate(size)
+        if "vtt" in self.files and self.size("vtt") == 0:
             self.put("vtt", "WEBVTT\n\n")
         stack.callback(self.finish)
 
-    def go_on(self, ends: dict[str, End]) -> None:
-        """Cut off half a last line or cue, and see from which numbers a live source goes on."""
-        for name, end in ends.items():
-            if end.size < end.whole:
-                self.put(name, "\n" * (end.whole - end.size))
-            elif end.size > end.whole:
-                self.files[name].truncate(end.whole)
+    def continue_after(self, ends: dict[str, End]) -> None:
+        """Remove or complete a last line or cue that is not whole, and continue its numbers."""
+        for form, end in ends.items():
+            if end.size < end.whole_size:
+                self.put(form, "\n" * (end.whole_size - end.size))
+            elif end.size > end.whole_size:
+                self.files[form].truncate(end.whole_size)
             for key, number in end.numbers.items():
-                self.following[key] = max(self.following[key], number + 1)
-        self.last = None                                  # rows of a live trace do not wait
+                self.next_number[key] = max(self.next_number[key], number + 1)
+        self.last_row = None                    # a live trace is written without delay
+
+    def size(self, form: str) -> int:
+        """Bytes of a file."""
+        return os.fstat(self.files[form].fileno()).st_size
 
     def numbered(self, row: dict) -> dict:
-        """A row with the numbers that it has in the files: those of its stream, unless a live source's files have rows
-        with these numbers already, of an earlier stream or of what came after the last saving."""
-        for key in self.following.keys() & row.keys() - self.shift.keys():
-            self.shift[key] = max(self.least.get(key, 0), self.following[key] - row[key])
-        return row | {key: row[key] + shift for key, shift in self.shift.items() if key in row}
+        """A row with its numbers in the files.
+
+        These are the numbers of its stream, unless the files of a live source have such rows
+        already: rows of an earlier stream, or rows that came after the last save.
+        """
+        numbered = dict(row)
+        for key, next_number in self.next_number.items():
+            if key not in row:
+                continue
+            if key not in self.shift:           # this is the first row with such a number
+                self.shift[key] = max(self.least_shift.get(key, 0), next_number - row[key])
+            numbered[key] = row[key] + self.shift[key]
+        return numbered
 
     def written(self) -> dict:
-        """The bytes of each file, the row of the trace that waits for the next one, and what is added to numbers."""
-        sizes = {name: os.fstat(file.fileno()).st_size for name, file in self.files.items()}
-        return {"bytes": sizes, "last": self.last, "shift": self.least | self.shift}
+        """How far the files are.
 
-    def put(self, name: str, text: str) -> None:
-        if name in self.files:
-            with naming(self.files[name].name):
-                self.files[name].write(text)
-                self.files[name].flush()
+        bytes       the size of each file
+        last        the row of the trace that waits for the next row
+        shift       what is added to the numbers of rows
+        """
+        return {
+            "bytes": {form: self.size(form) for form in self.files},
+            "last": self.last_row,
+            "shift": self.least_shift | self.shift,
+        }
+
+    def put(self, form: str, text: str) -> None:
+        if form in self.files:
+            with naming(self.files[form].name):
+                self.files[form].write(text)
+                self.files[form].flush()
 
     def sentence(self, row: dict) -> None:
-        """row: n, start, end (seconds), text, and any further fields of the JSONL line; a "repeat" is no subtitle."""
+        """Write a narration: n, start, end (seconds), text, and further fields of the JSONL line.
+
+        A row with a "repeat" is no subtitle.
+        """
         row = self.numbered(row)
         self.put("jsonl", json.dumps(row) + "\n")
         if row.get("repeat"):
@@ -113,133 +170,171 @@ class Writers:
         self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
 
     def trace(self, row: dict) -> None:
-        """row: at least "frame"; of two rows of one frame (the last frame may be decided twice) the second counts. So a
-        row waits for the next one; that of a live source, which a kill would lose, is written at once."""
+        """Write a row of the trace, with at least "frame".
+
+        The last frame may be decided twice; then its second row replaces the first. Therefore a row
+        waits for the next one. A row of a live source would be lost when the process is killed, so
+        it is written at once.
+        """
         row = self.numbered(row)
-        again = self.last is not None and self.last["frame"] == row["frame"]
+        replaces = self.last_row is not None and self.last_row["frame"] == row["frame"]
         if self.live and "trace" in self.files:
-            if again:
-                self.files["trace"].truncate(self.row_at)
-            self.row_at = os.fstat(self.files["trace"].fileno()).st_size
+            if replaces:
+                self.files["trace"].truncate(self.last_row_start)
+            self.last_row_start = self.size("trace")
             self.put("trace", json.dumps(row) + "\n")
-        elif self.last is not None and not again:
-            self.put("trace", json.dumps(self.last) + "\n")
-        self.last = row
+        elif self.last_row is not None and not replaces:
+            self.put("trace", json.dumps(self.last_row) + "\n")
+        self.last_row = row
 
     def finish(self) -> None:
-        if self.last is not None and not self.live:
-            self.put("trace", json.dumps(self.last) + "\n")
-        self.last = None
+        """Write the row that waits."""
+        if self.last_row is not None and not self.live:
+            self.put("trace", json.dumps(self.last_row) + "\n")
+        self.last_row = None
 
+
+# ---------------------------------------------------------------------- files that are there already
 
 @dataclass
 class End:
-    """How a file of a live source ends: its size in bytes, the size with whole lines or cues alone (one more than the
-    size if the last empty line is missing), and the numbers of the last one."""
+    """How a file of a live source ends.
+
+    size            bytes
+    whole_size      bytes with whole lines or cues only; one more than `size` if only the empty line
+                    of the last cue is missing
+    numbers         the numbers of the last line or cue
+    """
     size: int = 0
-    whole: int = 0
+    whole_size: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
 
 
 def read_end(form: str, path: str) -> End:
-    """The End of a file; an empty one if it is not there, or no file on a disk. BadData if it is not ours."""
+    """The End of a file; an empty End if the file is missing, or is no regular file.
+
+    Raises BadData if this program has not written the file.
+    """
     if not Path(path).is_file():
         return End()
     if not is_ours(form, path):
-        raise BadData(f"{path}: is not what --{form} writes, and what is there is never overwritten by a live source; "
-                      f"choose another name")
+        raise BadData(f"{path}: is not what --{form} writes, and what is there is never "
+                      f"overwritten by a live source; choose another name")
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        begin = file.seek(max(0, size - TAIL))
+        tail_start = file.seek(max(0, size - TAIL))
         tail = file.read()
-    line_end = b"\n" if form in ("jsonl", "trace") else b"\n\n"
-    at = tail.rfind(line_end)
-    whole = at + len(line_end) if at >= 0 else 0
-    rest = tail[whole:]
-    if not whole and begin:
-        raise BadData(f"{path}: has no line in its last {TAIL} bytes; is it damaged? choose another name")
-    if line_end == b"\n\n" and re.fullmatch(CUE + rb"\n", rest):           # all but the empty line is there
-        tail += b"\n"
+    separator = b"\n" if form in ("jsonl", "trace") else b"\n\n"
+    last_separator = tail.rfind(separator)
+    whole = 0                                   # bytes of the tail
+    if last_separator >= 0:
+        whole = last_separator + len(separator)
+    elif tail_start > 0:
+        raise BadData(f"{path}: has no line in its last {TAIL} bytes; "
+                      f"is it damaged? choose another name")
+    if separator == b"\n\n" and re.fullmatch(CUE + rb"\n", tail[whole:]):
+        tail += b"\n"                           # only the empty line was missing
         whole = len(tail)
-    last = tail[:whole].rstrip(b"\n").rsplit(line_end, 1)[-1]
-    return End(size, begin + whole, last_numbers(form, path, last))
+    last = tail[:whole].rstrip(b"\n").rsplit(separator, 1)[-1]
+    return End(size, tail_start + whole, last_numbers(form, path, last))
 
 
 def last_numbers(form: str, path: str, last: bytes) -> dict[str, int]:
-    """The numbers of a file's last line or cue, as `Writers.numbered` needs them."""
+    """The numbers of a file's last line or cue, for `Writers.numbered`."""
     if form == "srt":
         match = re.fullmatch(CUE, last)
-        return {"n": int(match[1]) - 1} if match and match[1] else {}
+        if match and match[1]:
+            return {"n": int(match[1]) - 1}
+        return {}
     if form == "vtt" or not last:
         return {}
     try:
         row = json.loads(last)
         return {key: int(row[key]) for key in ("n", "frame") if key in row}
     except (ValueError, TypeError, RecursionError):
-        raise BadData(f"{path}: its last line is damaged; delete that line, or choose another name") from None
+        raise BadData(f"{path}: its last line is damaged; "
+                      f"delete that line, or choose another name") from None
 
 
 def is_ours(form: str, path: str) -> bool:
-    """Does a file begin as those do that this program writes? An empty one does."""
+    """Whether a file is empty, or begins like a file of this program."""
     with open(path, "rb") as file:
         first = file.read(100)
     return not first or re.match(BEGINS[form], first) is not None
 
 
 def check_replaced(source: str, files: dict[str, str | None]) -> None:
-    """BadData if the outputs of a recording would replace what this program has not written, or narrations beside the
-    video: there, under the video's name, `train.py --data FOLDER` looks for those that people wrote."""
+    """BadData if an output of a recording would replace a file that must stay.
+
+    That is a file that this program has not written, or a narration file beside the video, under
+    its name: `train.py --data FOLDER` takes such a file for narrations that people wrote.
+    """
     video = Path(re.sub(r"(\.safetensors):.*", r"\1", source)).resolve()
     for form, path in files.items():
-        if form not in BEGINS or not path or not Path(path).is_file() or not os.path.getsize(path):
+        if form not in BEGINS or not path:
+            continue
+        if not Path(path).is_file() or os.path.getsize(path) == 0:
             continue
         place = Path(path).resolve()
-        beside = place.parent == video.parent and place.stem == video.stem and place.suffix.lower() in NARRATIONS
-        if beside:
-            raise BadData(f"{path}: is there already, and beside a video narrations of its name are taken for your own "
-                          f"(train.py --data); choose another name or folder, or give --overwrite")
+        beside_video = place.parent == video.parent and place.stem == video.stem
+        if beside_video and place.suffix.lower() in NARRATIONS:
+            raise BadData(f"{path}: is there already, and beside a video narrations of its name "
+                          f"are taken for your own (train.py --data); choose another name or "
+                          f"folder, or give --overwrite")
         if not is_ours(form, path):
-            raise BadData(f"{path}: is there already, and is not what --{form} writes; choose another name, or give "
-                          f"--overwrite")
+            raise BadData(f"{path}: is there already, and is not what --{form} writes; "
+                          f"choose another name, or give --overwrite")
 
 
 def read_narrations(path: Path) -> list[dict]:
-    """The lines of stream.py's --jsonl: start, end (s), text, ... BadData names one that is not like that."""
+    """The rows of a file that stream.py --jsonl wrote: start, end (seconds), text, ...
+
+    Raises BadData, with the number of the line, if a row is something else.
+    """
     rows = read_jsonl(path)
-    for n, row in enumerate(rows, 1):
-        times = row.get("start"), row.get("end")
-        if not all(map(is_number, times)) or not 0 <= times[0] <= times[1] or not isinstance(row.get("text"), str):
-            raise BadData(f'{path}, line {n}: expected {{"start": seconds, "end": seconds, "text": "..."}}, as '
-                          f'stream.py --jsonl writes')
+    for number, row in enumerate(rows, 1):
+        start = row.get("start")
+        end = row.get("end")
+        timed = is_number(start) and is_number(end) and 0 <= start <= end
+        if not timed or not isinstance(row.get("text"), str):
+            raise BadData(f'{path}, line {number}: expected {{"start": seconds, "end": seconds, '
+                          f'"text": "..."}}, as stream.py --jsonl writes')
     return rows
 
 
-def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
-    """(source, name, file of each format) of each of the inputs of a command line.
+# ---------------------------------------------------------------------- the command line
 
-    One input has no name, and the options name its files; with several, they name folders. BadData if two inputs have
-    the same name or a file in common, or if a recording's file would replace another one's (`check_replaced`).
+def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
+    """For each input of a command line: source, name, {format: file, or None}.
+
+    The options name the files of a single input, which has no name. With several inputs, the
+    options name folders. BadData if two inputs have the same name or a file in common, or if an
+    output of a recording would replace a file that must stay (`check_replaced`).
     """
-    forms, sources = ("jsonl", "srt", "vtt", "trace", "state"), args.input
-    found = [(sources[0], "", {form: getattr(args, form) for form in forms})]
-    if len(sources) > 1:
-        found = several_outputs(sources, found[0][2])
-    every_file = [file for _, _, files in found for file in files.values() if file]
+    options = {form: getattr(args, form) for form in FORMS}
+    if len(args.input) == 1:
+        inputs = [(args.input[0], "", options)]
+    else:
+        inputs = []
+        for source, name in zip(args.input, source_names(args.input)):
+            inputs.append((source, name, files_in_folders(name, options)))
+
+    every_file = [file for _, _, files in inputs for file in files.values() if file]
     check_distinct(*every_file)
-    for source, _, files in found:
+    for source, _, files in inputs:
         if is_live(source, getattr(args, "live", False)):
             continue
         check_distinct(source, *every_file)
-        goes_on = files["state"] and os.path.exists(files["state"])
-        if not goes_on and not getattr(args, "overwrite", False):
+        resumes = files["state"] and os.path.exists(files["state"])
+        if not resumes and not getattr(args, "overwrite", False):
             check_replaced(source, files)
-    return found
+    return inputs
 
 
-def several_outputs(sources: list[str],
-                    folders: dict[str, str | None]) -> list[tuple[str, str, dict[str, str | None]]]:
-    """See `outputs`."""
-    names = source_names(sources)
-    suffix = {"trace": "trace.jsonl"}
-    return [(source, name, {form: folder and f"{folder}/{name}.{suffix.get(form, form)}"
-                            for form, folder in folders.items()}) for source, name in zip(sources, names)]
+def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:
+    """The output files of the input called `name`: {format: FOLDER/name.format}."""
+    files = {}
+    for form, folder in folders.items():
+        suffix = "trace.jsonl" if form == "trace" else form
+        files[form] = f"{folder}/{name}.{suffix}" if folder else folder
+    return files

@@ -1,8 +1,11 @@
-"""Chromium in tests, by its DevTools protocol over two pipes (--remote-debugging-pipe): no driver, no port.
+"""Chromium in tests, by its DevTools protocol over two pipes (--remote-debugging-pipe): no driver,
+no port.
 
     with Browser() as browser:
         tab = browser.tab("file:///page.html")
-        tab.click("#list button"), tab.wait("video.currentTime > 1"), tab.screenshot(path)
+        tab.click("#list button")
+        tab.wait("video.currentTime > 1")
+        tab.screenshot(path)
 """
 import base64
 import fcntl
@@ -16,48 +19,63 @@ import tempfile
 import time
 from contextlib import suppress
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run --disable-background-networking "
-         "--disable-component-update --disable-sync --disable-quic --disable-gpu --mute-audio --hide-scrollbars "
+CHROMIUM = (shutil.which("chromium") or shutil.which("chromium-browser")
+            or shutil.which("google-chrome"))
+FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run "
+         "--disable-background-networking --disable-component-update --disable-sync "
+         "--disable-quic --disable-gpu --mute-audio --hide-scrollbars "
          "--autoplay-policy=no-user-gesture-required --force-color-profile=srgb").split()
 # Chromium reads commands from 3 and writes answers to 4
 LAUNCH = ("import os; from sys import argv; "
           "os.dup2(int(argv[1]), 3), os.dup2(int(argv[2]), 4), os.execv(argv[3], argv[3:])")
-KEYS = {" ": "Space", "Enter": "Enter", "Escape": "Escape", "Tab": "Tab", "ArrowLeft": "ArrowLeft",
-        "ArrowRight": "ArrowRight"}
+# what a key types, its name, and its number, where these are not those of a character
 TEXT = {"Enter": "\r", "Tab": None, "Escape": None, "ArrowLeft": None, "ArrowRight": None}
+NAMES = {" ": "Space", "Enter": "Enter", "Escape": "Escape", "Tab": "Tab",
+         "ArrowLeft": "ArrowLeft", "ArrowRight": "ArrowRight"}
+CODES = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 class Gone(Exception):
-    """The page that was asked is being replaced by another one."""
+    """Another page is replacing the one that was asked."""
 
 
 class Browser:
-    """One Chromium with a profile of its own. Events that come while waiting for an answer are kept by tab."""
+    """One Chromium with a profile of its own.
+
+    Events that come while it waits for an answer are kept by tab.
+    """
 
     def __enter__(self):
         self.profile = tempfile.mkdtemp()
-        (theirs, self.out), (self.come, given) = os.pipe(), os.pipe()
-        high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (theirs, given)]
+        commands, self.out = os.pipe()               # Chromium reads `commands`,
+        self.come, answers = os.pipe()               # and writes `answers`
+        # high numbers, so that LAUNCH does not overwrite one of them by 3 or 4
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in (commands, answers)]
         words = [CHROMIUM, *FLAGS, f"--user-data-dir={self.profile}", "about:blank"]
-        self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *map(str, high), *words], pass_fds=high,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for end in (theirs, given, *high):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, *map(str, high), *words], pass_fds=high,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for end in (commands, answers, *high):
             os.close(end)
-        self.number, self.rest, self.tabs = 0, b"", {}
+        self.number = 0                              # of the last command
+        self.rest = b""                              # bytes after the last message
+        self.tabs = {}                               # session -> Tab
         return self
 
     def __exit__(self, *_):
         self.process.terminate()
         self.process.wait(10)
-        os.close(self.out), os.close(self.come)
+        os.close(self.out)
+        os.close(self.come)
         shutil.rmtree(self.profile, ignore_errors=True)
 
     def read(self, seconds: float):
         """One message, or None."""
         deadline = time.monotonic() + seconds
         while b"\0" not in self.rest:
-            if not select.select([self.come], [], [], max(0, deadline - time.monotonic()))[0]:
+            left = max(0, deadline - time.monotonic())
+            readable, _, _ = select.select([self.come], [], [], left)
+            if not readable:
                 return None
             piece = os.read(self.come, 1 << 20)
             assert piece, "Chromium has ended"
@@ -69,9 +87,12 @@ class Browser:
         return message
 
     def ask(self, method: str, session: str | None = None, **parameters):
+        """Send a command, and wait for its result."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
-        data = json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
+        if session:
+            message["sessionId"] = session
+        data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self.out, data):]
         deadline = time.monotonic() + 60
@@ -84,31 +105,38 @@ class Browser:
                 return answer["result"]
         raise TimeoutError(method)
 
-    def tab(self, url: str, width: int = 1280, height: int = 800, dark: bool = False, still: bool = True):
+    def tab(self, url: str, width: int = 1280, height: int = 800, dark: bool = False,
+            still: bool = True):
         """A new tab with a loaded page; `still`: nothing moves (prefers-reduced-motion)."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        tab = Tab(self, self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"], target)
+        session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = Tab(self, session, target)
         self.tabs[tab.session] = tab
         for domain in ("Page", "Runtime", "Log", "Network", "DOM", "Accessibility"):
             tab.ask(domain + ".enable")
         tab.size(width, height)
-        features = {"prefers-color-scheme": "dark" if dark else "light",
-                    "prefers-reduced-motion": "reduce" if still else "no-preference"}
-        tab.ask("Emulation.setEmulatedMedia", features=[{"name": k, "value": v} for k, v in features.items()])
+        colours = "dark" if dark else "light"
+        motion = "reduce" if still else "no-preference"
+        tab.ask("Emulation.setEmulatedMedia",
+                features=[{"name": "prefers-color-scheme", "value": colours},
+                          {"name": "prefers-reduced-motion", "value": motion}])
         tab.open(url)
         return tab
 
 
 class Tab:
     def __init__(self, browser: Browser, session: str, target: str):
-        self.browser, self.session, self.target, self.events = browser, session, target, []
+        self.browser = browser
+        self.session = session
+        self.target = target
+        self.events = []
 
     def ask(self, method: str, **parameters):
         return self.browser.ask(method, self.session, **parameters)
 
     def size(self, width: int, height: int, scale: float = 1):
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
-                 mobile=False)
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                 deviceScaleFactor=scale, mobile=False)
 
     def open(self, url: str):
         self.ask("Page.navigate", url=url)
@@ -116,7 +144,8 @@ class Tab:
 
     def js(self, expression: str):
         """The value of an expression; a promise is awaited."""
-        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        result = self.ask("Runtime.evaluate", expression=expression, returnByValue=True,
+                          awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
@@ -125,7 +154,8 @@ class Tab:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(Gone):
-                if value := self.js(expression):
+                value = self.js(expression)
+                if value:
                     return value
             time.sleep(0.02)
         raise AssertionError(f"never true: {expression}")
@@ -135,59 +165,77 @@ class Tab:
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def click(self, selector: str, number: int = 0):
-        """The middle of the element, scrolled to, once it can be met there: after a first layout, at the latest."""
-        self.press(*self.wait(
-            "(() => { const e = document.querySelectorAll(%s)[%d]; e.scrollIntoView({block: 'nearest'}); "
-            "const b = e.getBoundingClientRect(), at = [b.x + b.width / 2, b.y + b.height / 2]; "
-            "return e.contains(document.elementFromPoint(...at)) && at })()" % (json.dumps(selector), number)))
+        """Scroll to an element and click its middle, as soon as nothing covers it there."""
+        middle = self.wait(f"""(() => {{
+            const e = document.querySelectorAll({json.dumps(selector)})[{number}]
+            e.scrollIntoView({{block: 'nearest'}})
+            const b = e.getBoundingClientRect(), at = [b.x + b.width / 2, b.y + b.height / 2]
+            return e.contains(document.elementFromPoint(...at)) && at
+        }})()""")
+        self.press(*middle)
 
     def key(self, key: str, shift: bool = False):
+        event = {"key": key, "code": NAMES.get(key, ""), "modifiers": 8 if shift else 0,
+                 "windowsVirtualKeyCode": CODES.get(key, ord(key[0].upper()))}
         text = TEXT.get(key, key)
-        codes = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
-        about = {"key": key, "code": KEYS.get(key, ""), "modifiers": 8 if shift else 0,
-                 "windowsVirtualKeyCode": codes.get(key, ord(key[0].upper()))}
-        self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **about,
-                 **({"text": text} if text else {}))
-        self.ask("Input.dispatchKeyEvent", type="keyUp", **about)
+        if text:
+            self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+        else:
+            self.ask("Input.dispatchKeyEvent", type="rawKeyDown", **event)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def type(self, text: str):
         for key in text:
             self.key(key)
 
     def screenshot(self, path, full: bool = False):
-        picture = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=full)["data"]
-        path.write_bytes(base64.b64decode(picture))
+        answer = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=full)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
-    def found(self, *methods: str) -> list[dict]:
+    def events_of(self, *methods: str) -> list[dict]:
         """Parameters of the events of these kinds so far."""
-        self.js("1")
+        self.js("1")                                 # its answer comes after the events
         return [event["params"] for event in self.events if event["method"] in methods]
 
     def problems(self) -> list[str]:
-        """What the console shows as an error or a warning, and what was thrown."""
-        thrown = [str(one["exceptionDetails"]) for one in self.found("Runtime.exceptionThrown")]
-        logged = [str(one["entry"]) for one in self.found("Log.entryAdded") if one["entry"]["level"] != "info"]
-        calls = self.found("Runtime.consoleAPICalled")
-        said = [str(one["args"]) for one in calls if one["type"] in ("error", "warning")]
-        return thrown + logged + said
+        """Exceptions, then errors and warnings of the browser and of the console."""
+        problems = []
+        for event in self.events_of("Runtime.exceptionThrown"):
+            problems.append(str(event["exceptionDetails"]))
+        for event in self.events_of("Log.entryAdded"):
+            if event["entry"]["level"] != "info":
+                problems.append(str(event["entry"]))
+        for event in self.events_of("Runtime.consoleAPICalled"):
+            if event["type"] in ("error", "warning"):
+                problems.append(str(event["args"]))
+        return problems
 
     def requests(self) -> list[str]:
-        return [one["request"]["url"] for one in self.found("Network.requestWillBeSent")]
+        """The addresses that the page has asked for."""
+        events = self.events_of("Network.requestWillBeSent")
+        return [event["request"]["url"] for event in events]
 
     def tree(self) -> list[tuple[str, str]]:
-        """(role, name) of what a screen reader meets."""
-        nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
-        value = lambda node, name: str(node.get(name, {}).get("value", ""))
-        return [(value(node, "role"), value(node, "name")) for node in nodes if not node["ignored"]]
+        """(role, name) of each node that a screen reader meets."""
+        nodes = []
+        for node in self.ask("Accessibility.getFullAXTree")["nodes"]:
+            if not node["ignored"]:
+                role = node.get("role", {}).get("value", "")
+                name = node.get("name", {}).get("value", "")
+                nodes.append((str(role), str(name)))
+        return nodes
 
     def meets(self, role: str, name: str = "", seconds: float = 30) -> tuple[str, str]:
-        """Role and name of what a screen reader meets first with this role and this part of a name. It is waited for:
-        the tree follows the page, and content out of sight (content-visibility) enters it once it is laid out."""
+        """Wait for the first node with this role and this part of a name; returns (role, name).
+
+        The tree follows the page: content out of sight (content-visibility) enters it once it is
+        laid out.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for found in self.tree():
-                if found[0] == role and name in found[1]:
-                    return found
+            for node_role, node_name in self.tree():
+                if node_role == role and name in node_name:
+                    return node_role, node_name
             time.sleep(0.02)
         raise AssertionError(f"no {role} {name!r} in {self.tree()}")
 

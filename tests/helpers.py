@@ -1,4 +1,5 @@
-"""What several tests use: small narrators on the toy's language model, random videos, the published parallel form."""
+"""Small narrators on the toy's language model, random videos, and the published parallel form, for
+several tests."""
 import os
 import random
 import socket
@@ -20,103 +21,142 @@ GOLDEN = ROOT.parent / "shared" / "golden"
 
 
 def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
-    """A narrator with the toy's language model (or a given one) and random weights everywhere else, LoRA included."""
+    """A narrator with the toy's language model, or a given one; all other weights are random."""
     torch.manual_seed(seed)
-    options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0, "lora_rank": 4,
-               "lora_alpha": 8, "lora_dropout": 0.0} | changes
+    options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0,
+               "lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0}
     folder = str(TOY / "llm")
-    pair = load_llm(folder) if llm is None else (llm, load_tokenizer(folder))
-    model = variants.new_narrator(*pair, nar.Config(llm=folder, **options))
-    for name, p in model.trainable().items():
+    if llm is None:
+        llm, tokenizer = load_llm(folder)
+    else:
+        tokenizer = load_tokenizer(folder)
+    config = nar.Config(llm=folder, **(options | changes))
+    model = variants.new_narrator(llm, tokenizer, config)
+    # B of LoRA and, as published, the memory start near 0: tests would not see them
+    for name, parameter in model.trainable().items():
         if "lora_B" in name:
-            torch.nn.init.normal_(p, std=0.05)
-    model.memory.initialise(torch.randn(50, model.config.J, model.config.width))   # as published it starts near nothing
+            torch.nn.init.normal_(parameter, std=0.05)
+    model.memory.initialise(torch.randn(50, model.config.J, model.config.width))
     if model.config.narration_memory:
         model.narration_memory.initialise(model.llm.get_input_embeddings().weight[:, None])
     return model.eval()
 
 
 def two_ranks() -> list[dict[str, str]]:
-    """The environments that torchrun gives to two processes, without the seconds that it takes to start."""
+    """The environments of two processes under torchrun, which itself takes seconds to start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [shared | {"RANK": n, "LOCAL_RANK": n} for n in "01"]
+    shared = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
 
 
 def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     """A small Llama with grouped-query attention: four heads of queries, two of keys."""
     torch.manual_seed(0)
-    sizes = LlamaConfig(vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-                        num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
-    llm = LlamaForCausalLM(sizes)
-    for p in llm.parameters():                      # not its buffers: rotations stay fp32, as from_pretrained has them
-        p.data = p.data.to(dtype)
+    config = LlamaConfig(vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, attn_implementation="sdpa")
+    llm = LlamaForCausalLM(config)
+    # buffers are not converted: with from_pretrained, too, rotations are in float32
+    for parameter in llm.parameters():
+        parameter.data = parameter.data.to(dtype)
     return llm
 
 
-def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9, 15), seed: int = 0):
-    """Random frame tokens [T, J, D] and random narrations at the given frames."""
-    generator, numbers = torch.Generator().manual_seed(seed), random.Random(seed)
+def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9, 15),
+          seed: int = 0):
+    """Random frame tokens [T, J, D], and random narrations (frame, words) at the given frames."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = random.Random(seed)
     x = torch.randn(frames, model.config.J, model.config.width, generator=generator)
     vocabulary = len(model.layout.tokenizer)
-    return x, [(frame, [numbers.randrange(2, vocabulary) for _ in range(numbers.randint(1, 8))]) for frame in at]
+    narrations = []
+    for frame in at:
+        length = numbers.randint(1, 8)
+        narrations.append((frame, [numbers.randrange(2, vocabulary) for _ in range(length)]))
+    return x, narrations
 
 
 def published(model: nar.Narrator, x: torch.Tensor, case: dict):
-    """The published parallel forward, for comparison only: its token ids (the instruction's full stop and the newline
-    are one token) and its looser training mask. `case` is one of golden/*/teacher_forced.json. Returns as
-    Narrator.forward.
+    """The published parallel forward, for comparison only. Returns as Narrator.forward.
+
+    It has the published token ids (the instruction's full stop and the newline are one token) and
+    the published, looser training mask. `case` is one of golden/*/teacher_forced.json.
     """
     tokens, mask = published_mask(model, case["input_ids"])
     memory = None
     if model.layout.M:
         read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
-        memory, _ = model.memory(x.reshape(1, -1, model.config.width), read_at)
-    e = model.embed(torch.tensor(tokens.ids), x, None if memory is None else model.embed_visual(memory))
+        frames = x.reshape(1, -1, model.config.width)           # [T, J, D] -> [1, T J, D]
+        memory, _ = model.memory(frames, read_at)
+        memory = model.embed_visual(memory)
+    e = model.embed(torch.tensor(tokens.ids), x, memory)
     hidden = model.run(e, torch.arange(len(tokens)), mask)
     return hidden, torch.tensor(case["labels"]), tokens
 
 
 def published_mask(model: nar.Narrator, ids: list[int]):
-    """Rows from a block's `[` on do not see the frame block before it nor the memory block before its own; rows from
-    narration n's `Assistant` on do not see narration n - k - 1. What opens a segment still sees the block before.
+    """The published training mask [L, L], with the tokens.
 
-    The tokens' kinds and numbers are such that a segment's last frame sees by `visible` what it sees by this mask.
+    Rows from a block's `[` on do not see the frame block before it, nor the memory block before its
+    own; rows from narration n's `Assistant` on do not see narration n - k - 1. The tokens that open
+    a segment still see the block before.
+
+    The tokens get such kinds and numbers that, for a segment's last frame, `visible` agrees with
+    this mask.
     """
-    layout, M = model.layout, model.layout.M
-    new = model.llm.config.vocab_size                                   # they append the ids of memory and frame tokens
-    v, m = (new + 1, new) if M else (new, None)
-    tokens, segment = nar.Tokens(), 0
-    for i in ids:
-        tokens.add([nar.FRAME if i == v else nar.MEMORY if i == m else i], nar.PROMPT, segment)
-        segment += i == layout.eot
-    ids, L = tokens.ids, len(ids)
+    layout = model.layout
+    # the published code appends the ids of memory and frame tokens to the vocabulary
+    memory_id = model.llm.config.vocab_size if layout.M else None
+    frame_id = model.llm.config.vocab_size + (1 if layout.M else 0)
+    tokens = nar.Tokens()
+    segment = 0
+    for published_id in ids:
+        token = {frame_id: nar.FRAME, memory_id: nar.MEMORY}.get(published_id, published_id)
+        tokens.add([token], nar.PROMPT, segment)
+        if published_id == layout.eot:
+            segment += 1
+    ids = tokens.ids
+    L = len(ids)
     mask = torch.ones(L, L, dtype=torch.bool).tril()
     if not model.config.prune:
         return tokens, mask
-    blocks = [(a, ids.index(layout.close[0], a)) for a, i in enumerate(ids) if i == layout.open[0]]
-    frames, memory = ([(a, b) for a, b in blocks if kind in ids[a:b]] for kind in (nar.FRAME, nar.MEMORY))
-    for a, b in frames + memory:
-        tokens.kind[a:b + 1] = [nar.VISUAL] * (b + 1 - a)
+
+    # blocks [...] of frame or memory tokens, as (first, end)
+    frames, memory = [], []
+    for first, token in enumerate(ids):
+        if token == layout.open[0]:
+            end = ids.index(layout.close[0], first) + 1
+            if nar.FRAME in ids[first:end]:
+                frames.append((first, end))
+            if nar.MEMORY in ids[first:end]:
+                memory.append((first, end))
+    for first, end in frames + memory:
+        tokens.kind[first:end] = [nar.VISUAL] * (end - first)
     for n in range(1, len(frames)):
-        begin = frames[n][0]
-        mask[begin:, frames[n - 1][0]:frames[n - 1][1] + 1] = False
+        begin, _ = frames[n]
+        first, end = frames[n - 1]
+        mask[begin:, first:end] = False
         if n >= 2:
-            mask[begin:, memory[n - 2][0]:memory[n - 2][1] + 1] = False
-    starts, ends = ([i for i, token in enumerate(ids) if token == what] for what in (layout.assistant[0], layout.eot))
-    for n, (a, b) in enumerate(zip(starts, ends)):                      # one narration more than k
-        tokens.kind[a:b + 1], tokens.number[a:b + 1] = [nar.NARRATION] * (b + 1 - a), [n + 1] * (b + 1 - a)
+            first, end = memory[n - 2]
+            mask[begin:, first:end] = False
+
+    starts = [i for i, token in enumerate(ids) if token == layout.assistant[0]]
+    ends = [i + 1 for i, token in enumerate(ids) if token == layout.eot]
+    # numbered from 1: the published code keeps one narration more than k
+    for n, (first, end) in enumerate(zip(starts, ends)):
+        tokens.kind[first:end] = [nar.NARRATION] * (end - first)
+        tokens.number[first:end] = [n + 1] * (end - first)
     if model.config.last_k is not None:
         for n in range(model.config.last_k + 1, len(starts)):
-            gone = n - model.config.last_k - 1
-            mask[starts[n]:, starts[gone]:ends[gone] + 1] = False
+            removed = n - model.config.last_k - 1
+            mask[starts[n]:, starts[removed]:ends[removed]] = False
     return tokens, mask
 
 
 def narrate(model, frames, static=False, forced=None, context=None, lookahead=1, clock=None):
-    """stream.py's `narrate` with the Context of the commands, which reads ahead; a given one gets lookahead and clock."""
+    """stream.py's `narrate` with the Context of the commands, which reads ahead, or a given one."""
     if context is None:
         context = open_stream(model)
     context.lookahead = lookahead
@@ -127,7 +167,7 @@ def narrate(model, frames, static=False, forced=None, context=None, lookahead=1,
 
 
 def record(context) -> list[torch.Tensor]:
-    """The logits of all tokens that go through a Stream from now on, as they come."""
+    """A list that gets the logits of all tokens that go through a Context from now on."""
     logits = []
     run = context.run
 
@@ -141,12 +181,12 @@ def record(context) -> list[torch.Tensor]:
 
 
 def record_plain(model) -> list[torch.Tensor]:
-    """The same for a plain Context of this model."""
+    """As `record`, for a plain Context of this model."""
     logits = []
     run = model.run
 
-    def recording(*given):
-        hidden = run(*given)
+    def recording(*arguments):
+        hidden = run(*arguments)
         logits.extend(model.logits(hidden))
         return hidden
 

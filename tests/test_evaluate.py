@@ -67,9 +67,9 @@ def test_overlaps_by_hand():
 
 
 def test_alignment_by_hand():
-    assert evaluate.alignment(np.array([[0.5, 0.2, 0.1], [0.49, 0.6, 0]])) == pytest.approx(
+    assert evaluate.precision_recall_f1(np.array([[0.5, 0.2, 0.1], [0.49, 0.6, 0]])) == pytest.approx(
         {"precision": 2 / 3, "recall": 1, "f1": 0.8})
-    assert evaluate.alignment(np.zeros((3, 0))) == {"precision": 0, "recall": 0, "f1": 0}
+    assert evaluate.precision_recall_f1(np.zeros((3, 0))) == {"precision": 0, "recall": 0, "f1": 0}
 
 
 @golden
@@ -79,7 +79,7 @@ def test_overlaps_are_the_published():
     assert iou == pytest.approx(np.array(case["iou"]), abs=1e-6)
     assert giou == pytest.approx(np.array(case["giou"]), abs=1e-6)
     assert [[i, int(best)] for i, best in enumerate(giou.argmax(1))] == case["indices"]
-    assert list(evaluate.alignment(iou).values()) == pytest.approx(case["t"], abs=1e-6)
+    assert list(evaluate.precision_recall_f1(iou).values()) == pytest.approx(case["t"], abs=1e-6)
 
 
 @golden
@@ -95,14 +95,14 @@ def test_a_whole_evaluation_is_the_published():
             if ours in row:
                 assert row[ours] == pytest.approx(case["per_video_metrics"][name][theirs], abs=1e-6), (name, ours)
     matches = [pair for name, y in case["gts"].items()
-               for pair in evaluate.align(Truth([read(y)]), read(case["predictions"][name]))[1]]
+               for pair in evaluate.measure_video(Truth([read(y)]), read(case["predictions"][name]))[1]]
     theirs = [(pair["gt"], pair["pred"]) for pair in case["matched_pairs"].values()]
     assert [(true.text, said) for true, said in matches] == theirs
 
 
 def test_several_annotators_are_chained_apart():
     truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], start=1.0)
-    row, matched = evaluate.align(truth, [Sentence(2, "p"), Sentence(4, "q")])
+    row, matched = evaluate.measure_video(truth, [Sentence(2, "p"), Sentence(4, "q")])
     assert [(true.text, said) for true, said in matched] == [("a", "p"), ("b", "q"), ("c", "p")]
     assert row["recall"] == 1 and row["precision"] == 1
 

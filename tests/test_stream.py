@@ -112,7 +112,7 @@ class MemoryLast(nar.Layout):
     """The memory of the past at the end of each segment instead of its beginning."""
 
     def opening(self, n):
-        tokens = self.end(n - 1).add(self.newline, nar.NARRATION, segment=n, number=n - 1)
+        tokens = self.end_of_text(n - 1).add(self.newline, nar.NARRATION, segment=n, number=n - 1)
         return tokens.add(self.open + [nar.FRAME] * self.J, nar.VISUAL, segment=n)
 
     def closing(self, n):
@@ -299,10 +299,10 @@ def test_no_narration_is_kept():
 def test_slots_are_used_again():
     """Tokens that are removed make room; what is left keeps its place and its position."""
     cache = stream.Cache(capacity=4)
-    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), cache.take(4))
+    cache.insert(nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0), cache.reserve(4))
     cache.positions.copy_(torch.arange(4))
     assert cache.keep(cache.kind == nar.PROMPT) == 3 and (cache.text, cache.visual, cache.span) == (1, 0, 4)
-    assert cache.take(2).tolist() == [0, 1] and cache.positions.tolist() == [EMPTY, EMPTY, EMPTY, 3]
+    assert cache.reserve(2).tolist() == [0, 1] and cache.positions.tolist() == [EMPTY, EMPTY, EMPTY, 3]
 
 
 def test_frames_are_taken_one_by_one():

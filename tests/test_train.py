@@ -28,7 +28,7 @@ from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.engine import checkpoint, training
-from toy import stages
+from toy import stages, train as toy_train
 
 
 def test_defaults_are_the_paper():
@@ -213,7 +213,7 @@ def test_late_in_a_long_stream():
     videos = examples(model, 3)
     earlier, before = train.earlier_videos(3, random.Random(3))
     assert (earlier, before) == train.earlier_videos(3, random.Random(3)) and 1 <= before <= 100_000
-    state, _ = train.memory_after(model, [videos[i] for i in earlier])
+    state = train.memory_after(model, [videos[i] for i in earlier])
     assert state.shape == model.memory.initial_state().shape and state.abs().sum() > 0 and not state.requires_grad
 
 
@@ -481,7 +481,7 @@ def test_a_finished_narrator_is_not_replaced_unasked(tmp_path, monkeypatch):
     tiny(width=16).save(tmp_path / "out")
     before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     trained = []
-    monkeypatch.setattr(train, "train_annotated", trained.append)
+    monkeypatch.setattr(train_command, "train_annotated", trained.append)
     given = {"data": "ek100", "output": str(tmp_path / "out")}
     with pytest.raises(BadData, match="out holds a finished narrator; choose another --output, or give --overwrite"):
         train_command.train(train.Options(**given))
@@ -615,9 +615,14 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "encoder", partial(stages.encoder, steps=2, batch=2, videos=2, each=2))
     monkeypatch.setattr(stages, "language", partial(stages.language, steps=2, batch=2))
     monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 2, "recall": 3})
-    real, ran = train.fit, []
-    monkeypatch.setattr(train, "fit", lambda stage, parameters, backward, steps, lr, options, *more: (
-        ran.append((stage, steps, lr)), real(stage, parameters, backward, steps, lr, options, *more)))
+    fit, ran = train.fit, []
+
+    def recorded_fit(stage, parameters, backward, steps, lr, options, *validate):
+        ran.append((stage, steps, lr))
+        fit(stage, parameters, backward, steps, lr, options, *validate)
+
+    for module in (train, toy_train):
+        monkeypatch.setattr(module, "fit", recorded_fit)
     out = tmp_path / "out"
     train_command.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5, lora_rank=4, idle=1.0))
     assert ran == [("encoder", 2, 1.5e-3), ("language", 2, 2e-3), ("look", 1, 7e-4), ("remember", 2, 1e-3),
@@ -637,7 +642,7 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     train_command.train(train.Options(**given, output=str(tmp_path / "out")))
     assert {path.name for path in tmp_path.iterdir()} == {"out", "vision", "features0.safetensors"}
     model = load_narrator(str(tmp_path / "out"))
-    assert (model.config.J, model.config.last_k, model.layout.N, model.layout.M) == (1, 0, 5, 10)
+    assert (model.config.J, model.config.last_k, model.layout.history_tokens, model.layout.M) == (1, 0, 5, 10)
     train_command.train(train.Options(data="toy", init=str(tmp_path / "out"), output=str(tmp_path / "more"), limit=1, batch=1))
     assert load_narrator(str(tmp_path / "more")).config.narration_memory == 5
     assert model.vision_encoder()(torch.zeros(2, 96, 96, 3, dtype=torch.uint8)).shape == (2, 1, 128)

@@ -9,22 +9,36 @@ import torch
 from support.common.errors import BadData
 
 
-# ---------------------------------------------------------------------- devices and libraries
-
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
-    """The one place where device and dtype are decided: bf16 on CUDA, else fp32. BadData if the device is not there."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if device == "auto":                                                            # under torchrun: this process's GPU
-        gpu = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
-        device = gpu if cuda else "mps" if mps else "cpu"
+    """Decide device and dtype, for all commands.
+
+    "auto": CUDA (under torchrun, this process's GPU) before MPS before the CPU, and bfloat16 on
+    CUDA, else float32. BadData if this machine has no such device.
+    """
+    has_mps = torch.backends.mps.is_available()
+    if device == "auto":
+        if torch.cuda.is_available():
+            device = "cuda"
+            if "LOCAL_RANK" in os.environ:
+                device = f"cuda:{os.environ['LOCAL_RANK']}"
+        elif has_mps:
+            device = "mps"
+        else:
+            device = "cpu"
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
         raise BadData(f"--device is cpu, cuda, cuda:N, mps or auto, not {device}")
     kind, _, number = device.partition(":")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count() or kind == "mps" and not mps:
-        raise BadData(f"--device {device}: there is no such device here; use cpu, or auto for the best one")
+    exists = True
+    if kind == "cuda":
+        exists = int(number or 0) < torch.cuda.device_count()
+    elif kind == "mps":
+        exists = has_mps
+    if not exists:
+        raise BadData(f"--device {device}: there is no such device here; "
+                      f"use cpu, or auto for the best one")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
     if dtype not in DTYPES:
@@ -33,7 +47,7 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:
-    """Wait for a CUDA device, so that elapsed times are right; does nothing for other devices."""
+    """Wait until a CUDA device is done, so that times are right; does nothing for other devices."""
     device = where.device if isinstance(where, torch.Tensor) else where
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -44,7 +58,7 @@ def rank() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def quiet():
+def quiet() -> None:
     """Turn off the progress bars and warnings of transformers."""
     from transformers.utils import logging
     logging.set_verbosity_error()

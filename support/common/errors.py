@@ -16,17 +16,19 @@ class BadData(ValueError):
 
 
 class NotDownloaded(BadData):
-    """A data set is not there; the message says in a few lines what to fetch and where to put it."""
+    """A data set is missing; the message says in a few lines what to fetch and where to put it."""
 
 
 def command_line(main: Callable[[], None]) -> None:
-    """Runs a command line and exits: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C; argparse exits with 2.
+    """Run a command line and exit.
 
-    SIGTERM, by which schedulers end a job, is as Ctrl-C. A closed pipe (`| head`) ends quietly, with a shell's 141.
-    A character that stdout cannot encode, as in a file name, is printed as "?"; Python sees to that on stderr.
+    Exit codes: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C, 141 a closed pipe (`| head`;
+    no message; the code is a shell's); argparse exits with 2. SIGTERM, by which schedulers end a
+    job, is treated as Ctrl-C. A character that stdout cannot encode, as in a file name, is printed
+    as "?"; on stderr, Python itself does that.
     """
     SAID_ONCE.clear()
-    if hasattr(sys.stdout, "reconfigure"):                                     # not if a test has put another one there
+    if hasattr(sys.stdout, "reconfigure"):               # False if a test has replaced it
         sys.stdout.reconfigure(errors="replace")
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -39,23 +41,25 @@ def command_line(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
-    except NotDownloaded as error:                                             # the one message of several lines
+    except NotDownloaded as error:                       # the only message of several lines
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except (BadData, OSError) as error:
         message = str(error) or type(error).__name__
-        if is_full(error) and error.filename is None:                          # all other files have been named
+        if is_full(error) and error.filename is None:    # errors of all other files have a name
             drop_stdout()
             message = "standard output: cannot be written, the disk is full"
         elif isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"
         print("error:", " ".join(message.split()), file=sys.stderr)
         code = 1
-    except (RuntimeError, MemoryError) as error:                               # torch has several messages for it
-        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+    except (RuntimeError, MemoryError) as error:
+        # torch raises a RuntimeError with one of several messages
+        out_of_memory = re.search("out of memory|allocate memory", str(error))
+        if isinstance(error, RuntimeError) and not out_of_memory:
             raise
-        print(f"error: out of memory ({first_line(error)[:200]}); use a smaller model or --dtype bfloat16",
-              file=sys.stderr)
+        print(f"error: out of memory ({first_line(error)[:200]}); "
+              f"use a smaller model or --dtype bfloat16", file=sys.stderr)
         code = 1
     sys.exit(code)
 
@@ -64,28 +68,29 @@ SAID_ONCE: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """A line on stderr, the first time that it is said in a command."""
+    """Print a line on stderr, but only once in a command."""
     if text not in SAID_ONCE:
         SAID_ONCE.add(text)
         tqdm.write(text, file=sys.stderr)
 
 
 def drop_stdout() -> None:
-    """What is still to be written to a broken or full stdout is dropped, or Python's last flush complains."""
+    """Drop the text that a broken or full stdout has not taken.
+
+    Otherwise Python fails when it flushes stdout at the end.
+    """
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError:                                                            # it is no file, so nothing is left in it
+    except OSError:                                      # stdout is no file, so it holds no text
         pass
 
 
 def first_line(error: Exception) -> str:
     """The first line of another library's error, to quote in our own."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-# ---------------------------------------------------------------------- files
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0]
 
 
 def is_full(error: Exception) -> bool:
-    """Does it say that a disk is full, or the user's share of it?"""
+    """Does the error say that a disk, or the user's quota, is full?"""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -7,11 +7,9 @@ from pathlib import Path
 from support.common.disk import replacing
 
 
-# ---------------------------------------------------------------------- figures
-
-
 def pyplot():
-    """matplotlib, drawing to files only; imported when a figure is wanted."""
+    """matplotlib, which draws to files only. It is imported here because most commands do not
+    draw."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -26,9 +24,21 @@ def save_figure(figure, png: str | Path) -> None:
 
 
 def print_table(rows: list[tuple[str, dict]]):
-    """One column for each row's label; shares and scores with three digits, what was not computed as -."""
-    form = lambda value: "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    """Print a table with one column for each (label, {name: value}); a single label is left out.
+
+    The names of the first column are the table's lines.
+    """
     if len(rows) > 1:
         print(" " * 26 + "".join(f"{label:>17}" for label, _ in rows))
     for name in rows[0][1]:
-        print(f"{name.replace('_', ' '):26}" + "".join(f"{form(row.get(name)):>17}" for _, row in rows))
+        cells = [table_cell(values.get(name)) for _, values in rows]
+        print(f"{name.replace('_', ' '):26}" + "".join(f"{cell:>17}" for cell in cells))
+
+
+def table_cell(value) -> str:
+    """Shares and scores with three digits; "-" if the value was not computed."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return str(value)

@@ -10,15 +10,25 @@ from itertools import islice
 def chunks(items: Iterator, size: int) -> Iterator[list]:
     """Lists of `size` items, the last one shorter."""
     items = iter(items)
-    while chunk := list(islice(items, size)):
+    while True:
+        chunk = list(islice(items, size))
+        if not chunk:
+            return
         yield chunk
 
 
 def prefetch(items: Iterable, size: int) -> Iterator:
-    """The same items: a thread makes up to `size` of them before they are asked for. Errors come in their turn."""
-    source, end = iter(items), object()
+    """The same items; a thread makes up to `size` of them before they are asked for.
+
+    An error is raised in place of its item.
+    """
+    source = iter(items)
+    end = object()                                       # `next` returns it when no item is left
     with ThreadPoolExecutor(1) as thread:
         waiting = deque(thread.submit(next, source, end) for _ in range(size))
-        while (item := waiting.popleft().result()) is not end:
+        while True:
+            item = waiting.popleft().result()
+            if item is end:
+                return
             waiting.append(thread.submit(next, source, end))
             yield item

@@ -1,7 +1,6 @@
 """Options that several commands have, each written once, and the types of their values."""
 from __future__ import annotations
 
-import argparse
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -12,112 +11,51 @@ from support.common.devices import DTYPES
 from support.common.errors import BadData
 
 
-# ---------------------------------------------------------------------- values of options (argparse types)
-
-
-def in_range(convert: type, low: float, high: float, says: str) -> Callable[[str], float]:
-    """An argparse type: `convert` of the text, refused (exit code 2) unless low <= value <= high."""
-    def parse(text: str):
-        try:
-            value = convert(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:                              # nan is in no range
-            raise argparse.ArgumentTypeError(f"must be {says}, not {text!r}")
-        return value
-    return parse
-
-
-LARGEST = 10 ** 9                          # beyond it, libraries and loops fail in ways of their own
-positive_int = in_range(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
-non_negative_int = in_range(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
-positive_float = in_range(float, 1 / LARGEST, LARGEST, "a number above 0 (from a billionth to a billion)")
-non_negative = in_range(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
-probability = in_range(float, 0, 1, "a number from 0 to 1")
-DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")           # the bundled narrator
+DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")   # the bundled narrator
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
 WHICH = f"choose one of {', '.join(DATASETS)}, or a folder of videos with narrations beside them"
 
 
 class Parser(ArgumentParser):
-    """The parser of every command. A mistake is one line, which says where help is: the usage is 20 lines long. What
-    was mistaken may be an address with a password."""
+    """The parser of every command.
+
+    A wrong command line gets one line, which names --help: the usage has 20 lines. Secrets are
+    hidden, because the wrong argument may be an address with a password.
+    """
 
     def error(self, message: str):
-        command = self.prog if self.prog.startswith("python ") else f"python {self.prog}"
+        command = self.prog
+        if not command.startswith("python "):
+            command = f"python {command}"
         self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see {command} --help\n")
 
 
-def is_dataset(name: str) -> bool:
-    """A data set's name, or an existing folder: your own videos (support/files/own_videos.py)."""
-    return name in DATASETS or bool(name) and Path(name).is_dir()
+# ---------------------------------------------------------------------- types of values
 
 
-def dataset(text: str) -> str:
-    """An argparse type: one of these names."""
-    if not is_dataset(text):
-        raise ArgumentTypeError(f"{WHICH}, not {text!r}")
-    return text
+def in_range(convert: type, low: float, high: float, says: str) -> Callable[[str], float]:
+    """An argparse type: convert(text), refused (exit code 2) unless low <= value <= high.
+
+    says: the values that are allowed, for the message.
+    """
+    def parse(text: str):
+        try:
+            value = convert(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:    # nan is in no range
+            raise ArgumentTypeError(f"must be {says}, not {text!r}")
+        return value
+    return parse
 
 
-def dataset_folder(name: str, root: str | Path | None) -> Path:
-    """The folder of a data set; BadData if a folder of videos has a --root, too."""
-    if root and name not in DATASETS:
-        raise BadData(f"--root {root} is for the data sets with names; the videos of --data {name} are in it")
-    return Path(root or (f"data/{name}" if name in DATASETS else name))
-
-
-def data_options(parser: ArgumentParser, required: bool = True):
-    parser.add_argument("--data", required=required, help=" | ".join(DATASETS) + " | FOLDER of videos")
-    parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
-    parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
-    parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
-    parser.add_argument("--world", default="plain", help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
-
-
-def device_options(parser: ArgumentParser):
-    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf (default: the checkpoint's)")
-    parser.add_argument("--vision", help="vision encoder: folder or hub id (default: the checkpoint's)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-
-
-def answer_options(parser: ArgumentParser):
-    """Who answers questions about sentences (support/files/answers.py)."""
-    parser.add_argument("--llm", default="none", help="language model: folder or hub id; none: by rule (default)")
-    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
-                        help="the language model's answers; none is asked for twice (default %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-
-
-def model_options(parser: ArgumentParser, **model):
-    """`model`: arguments of --model for argparse, such as its default."""
-    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)", **model)
-    parser.add_argument("--last-k", type=kept_narrations, metavar="K",
-                        help='FlowNar-C: keep only the last K narrations, or "all" (default: what the checkpoint says)')
-    device_options(parser)
-
-
-def trigger_options(parser: ArgumentParser):
-    parser.add_argument("--theta", type=probability, help="narrate when p([SKIP]) <= theta (default 0.8)")
-    parser.add_argument("--theta-low", type=probability, help="the threshold soon after a narration (default 0.5)")
-    parser.add_argument("--refractory", type=non_negative, help="seconds after a narration with theta-low (default 4)")
-    parser.add_argument("--static", action="store_true", help="one threshold only, theta")
-
-
-def lookahead_option(parser: ArgumentParser):
-    parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                        help="frames in one pass of the language model; the narrations are the "
-                             "same in float32, in bfloat16 up to rounding (default 4; 1: no "
-                             "frame waits for the next)")
-
-
-def config_changes(args: Namespace) -> dict:
-    """The settings of a narrator (narrator.py: Config) that the command line changes."""
-    names = "fps", "theta", "theta_low", "refractory", "last_k", "keep_newline", "max_segment", "max_position"
-    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-    return given | ({"last_k": None} if given.get("last_k") == "all" else {})
+LARGEST = 10 ** 9                                        # libraries and loops fail beyond it
+positive_int = in_range(int, 1, LARGEST, "a whole number, 1 or more (at most a billion)")
+non_negative_int = in_range(int, 0, LARGEST, "a whole number, 0 or more (at most a billion)")
+positive_float = in_range(float, 1 / LARGEST, LARGEST,
+                          "a number above 0 (from a billionth to a billion)")
+non_negative = in_range(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
+probability = in_range(float, 0, 1, "a number from 0 to 1")
 
 
 def kept_narrations(text: str) -> int | str:
@@ -134,6 +72,107 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """An argparse type: NAME=FILE, or FILE, whose name is then that of the file without its ending."""
+    """An argparse type: NAME=FILE -> (name, path); FILE has its own name without the suffix."""
     name, equals, file = text.rpartition("=")
-    return (name, Path(file)) if equals else (Path(text).stem, Path(text))
+    if equals:
+        return name, Path(file)
+    return Path(text).stem, Path(text)
+
+
+def is_dataset(name: str) -> bool:
+    """Is it a data set's name, or a folder of your own videos (support/files/own_videos.py)?"""
+    if name in DATASETS:
+        return True
+    return name != "" and Path(name).is_dir()
+
+
+def dataset(text: str) -> str:
+    """An argparse type: the name of a data set, or a folder."""
+    if not is_dataset(text):
+        raise ArgumentTypeError(f"{WHICH}, not {text!r}")
+    return text
+
+
+def dataset_folder(name: str, root: str | Path | None) -> Path:
+    """The folder of a data set; BadData if a folder of videos has a --root, too."""
+    if root and name not in DATASETS:
+        raise BadData(f"--root {root} is for the data sets with names; "
+                      f"the videos of --data {name} are in it")
+    if root:
+        return Path(root)
+    return Path("data", name) if name in DATASETS else Path(name)
+
+
+# ---------------------------------------------------------------------- options
+
+
+def data_options(parser: ArgumentParser, required: bool = True):
+    parser.add_argument("--data", required=required,
+                        help=" | ".join(DATASETS) + " | FOLDER of videos")
+    parser.add_argument("--root", help="folder of the data set (toy: rendered by seed without it)")
+    parser.add_argument("--split", help="train, val or test (default: test for the toy, else val)")
+    parser.add_argument("--limit", type=positive_int, help="use at most this many videos")
+    parser.add_argument("--world", default="plain",
+                        help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
+
+
+def device_options(parser: ArgumentParser):
+    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf "
+                                      "(default: the checkpoint's)")
+    parser.add_argument("--vision",
+                        help="vision encoder: folder or hub id (default: the checkpoint's)")
+    parser.add_argument("--device", default="auto",
+                        help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+
+
+def answer_options(parser: ArgumentParser):
+    """Who answers questions about sentences (support/files/answers.py)."""
+    parser.add_argument("--llm", default="none",
+                        help="language model: folder or hub id; none: by rule (default)")
+    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
+                        help="the language model's answers; none is asked for twice "
+                             "(default %(default)s)")
+    parser.add_argument("--device", default="auto",
+                        help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+
+
+def model_options(parser: ArgumentParser, **model):
+    """`model`: arguments of --model for argparse, such as its default."""
+    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)",
+                        **model)
+    parser.add_argument("--last-k", type=kept_narrations, metavar="K",
+                        help='FlowNar-C: keep only the last K narrations, or "all" '
+                             '(default: what the checkpoint says)')
+    device_options(parser)
+
+
+def trigger_options(parser: ArgumentParser):
+    parser.add_argument("--theta", type=probability,
+                        help="narrate when p([SKIP]) <= theta (default 0.8)")
+    parser.add_argument("--theta-low", type=probability,
+                        help="the threshold soon after a narration (default 0.5)")
+    parser.add_argument("--refractory", type=non_negative,
+                        help="seconds after a narration with theta-low (default 4)")
+    parser.add_argument("--static", action="store_true", help="one threshold only, theta")
+
+
+def lookahead_option(parser: ArgumentParser):
+    parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
+                        help="frames in one pass of the language model; the narrations are the "
+                             "same in float32, in bfloat16 up to rounding (default 4; 1: no "
+                             "frame waits for the next)")
+
+
+def config_changes(args: Namespace) -> dict:
+    """The settings of a narrator (narrator.py: Config) that the command line changes."""
+    changes = {}
+    for name in ("fps", "theta", "theta_low", "refractory", "last_k", "keep_newline",
+                 "max_segment", "max_position"):
+        value = getattr(args, name, None)                # None: the command lacks it, or not given
+        if value is not None:
+            changes[name] = value
+    if changes.get("last_k") == "all":
+        changes["last_k"] = None
+    return changes

@@ -10,17 +10,18 @@ from tqdm import tqdm
 from support.common.devices import rank
 
 
-# ---------------------------------------------------------------------- progress
-
-EVERY = 60.0                               # seconds between two lines of progress where there is no terminal
+EVERY = 60.0                                             # seconds between two lines of progress
 
 
-def progress(items: Iterable | None = None, desc: str = "", total: int | None = None, unit: str = "",
-             initial: int = 0, **how):
-    """The items, with a bar on stderr that says how many there have been, and of how many; without items, `update(n)`
-    counts. On a terminal it is tqdm's bar (`how`: further options of it), which goes at the end; in a pipe or a file
-    it is one plain line a minute. Under torchrun, only one process shows it."""
-    if rank()[0] > 0:
+def progress(items: Iterable | None = None, desc: str = "", total: int | None = None,
+             unit: str = "", initial: int = 0, **how):
+    """The items, with their count on stderr; without items, `update(n)` counts.
+
+    On a terminal it is tqdm's bar (`how`: further options of it); in a pipe or a file it is one
+    line a minute. Under torchrun, only the process of rank 0 shows it.
+    """
+    process, _ = rank()
+    if process > 0:
         how["disable"] = True
     if sys.stderr.isatty() or how.get("disable"):
         return tqdm(items, desc, total, initial=initial, unit=unit, **how)
@@ -28,36 +29,45 @@ def progress(items: Iterable | None = None, desc: str = "", total: int | None = 
 
 
 class PlainProgress:
-    """Progress as lines, with what is used of tqdm's methods."""
+    """Progress as lines. It has those of tqdm's methods that this project uses."""
 
-    def __init__(self, items: Iterable | None, desc: str, total: int | None, unit: str, initial: int = 0):
-        self.items, self.desc, self.unit, self.n, self.initial = items, desc, unit, initial, initial
-        self.total = len(items) if total is None and hasattr(items, "__len__") else total
-        self.began = self.said = time.monotonic()
+    def __init__(self, items: Iterable | None, desc: str, total: int | None, unit: str,
+                 initial: int = 0):
+        if total is None and hasattr(items, "__len__"):
+            total = len(items)
+        self.items = items
+        self.desc = desc
+        self.total = total
+        self.unit = unit
+        self.initial = initial                           # items that an earlier run has counted
+        self.n = initial
         self.postfix = ""
+        self.began = time.monotonic()
+        self.printed_at = self.began
 
     def __iter__(self) -> Iterator:
         for item in self.items:
             yield item
             self.update()
 
-    def update(self, more: int = 1) -> None:
-        self.n += more
+    def update(self, count: int = 1) -> None:
+        self.n += count
         now = time.monotonic()
-        if now - self.said >= EVERY:
-            self.said = now
+        if now - self.printed_at >= EVERY:
+            self.printed_at = now
             print(self.line(now - self.began), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
-        """Such as "streaming: 1200 of 7200 frames in 60 s, 20.0 a second; cache 157+60 tokens"."""
+        """"streaming: 120 of 720 frames in 60 s, 2 a second; cache 157+60 tokens", for example."""
         count = f"{self.n} of {self.total}" if self.total else f"{self.n}"
         speed = (self.n - self.initial) / seconds
-        name = f"{self.desc}: " if self.desc else ""
-        more = f"; {self.postfix}" if self.postfix else ""
-        return f"{name}{count} {self.unit}s in {seconds:.0f} s, {speed:.3g} a second{more}"
+        prefix = f"{self.desc}: " if self.desc else ""
+        postfix = f"; {self.postfix}" if self.postfix else ""
+        return f"{prefix}{count} {self.unit}s in {seconds:.0f} s, {speed:.3g} a second{postfix}"
 
     def set_postfix(self, values: dict | None = None, refresh: bool = True, **more) -> None:
-        self.postfix = ", ".join(f"{name} {value}" for name, value in ((values or {}) | more).items())
+        values = (values or {}) | more
+        self.postfix = ", ".join(f"{name} {value}" for name, value in values.items())
 
     def __enter__(self) -> "PlainProgress":
         return self

@@ -103,7 +103,7 @@ def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Ten
     """The last hidden state [D_lm] of the last token, streamed in two passes from `begin` on."""
     slots = Slots(llm.device, 64)
     for new in (places[begin:begin + 1], places[begin + 1:]):
-        into = torch.from_numpy(slots.take(len(new))).to(llm.device)
+        into = torch.from_numpy(slots.reserve(len(new))).to(llm.device)
         positions = new.to(llm.device)
         slots.begin(positions, into)
         hidden = llm.model(inputs_embeds=e[None, positions], position_ids=positions[None],

@@ -1,15 +1,20 @@
-"""The language model in streaming (not in the paper): the function of transformers' modules, with less work around it.
+"""The language model in streaming (not in the paper): the function of transformers' modules, with
+less work around it.
 
     Plain       passes through transformers' own modules: for any model, and the oracle of Decoder
-    Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...), with routers or without:
-                matrices that share their input are one, grouped queries read their keys without copies, several
-                streams share a pass. On CUDA the pass of one stream is captured as a graph, one for each shape.
+    Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...), with
+                routers or without: matrices that share their input are one, grouped queries read
+                their keys without copies, several streams share a pass. On CUDA the pass of one
+                stream is captured as a graph, one for each shape.
 
-A pass is one function of tensors with fixed shapes: no sizes that depend on data, nothing that waits for the device.
-Glossary (N new tokens, n of them in layers with routers, S slots, H query heads, G key and value heads of c channels):
+A pass is one function of tensors with fixed shapes: no sizes that depend on data, nothing that
+waits for the device.
+
+Glossary (N new tokens, n of them in layers with routers, S slots, H query heads, G key and value
+heads of c channels):
     plan        ids, positions and slots of the new tokens                  [3, N]
     routed      positions and slots of those in layers with routers         [2, n]
-    span        slots that are looked at: all that are in use lie before it
+    span        slots that a query looks at: all slots in use lie before it
 """
 from __future__ import annotations
 
@@ -17,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -27,24 +31,30 @@ from support.common.errors import BadData
 from support.engine.linear import Linear, linear
 from support.engine.slots import Slots
 
-
-STATIC = "default", "linear", "llama3", "yarn"                        # rotations that do not depend on the length
-LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
-         "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
-         "post_attention_layernorm")                                    # all that may have weights in a layer
+# rotations that do not depend on the length of the context
+STATIC = ("default", "linear", "llama3", "yarn")
+# all modules of a layer that may have weights
+LAYER_MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                 "self_attn.q_norm", "self_attn.k_norm",
+                 "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+                 "input_layernorm", "post_attention_layernorm")
+# settings that change what a layer computes, with Llama's value
 LLAMA = {"use_rope": True, "residual_multiplier": 1, "embedding_multiplier": 1, "clip_qkv": None,
-         "llama_4_scaling_beta": 0}    # what changes a layer, and Llama's value of it
+         "llama_4_scaling_beta": 0}
 
 
 @dataclass
 class PassInput:
-    """What one stream gives to a pass: see `embed` of narrator.py for x and memory; `rows`, whose logits it wants."""
-    plan: Tensor                # [3, N]
+    """What one stream gives to a pass: its new tokens, and the rows whose logits it wants.
+
+    x and memory are as in `Narrator.embed`.
+    """
+    plan: Tensor                        # [3, N]
     x: Tensor | None
     memory: Tensor | None
     slots: Slots
     rows: slice
-    routed: Tensor | None = None        # [2, n], given by `Routing.assign_routed_slots` (baselines/mod.py)
+    routed: Tensor | None = None        # [2, n], from baselines/mod.py: `assign_routed_slots`
 
 
 class Plain:
@@ -54,16 +64,16 @@ class Plain:
         self.narrator = narrator
 
     @torch.no_grad()
-    def __call__(self, parts: list[PassInput]) -> list[Tensor]:
-        """The logits [rows, V] of each part's tokens, whose keys and values go into its slots."""
-        return [self.run(part) for part in parts]
+    def __call__(self, inputs: list[PassInput]) -> list[Tensor]:
+        """The logits [rows, V] of each input. Keys and values go into its slots."""
+        return [self.run(given) for given in inputs]
 
-    def run(self, part: PassInput) -> Tensor:
-        ids, positions, slots = part.plan
-        mask = part.slots.begin(positions, slots)
-        e = self.narrator.embed(ids, part.x, part.memory)
-        hidden = self.narrator.run(e, positions, mask, part.slots)
-        return self.narrator.logits(hidden[part.rows])
+    def run(self, given: PassInput) -> Tensor:
+        ids, positions, slots = given.plan
+        mask = given.slots.begin(positions, slots)
+        e = self.narrator.embed(ids, given.x, given.memory)
+        hidden = self.narrator.run(e, positions, mask, given.slots)
+        return self.narrator.logits(hidden[given.rows])
 
     def compile(self) -> None:
         raise BadData("--compile: this language model takes the plain path, which is not compiled")
@@ -74,69 +84,93 @@ class UnsupportedModel(Exception):
 
 
 def rope_type(model: nn.Module) -> str:
-    """How a model of transformers makes the rotations of its keys."""
-    return (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    """The kind of rotations that a model of transformers gives its keys."""
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    return parameters.get("rope_type", "default")
 
 
 def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of linear layers of one input as one. The layers' own become views of it: none is held twice."""
-    if any(type(layer) not in (nn.Linear, Linear) or (layer.bias is None) != (layers[0].bias is None)
-           for layer in layers):
-        raise UnsupportedModel("has linear layers of its own")
+    """Weight and bias of several linear layers with one input, as one layer.
+
+    The layers' own weights become views of the fused one, so memory does not double.
+    """
+    has_bias = layers[0].bias is not None
+    for layer in layers:
+        if type(layer) not in (nn.Linear, Linear) or (layer.bias is not None) != has_bias:
+            raise UnsupportedModel("has linear layers of its own")
     fused = {"bias": None}
+    sizes = [layer.out_features for layer in layers]
     for name, _ in layers[0].named_parameters():
         fused[name] = torch.cat([getattr(layer, name).data for layer in layers])
-        for layer, piece in zip(layers, fused[name].split([layer.out_features for layer in layers])):
-            setattr(layer, name, nn.Parameter(piece, False))
+        for layer, view in zip(layers, fused[name].split(sizes)):
+            setattr(layer, name, nn.Parameter(view, requires_grad=False))
     return fused["weight"], fused["bias"]
 
 
 class Layer:
-    """One layer of a Llama-like model, its keys and values being at `place` among those of a stream's slots.
+    """One layer of a Llama-like model. Its keys and values are at `place` in the lists of Slots.
 
-    Raises Different if it has weights that this file does not know.
+    Raises UnsupportedModel if it has weights that this file does not know.
     """
 
     def __init__(self, layer: nn.Module, place: int):
-        if strange := [name for name, _ in layer.named_parameters() if name.rpartition(".")[0] not in LAYER]:
-            raise UnsupportedModel(f"has {strange[0]} in its layers")
-        attention, mlp, self.place = layer.self_attn, layer.mlp, place
+        for name, _ in layer.named_parameters():
+            module, _, _ = name.rpartition(".")
+            if module not in LAYER_MODULES:
+                raise UnsupportedModel(f"has {name} in its layers")
+        attention = layer.self_attn
+        mlp = layer.mlp
+        self.place = place
         self.channels = attention.head_dim
-        self.heads, self.groups = (y.out_features // self.channels for y in (attention.q_proj, attention.k_proj))
+        self.heads = attention.q_proj.out_features // self.channels
+        self.groups = attention.k_proj.out_features // self.channels
+        self.scale = attention.scaling
+        self.act = mlp.act_fn
+        # pairs of weight and bias
         self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.up, self.act = fuse(mlp.gate_proj, mlp.up_proj), mlp.act_fn
-        self.o, self.down, self.scale = fuse(attention.o_proj), fuse(mlp.down_proj), attention.scaling
-        self.norm_a, self.norm_m = norm_of(layer.input_layernorm), norm_of(layer.post_attention_layernorm)
-        self.norm_q, self.norm_k = (norm_of(getattr(attention, name, None)) for name in ("q_norm", "k_norm"))
+        self.up = fuse(mlp.gate_proj, mlp.up_proj)
+        self.o = fuse(attention.o_proj)
+        self.down = fuse(mlp.down_proj)
+        # pairs of weight and epsilon
+        self.norm_a = norm_of(layer.input_layernorm)
+        self.norm_m = norm_of(layer.post_attention_layernorm)
+        self.norm_q = norm_of(getattr(attention, "q_norm", None))
+        self.norm_k = norm_of(getattr(attention, "k_norm", None))
 
     def in_fp32(self) -> "Layer":
-        """A copy that computes in fp32 and is alone: at place 0."""
+        """A copy that computes in fp32, with its keys and values at place 0."""
         other = copy(self)
         other.place = 0
         for name, value in vars(self).items():
-            if isinstance(value, tuple):                          # a weight and its bias or epsilon
-                pair = [y.float() if isinstance(y, Tensor) else y for y in value]
-                setattr(other, name, tuple(pair))
+            if isinstance(value, tuple):                        # a weight, and its bias or epsilon
+                weight, second = value
+                if isinstance(second, Tensor):
+                    second = second.float()
+                setattr(other, name, (weight.float(), second))
         return other
 
-    def __call__(self, h: Tensor, cos: Tensor, sin: Tensor, streams: list[tuple[Slots, Tensor, Tensor]]) -> Tensor:
-        """h [N, D_lm] of all streams -> [N, D_lm]; `streams` as from `Decoder.enter`."""
-        lengths, seen = [len(into) for _, into, _ in streams], []
-        new = zip(*(y.split(lengths) for y in self.project(h, cos, sin)))
-        for (stream, into, mask), (q, k, v) in zip(streams, new):
-            keys = stream.keys[self.place].index_copy_(0, into, k)[:stream.span]
-            values = stream.values[self.place].index_copy_(0, into, v)[:stream.span]
-            seen.append(self.attend(q, keys, values, mask))
-        h = h + linear(torch.cat(seen), *self.o)
+    def __call__(self, h: Tensor, cos: Tensor, sin: Tensor,
+                 streams: list[tuple[Slots, Tensor, Tensor]]) -> Tensor:
+        """h [N, D_lm] of all streams -> [N, D_lm]; `streams` as from `Decoder.place_tokens`."""
+        lengths = [len(into) for _, into, _ in streams]
+        q, k, v = (tensor.split(lengths) for tensor in self.project(h, cos, sin))
+        attended = []
+        for i, (slots, into, mask) in enumerate(streams):
+            keys = slots.keys[self.place].index_copy_(0, into, k[i])[:slots.span]   # [S, G, c]
+            values = slots.values[self.place].index_copy_(0, into, v[i])[:slots.span]
+            attended.append(self.attend(q[i], keys, values, mask))
+        h = h + linear(torch.cat(attended), *self.o)
         return h + self.feed_forward(h)
 
     def project(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h [N, D_lm] -> rotated queries [N, H, c], rotated keys and values [N, G, c]."""
         H, G, c = self.heads, self.groups, self.channels
         qkv = linear(norm(h, *self.norm_a), *self.qkv).view(-1, H + 2 * G, c)
-        qk, v = qkv[:, :H + G], qkv[:, H + G:]
+        qk = qkv[:, :H + G]
+        v = qkv[:, H + G:]
         if self.norm_q:
             qk = torch.cat([norm(qk[:, :H], *self.norm_q), norm(qk[:, H:], *self.norm_k)], dim=1)
+        # RoPE: the second half of the channels goes first; `sin` has a minus there
         qk = torch.addcmul(qk * cos, qk.roll(c // 2, -1), sin)
         return qk[:, :H], qk[:, H:], v
 
@@ -145,9 +179,11 @@ class Layer:
 
         The queries that share a key head are rows of one query, so no key is copied.
         """
-        q = q.unflatten(1, (self.groups, -1)).transpose(0, 1)                                 # [G, N, H/G, c]
-        o = F.scaled_dot_product_attention(q.flatten(1, 2)[None], keys.transpose(0, 1)[None],
-                                           values.transpose(0, 1)[None], attn_mask=mask, scale=self.scale)
+        q = q.unflatten(1, (self.groups, -1)).transpose(0, 1)               # [G, N, H/G, c]
+        rows = q.flatten(1, 2)[None]                                        # [1, G, N H/G, c]
+        keys = keys.transpose(0, 1)[None]                                   # [1, G, S, c]
+        values = values.transpose(0, 1)[None]
+        o = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=self.scale)
         return o.view_as(q).transpose(0, 1).flatten(1)
 
     def feed_forward(self, h: Tensor) -> Tensor:
@@ -156,119 +192,174 @@ class Layer:
 
 
 def norm_of(module: nn.Module | None) -> tuple[Tensor, float] | None:
-    return module and (module.weight, module.variance_epsilon)
+    """Weight and epsilon of an RMSNorm, as `norm` takes them."""
+    if module is None:
+        return None
+    return module.weight, module.variance_epsilon
 
 
 def norm(h: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(h, h.shape[-1:], weight, epsilon)
 
 
-def join(pieces: list[Tensor], dim: int = 0) -> Tensor | None:
-    """torch.cat, but None for no piece, and no copy of a single one."""
-    return torch.cat(pieces, dim) if len(pieces) > 1 else pieces[0] if pieces else None
+def join(tensors: list[Tensor], dim: int = 0) -> Tensor | None:
+    """torch.cat, but None for no tensor, and no copy of a single one."""
+    if not tensors:
+        return None
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat(tensors, dim)
 
 
 class Decoder:
-    """Passes of a Llama-like model, whose LoRA has been merged, with its matrices fused."""
+    """Passes of a Llama-like model with fused matrices. Its LoRA must have been merged."""
 
     def __init__(self, narrator):
         model = narrator.llm.model
-        if (rope := rope_type(model)) not in STATIC:
+        rope = rope_type(model)
+        if rope not in STATIC:
             raise UnsupportedModel(f"rotates its keys by rules of its own ({rope})")
-        if strange := unlike_llama(model):
+        strange = unlike_llama(model)
+        if strange:
             raise UnsupportedModel(f"computes something that Llama does not ({strange})")
+        self.narrator = narrator
         self.routing = getattr(narrator, "routing", None)                   # baselines/mod.py
-        routers = [self.routing is not None and i in self.routing.layers for i in range(len(model.layers))]
-        self.routes = [layer.route if there else None for layer, there in zip(model.layers, routers)]
+        self.layers: list[Layer] = []
+        self.routes: list[Callable | None] = []         # of each layer: how its router calls it
+        routed = 0                                      # layers with routers so far
         try:
-            self.layers = [Layer(layer.inner if there else layer, routers[:i].count(there))
-                           for i, (layer, there) in enumerate(zip(model.layers, routers))]
-            self.norm, rotary = norm_of(model.norm), model.rotary_emb
-            self.inverse, self.rope_scale = rotary.inv_freq, rotary.attention_scaling
+            for i, layer in enumerate(model.layers):
+                # layers with routers keep fewer tokens, in slots of their own: they count apart
+                if self.routing is not None and i in self.routing.layers:
+                    self.layers.append(Layer(layer.inner, routed))
+                    self.routes.append(layer.route)
+                    routed += 1
+                else:
+                    self.layers.append(Layer(layer, i - routed))
+                    self.routes.append(None)
+            self.norm = norm_of(model.norm)
+            self.inverse = model.rotary_emb.inv_freq
+            self.rope_scale = model.rotary_emb.attention_scaling
         except AttributeError as error:
             raise UnsupportedModel(f"is not built like Llama ({error})") from None
-        self.narrator, self.run = narrator, self.forward
+        self.run = self.forward                                             # or its compiled form
 
     @torch.no_grad()
-    def __call__(self, parts: list[PassInput]) -> list[Tensor]:
-        """As Plain; all parts share the pass."""
-        first = self.layers[0]
-        like, unrouted = first.qkv[0].new_empty(first.groups, first.channels), self.routes.count(None)
-        for part in parts:
-            part.slots.allocate(unrouted, like)
-            if self.routing is not None:
-                if part.routed is None:                                     # not there already, in a second run
-                    ids, positions, slots = part.plan.cpu().numpy()
-                    routed = self.routing.assign_routed_slots(part.slots, ids < 0, positions, slots)
-                    part.routed = torch.from_numpy(routed).to(part.plan.device)
-                part.slots.routed.allocate(len(self.layers) - unrouted, like)
-        if len(parts) == 1:
-            return [self.captured(*parts) if parts[0].plan.is_cuda else self.run(parts)]
-        return list(self.forward(parts).split([len(range(part.plan.shape[1])[part.rows]) for part in parts]))
+    def __call__(self, inputs: list[PassInput]) -> list[Tensor]:
+        """As Plain, but all inputs share the pass."""
+        self.prepare(inputs)
+        if len(inputs) > 1:
+            rows = [len(range(given.plan.shape[1])[given.rows]) for given in inputs]
+            return list(self.forward(inputs).split(rows))
+        if inputs[0].plan.is_cuda:
+            return [self.captured(inputs[0])]
+        return [self.run(inputs)]
 
-    def forward(self, parts: list[PassInput]) -> Tensor:
-        """Logits [all rows, V] of the tokens of all parts, which follow each other."""
-        ids, positions, _ = join([part.plan for part in parts], 1)
-        x, memory = (join([y for y in ys if y is not None]) for ys in zip(*((part.x, part.memory) for part in parts)))
-        h = self.narrator.embed(ids, x, memory)
+    def prepare(self, inputs: list[PassInput]) -> None:
+        """Before the pass, all that depends on data: buffers, and slots in layers with routers."""
+        first = self.layers[0]
+        like = first.qkv[0].new_empty(first.groups, first.channels)
+        unrouted = self.routes.count(None)
+        for given in inputs:
+            given.slots.allocate(unrouted, like)
+            if self.routing is None:
+                continue
+            if given.routed is None:                    # a second run of this input has it already
+                ids, positions, slots = given.plan.cpu().numpy()
+                routed = self.routing.assign_routed_slots(given.slots, ids < 0, positions, slots)
+                given.routed = torch.from_numpy(routed).to(given.plan.device)
+            given.slots.routed.allocate(len(self.layers) - unrouted, like)
+
+    def forward(self, inputs: list[PassInput]) -> Tensor:
+        """Logits [all rows, V] of the tokens of all inputs, which follow each other."""
+        ids, positions, _ = join([given.plan for given in inputs], dim=1)
+        x = join([given.x for given in inputs if given.x is not None])
+        memory = join([given.memory for given in inputs if given.memory is not None])
+        h = self.narrator.embed(ids, x, memory)                             # [N, D_lm]
         cos, sin = self.rotations(positions, h.dtype)
-        streams = [self.enter(part.slots, part.plan) for part in parts]
-        fewer = [self.enter(part.slots.routed, part.routed) for part in parts if part.routed is not None]
+        streams = [self.place_tokens(given.slots, given.plan) for given in inputs]
+        routed_streams = [self.place_tokens(given.slots.routed, given.routed)
+                          for given in inputs if given.routed is not None]
+
         for layer, route in zip(self.layers, self.routes):
             if route is None:
                 h = layer(h, cos, sin, streams)
-            else:                                                           # of the tokens that the router keeps
-                h = route(lambda *some: layer(*some, fewer), h, cos, sin)
-        h = join([own[part.rows] for own, part in zip(h.split([part.plan.shape[1] for part in parts]), parts)])
-        return self.narrator.logits(norm(h, *self.norm))
+            else:
+                def of_kept(h, cos, sin):               # of the tokens that the router keeps
+                    return layer(h, cos, sin, routed_streams)
+                h = route(of_kept, h, cos, sin)
+
+        lengths = [given.plan.shape[1] for given in inputs]
+        wanted = [tokens[given.rows] for tokens, given in zip(h.split(lengths), inputs)]
+        return self.narrator.logits(norm(join(wanted), *self.norm))
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [N, 1, c] at positions [N], as `Layer.project` takes them."""
-        angles = positions[:, None].float() * self.inverse
-        cos = (angles.cos() * self.rope_scale).to(dtype).repeat(1, 2)[:, None]
+        angles = positions[:, None].float() * self.inverse                  # [N, c/2]
+        cos = (angles.cos() * self.rope_scale).to(dtype)
         sin = (angles.sin() * self.rope_scale).to(dtype)
-        return cos, torch.cat([-sin, sin], 1)[:, None]
+        return cos.repeat(1, 2)[:, None], torch.cat([-sin, sin], 1)[:, None]
 
-    def enter(self, stream: Slots, plan: Tensor) -> tuple[Slots, Tensor, Tensor]:
-        """The new tokens take their slots in a stream -> the stream, these slots, the queries' mask [1, 1, N H/G, S].
+    def place_tokens(self, slots: Slots, plan: Tensor) -> tuple[Slots, Tensor, Tensor]:
+        """Enter the positions of a stream's new tokens in its slots.
+
+        plan: its last two rows are positions and slots.
+        Returns the stream's slots, those of the new tokens [N], and their mask [1, 1, N H/G, S].
         """
-        (*_, positions, into), first = plan, self.layers[0]
-        stream.positions.index_copy_(0, into, positions)
-        mask = stream.positions[:stream.span] <= positions[:, None]
-        return stream, into, mask.repeat_interleave(first.heads // first.groups, 0)[None, None]
+        positions = plan[-2]
+        into = plan[-1]
+        slots.positions.index_copy_(0, into, positions)
+        mask = slots.positions[:slots.span] <= positions[:, None]           # [N, S]
+        first = self.layers[0]
+        return slots, into, mask.repeat_interleave(first.heads // first.groups, 0)[None, None]
 
     def compile(self) -> None:
         """Compile the pass of one stream; shapes may change."""
         self.run = torch.compile(self.forward, fullgraph=True, dynamic=True)
 
-    def captured(self, part: PassInput) -> Tensor:
-        """The pass of one stream as a CUDA graph, captured when its shape is first met with these buffers."""
-        given, graphs = [part.plan, part.x, part.memory, part.routed], part.slots.graphs
-        key = *(y is not None and y.shape for y in given), part.rows.indices(part.plan.shape[1])
+    def captured(self, given: PassInput) -> Tensor:
+        """The pass of one stream as a CUDA graph, captured when its shape is first met."""
+        tensors = [given.plan, given.x, given.memory, given.routed]
+        shapes = [None if tensor is None else tensor.shape for tensor in tensors]
+        key = (*shapes, given.rows.indices(given.plan.shape[1]))
+        graphs = given.slots.graphs
         if key not in graphs:
-            buffers = plan, x, memory, routed = [y if y is None else y.clone() for y in given]
-            run = partial(self.run, [PassInput(plan, x, memory, part.slots, part.rows, routed)])
-            with torch.cuda.device(plan.device):                             # graphs are captured on the current GPU
-                aside = torch.cuda.Stream()                                  # a first run, as capture demands
-                aside.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(aside):
-                    run()
-                torch.cuda.current_stream().wait_stream(aside)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    logits = run()
-            graphs[key] = graph, buffers, logits
+            graphs[key] = self.capture(given)
         graph, buffers, logits = graphs[key]
-        for buffer, new in zip(buffers, given):
-            if new is not None:
-                buffer.copy_(new)
-        with torch.cuda.device(part.plan.device):
+        # a graph reads always the same memory, so the new tensors go there
+        for buffer, tensor in zip(buffers, tensors):
+            if tensor is not None:
+                buffer.copy_(tensor)
+        with torch.cuda.device(given.plan.device):
             graph.replay()
         return logits.clone()
 
+    def capture(self, given: PassInput) -> tuple[torch.cuda.CUDAGraph, list[Tensor | None], Tensor]:
+        """Returns a graph of the pass, the buffers that it reads (plan, x, memory, routed) and the
+        logits that it writes."""
+        buffers = []
+        for tensor in (given.plan, given.x, given.memory, given.routed):
+            buffers.append(None if tensor is None else tensor.clone())
+        plan, x, memory, routed = buffers
+        buffered = [PassInput(plan, x, memory, given.slots, given.rows, routed)]
+        with torch.cuda.device(plan.device):            # graphs are captured on the current GPU
+            # a capture demands a first run, on a stream of CUDA of its own
+            side_stream = torch.cuda.Stream()
+            side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side_stream):
+                self.run(buffered)
+            torch.cuda.current_stream().wait_stream(side_stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                logits = self.run(buffered)
+        return graph, buffers, logits
+
 
 def compile_memory(memory: nn.Module) -> None:
-    """Compile what CLAM (clam.py) computes for each frame and each narration; other memories stay as they are."""
+    """Compile what CLAM (clam.py) computes for each frame and each narration.
+
+    Other memories stay the same.
+    """
     if hasattr(memory, "absorb"):
         memory.absorb = torch.compile(memory.absorb, dynamic=True)
         memory.read = torch.compile(memory.read, dynamic=True)
@@ -278,7 +369,7 @@ def compile_memory(memory: nn.Module) -> None:
 
 
 def fastest(narrator) -> tuple[Callable, str | None]:
-    """Decoder, if it is proved to compute what the model computes; else Plain, and why."""
+    """Decoder and None, if it is proved to compute what the model computes; else Plain, and why."""
     plain = Plain(narrator)
     try:
         decoder = Decoder(narrator)
@@ -293,7 +384,7 @@ def unlike_llama(model: nn.Module) -> str | None:
     """The name of an attribute or setting by which a model's layers differ from Llama's."""
     owners = [model, model.config]
     for layer in model.layers:
-        layer = getattr(layer, "inner", layer)                                    # without a router
+        layer = getattr(layer, "inner", layer)                              # without a router
         owners += [layer, getattr(layer, "self_attn", layer)]
     values = [vars(owner) for owner in owners]
     values.append(getattr(model.config, "rope_parameters", None) or {})
@@ -304,8 +395,8 @@ def unlike_llama(model: nn.Module) -> str | None:
 
 
 def far_positions(config) -> Tensor:
-    """Where the two paths are compared: at the beginning, from 100,000 on, and beyond what the
-    model was trained for."""
+    """Positions at which the two paths are compared: from 0, from 100,000 and from beyond the
+    positions that the model was trained with."""
     rope = getattr(config, "rope_parameters", None) or {}
     trained = rope.get("original_max_position_embeddings") or config.max_position_embeddings
     starts = torch.tensor(sorted([0, 100_000, 2 * trained]))
@@ -314,77 +405,95 @@ def far_positions(config) -> Tensor:
 
 @torch.no_grad()
 def differs(decoder: Decoder) -> bool:
-    """Does a layer compute something else than the model's own, or the model something else than
-    its layers in turn?
+    """Whether a layer computes something else than the model's own layer, or the model something
+    else than its layers in turn.
 
-    Queries, keys, values and outputs of all layers for random tokens, in fp32 whatever the dtype of
-    the model: bf16's rounding is larger than many differences. A layer is fp32 only while it
-    computes, so no second model is held.
+    Compares queries, keys, values and outputs of all layers for random tokens, in fp32 whatever the
+    dtype of the model: bf16's rounding is larger than many differences. A layer is fp32 only while
+    it computes, so no second model is held.
     """
     narrator = decoder.narrator
-    model, device = narrator.llm.model, narrator.llm.device
+    model = narrator.llm.model
+    device = narrator.llm.device
     positions = far_positions(model.config).to(device)
     count = len(positions)
-    generator = torch.Generator().manual_seed(0)      # the caller's random numbers stay as they are
+    generator = torch.Generator().manual_seed(0)        # takes no random numbers from the caller
     words = len(narrator.llm.get_input_embeddings().weight)
     ids = torch.randint(words, (count,), generator=generator).to(device)
     e = narrator.embed(ids).float()
     mask = torch.ones(count, count, dtype=torch.bool, device=device).tril()
-    inputs, outputs, attended = [], [], []            # of each layer in turn; then of the last norm
+
+    # run transformers' modules, and note what each computes
+    inputs, outputs, attended = [], [], []              # of each layer in turn, then the last norm
+
+    def watch(query, key, value, scale):
+        attended.append((query, key, value, scale))
+
     layers = [getattr(layer, "inner", layer) for layer in model.layers]
     with ExitStack() as stack:
         for module in (*layers, model.norm):
             stack.enter_context(in_fp32(module, inputs, outputs))
         model(inputs_embeds=e[None], position_ids=positions[None], attention_mask=mask[None, None],
-              use_cache=False, watch=lambda *given: attended.append(given))
+              use_cache=False, watch=watch)
     if len(attended) != len(layers) or len(outputs) != len(layers) + 1:
         return True
-    rotations, h = decoder.rotations(positions, torch.float32), e
-    for layer, before, after, (*heads, scale) in zip(decoder.layers, inputs, outputs, attended):
-        if not close(h, before):
+
+    # give each layer here the same input
+    rotations = decoder.rotations(positions, torch.float32)
+    h = e
+    for i, layer in enumerate(decoder.layers):
+        if not close(h, inputs[i]):
             return True
-        layer, slots = layer.in_fp32(), Slots(device, 64)
-        q, k, v = layer.project(before, *rotations)
-        their_q, their_k, their_v = (y[0].transpose(0, 1) for y in heads)            # [N, heads, c]
-        same_q = close(q * layer.scale, their_q * scale)
+        layer = layer.in_fp32()
+        q, k, v = layer.project(inputs[i], *rotations)
+        *heads, their_scale = attended[i]
+        their_q, their_k, their_v = (tensor[0].transpose(0, 1) for tensor in heads)  # [N, heads, c]
+        same_q = close(q * layer.scale, their_q * their_scale)
         if not same_q or not close(k, their_k) or not close(v, their_v):
             return True
+        slots = Slots(device, 64)
         slots.allocate(1, k)
-        into = torch.from_numpy(slots.take(count)).to(device)
-        stream = decoder.enter(slots, torch.stack([ids, positions, into]))
-        if not close(layer(before, *rotations, [stream]), after):
+        into = torch.from_numpy(slots.reserve(count)).to(device)
+        stream = decoder.place_tokens(slots, torch.stack([ids, positions, into]))
+        if not close(layer(inputs[i], *rotations, [stream]), outputs[i]):
             return True
-        h = after
+        h = outputs[i]
     weight, epsilon = decoder.norm
     return not close(h, inputs[-1]) or not close(norm(h, weight.float(), epsilon), outputs[-1])
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    """Do two tensors [N, ..] agree to 1e-4 of each token's length?"""
-    if one.shape != other.shape:
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether two tensors [N, ..] agree to 1e-4 of each token's length."""
+    if ours.shape != theirs.shape:
         return False
-    one, other = one.flatten(1), other.flatten(1)
-    return bool(((one - other).norm(dim=1) <= 1e-4 * other.norm(dim=1)).all())
+    ours = ours.flatten(1)
+    theirs = theirs.flatten(1)
+    distances = (ours - theirs).norm(dim=1)
+    return bool((distances <= 1e-4 * theirs.norm(dim=1)).all())
 
 
 @contextmanager
 def in_fp32(module: nn.Module, inputs: list[Tensor], outputs: list[Tensor]) -> Iterator[None]:
-    """While the module computes, its weights are fp32; what goes in [1, N, D] and comes out is
-    noted as [N, D]."""
-    kept = {}
+    """While the module computes, its weights are fp32. Its input and output [1, N, D] are added to
+    the lists as [N, D]."""
+    weights = {}                                            # parameter -> its own weight
 
     def begin(module, args, kwargs):
-        kept.update({p: p.data for p in module.parameters()})
-        for p, weight in kept.items():
+        weights.update({p: p.data for p in module.parameters()})
+        for p, weight in weights.items():
             p.data = weight.float()
-        inputs.append((args[0] if args else kwargs["hidden_states"])[0])
+        hidden = args[0] if args else kwargs["hidden_states"]
+        inputs.append(hidden[0])
 
-    def end(module, args, out):
-        for p, weight in kept.items():                  # the same tensors: fused weights stay views
+    def end(module, args, output):
+        for p, weight in weights.items():                   # the same tensors, so views stay views
             p.data = weight
-        kept.clear()
-        if out is not None:                                 # None: it failed
-            outputs.append((out[0] if isinstance(out, tuple) else out)[0])
+        weights.clear()
+        if output is None:                                  # the module failed
+            return
+        if isinstance(output, tuple):
+            output = output[0]
+        outputs.append(output[0])
 
     hooks = [module.register_forward_pre_hook(begin, with_kwargs=True),
              module.register_forward_hook(end, always_call=True)]

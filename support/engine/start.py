@@ -31,39 +31,44 @@ def start_memory(clam: nn.Module, x: Tensor):
             nn.init.xavier_uniform_(weight)
 
     frames, slots, width = x.shape
-    heads = clam.heads
+    heads = clam.heads                                                 # h
     key_width = width // 2 // heads                                    # c, of a head
     value_width = width // heads                                       # e, of a head
     x = x.float().to(clam.z.device)
 
     # W_k: a frame token has its slot's address as its key; addresses are orthogonal in each head
     random_keys = torch.randn(heads, max(slots, key_width), key_width, device=x.device)
-    address = torch.linalg.qr(random_keys).Q[:, :slots] * key_width ** 0.5  # [h, J, c]
+    orthonormal = torch.linalg.qr(random_keys).Q[:, :slots]            # [h, J, c]
+    address = orthonormal * key_width ** 0.5
     address = rearrange(address, "h j c -> j (h c)")                   # [J, D / 2]
     tokens = rearrange(x, "t j d -> (t j) d")                          # [T * J, D]
     if slots > 1:
-        ridge = 1e-3 * len(tokens) * tokens.var() * torch.eye(width, device=x.device)
-        w_k = torch.linalg.solve(tokens.T @ tokens + ridge,
-                                 tokens.T @ address.repeat(frames, 1)).T
-        clam.w_k.weight.copy_(w_k)
+        ridge = 1e-3 * len(tokens) * tokens.var()
+        ridge = ridge * torch.eye(width, device=x.device)
+        targets = address.repeat(frames, 1)                            # [T * J, D / 2]
+        w_k = torch.linalg.solve(tokens.T @ tokens + ridge, tokens.T @ targets)
+        clam.w_k.weight.copy_(w_k.T)
 
     # W_v and W_o: the principal directions of the changes that are orthogonal to usual appearances
     usual = x.median(dim=0).values                                     # [J, D]
     usual_span = torch.linalg.qr(usual.T).Q                            # [D, J], orthonormal
     changes = rearrange(x - usual, "t j d -> (t j) d")
     changes = changes - changes @ usual_span @ usual_span.T
-    _, directions = torch.linalg.eigh(changes.T @ changes / len(changes))      # by variance, rising
+    covariance = changes.T @ changes / len(changes)                    # [D, D]
+    _, directions = torch.linalg.eigh(covariance)                      # by variance, rising
     principal = directions[:, -value_width:].T                         # [e, D], orthonormal
     clam.w_v.weight.copy_(repeat(principal, "e d -> (h e) d", h=heads))
     typical = (changes @ principal.T).square().mean() ** 0.5
-    clam.w_o.weight.copy_(repeat(typical / heads * principal, "e d -> d (h e)", h=heads))
+    back = typical / heads * principal                                 # of each head
+    clam.w_o.weight.copy_(repeat(back, "e d -> d (h e)", h=heads))
 
     # norms: outputs have the size of frame tokens
     size = tokens.square().mean() ** 0.5
     for norm in (clam.norm_a, clam.norm_y, clam.norm_m):
         norm.weight.fill_(size)
     # features do not change in the first direction, so it is free to mark memory tokens
-    clam.norm_a.bias.copy_(size * width ** 0.5 / 2 * directions[:, 0])
+    mark = size * width ** 0.5 / 2
+    clam.norm_a.bias.copy_(mark * directions[:, 0])
     # these branches add nothing at first
     clam.self_attn.out_proj.weight.zero_()
     clam.mlp.down_proj.weight.zero_()
@@ -83,7 +88,8 @@ def start_memory(clam: nn.Module, x: Tensor):
 
     # output gate: open for every memory token, because SiLU(1.28) = 1
     u = a + clam.z                                                     # [M, D]
-    to_one = torch.linalg.pinv(u) @ torch.ones(clam.M, 1, device=x.device)     # u @ to_one = 1
+    ones = torch.ones(clam.M, 1, device=x.device)
+    to_one = torch.linalg.pinv(u) @ ones                               # [D, 1]: u @ to_one = 1
     clam.w_output_gate.weight.mul_(0.1).add_(1.28 * to_one.T)
     clam.start_gates()
 
@@ -101,8 +107,10 @@ def start_connector(connector: nn.Sequential, x: Tensor, gain: float = 5.0):
     mean = x.mean((0, 1))                                              # [D]
     std = x.std((0, 1)) + 1e-6
     slots = (x.mean(0) - mean) / std                                   # [J - 1, D]
-    differences = torch.linalg.svd(slots, full_matrices=False).Vh[:len(slots) - 1]
-    enlarge = torch.eye(len(mean)) + (gain - 1) * differences.T @ differences  # [D, D]
+    directions = torch.linalg.svd(slots, full_matrices=False).Vh
+    directions = directions[:len(slots) - 1]                           # [J - 2, D]: rank of `slots`
+    enlarge = torch.eye(len(mean)) + (gain - 1) * directions.T @ directions    # [D, D]
     first = connector[0]
-    first.weight.copy_(nn.init.orthogonal_(torch.empty_like(first.weight)) @ enlarge / std)
+    orthogonal = nn.init.orthogonal_(torch.empty_like(first.weight))
+    first.weight.copy_(orthogonal @ enlarge / std)
     first.bias.copy_(-first.weight @ mean)

@@ -49,6 +49,7 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
     examples = []
     for position in range(step * batch, (step + 1) * batch):
         epoch, index = divmod(position, count)
+        # another number for each seed and epoch, below a million epochs
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
         permutation = torch.randperm(count, generator=generator)
         examples.append(int(permutation[index]))
@@ -62,12 +63,12 @@ def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Te
     `logits` maps hidden states to logits [.., V]. Only the logits of `rows` hidden states are held
     at once, because the backward pass computes them again.
     """
-    def loss_of(some_hidden: Tensor, some_labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits(some_hidden), some_labels, reduction="sum")
+    def loss_of(hidden_rows: Tensor, label_rows: Tensor) -> Tensor:
+        return F.cross_entropy(logits(hidden_rows), label_rows, reduction="sum")
 
     total = 0
-    for some_hidden, some_labels in zip(hidden.split(rows), labels.split(rows)):
-        total = total + checkpoint(loss_of, some_hidden, some_labels, use_reentrant=False)
+    for hidden_rows, label_rows in zip(hidden.split(rows), labels.split(rows)):
+        total = total + checkpoint(loss_of, hidden_rows, label_rows, use_reentrant=False)
     return total
 
 
@@ -100,10 +101,11 @@ def sum_gradients(parameters: dict[str, Tensor]) -> None:
     has_gradient = torch.tensor(has_gradient, device=gradients[0].device)
 
     # all in one tensor: a single all_reduce
-    flat = torch.cat([gradient.flatten().float() for gradient in gradients] + [has_gradient])
+    tensors = [gradient.flatten().float() for gradient in gradients]
+    tensors.append(has_gradient)
+    flat = torch.cat(tensors)
     dist.all_reduce(flat)
-    sizes = [gradient.numel() for gradient in gradients]
-    *sums, processes_with_gradient = flat.split(sizes + [len(has_gradient)])
+    *sums, processes_with_gradient = flat.split([len(tensor) for tensor in tensors])
     for p, gradient, count in zip(parameters.values(), sums, processes_with_gradient.tolist()):
         p.grad = gradient.view_as(p).to(p.dtype) if count else None
 
@@ -121,7 +123,8 @@ def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Ten
         tensors[f"{name}|value"] = p.detach()
         for key, tensor in optimizer.state.get(p, {}).items():
             tensors[f"{name}|{key}"] = tensor
-    write_tensors(path, tensors, {"step": str(step), "settings": json.dumps(settings)})
+    metadata = {"step": str(step), "settings": json.dumps(settings)}
+    write_tensors(path, tensors, metadata)
 
 
 def read_snapshot(path: Path, tensors: bool = True) -> tuple[int, dict, dict[str, Tensor]]:
@@ -134,7 +137,9 @@ def read_snapshot(path: Path, tensors: bool = True) -> tuple[int, dict, dict[str
             metadata = file.metadata()
             names = file.keys() if tensors else []
             contents = {name: file.get_tensor(name) for name in names}
-        return int(metadata["step"]), json.loads(metadata["settings"]), contents
+        step = int(metadata["step"])
+        settings = json.loads(metadata["settings"])
+        return step, settings, contents
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise BadData(f"{path} is damaged or of another version; "
                       f"delete it, and start again") from error
@@ -179,10 +184,11 @@ def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Op
 class Run:
     """The steps of one training: resumable, logged, shown, on one process or several.
 
-    A context manager. Iterating gives the numbers of the steps that are left; each must be followed by
-    `update` and `after`. Ctrl-C writes the state after the last complete step.
+    A context manager. Iterating gives the numbers of the steps that are left; each must be followed
+    by `update` and `after`. Ctrl-C writes the state after the last complete step.
 
-    stage       the name of its files: STAGE-state.safetensors, STAGE-log.jsonl, STAGE-loss.png in `folder`
+    stage       the name of its files in `folder`: STAGE-state.safetensors, STAGE-log.jsonl,
+                STAGE-loss.png
     settings    of the run; a state of other settings is refused
     resume      go on with the state, if there is one
     save_every  steps between two states
@@ -212,10 +218,13 @@ class Run:
         if self.resume and self.state.exists():
             start = restore(self.state, self.parameters, self.optimizer, self.settings)
         if self.resume and start == 0 and self.is_first_process:
-            print(f"{self.stage}: starts from the beginning, {self.state} is not there", file=sys.stderr)
+            print(f"{self.stage}: starts from the beginning, {self.state} is not there",
+                  file=sys.stderr)
         cut_log(self.log, start, self.validate)
-        self.bar = progress(range(start, self.steps), self.stage, self.steps, "step", start, mininterval=1)
-        # steps done, and the random state then; None in the middle of a step, which cannot be resumed
+        steps = range(start, self.steps)
+        self.bar = progress(steps, self.stage, self.steps, "step", start, mininterval=1)
+        # the steps done, and the random state after them; None in the middle of a step, from where
+        # training cannot be resumed
         self.done: tuple[int, Tensor] | None = (start, torch.get_rng_state())
         return self
 
@@ -236,11 +245,13 @@ class Run:
         entry = {"step": step, "loss": loss, "tokens_per_s": speed}
         self.bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
         try:
+            # an interrupted validation still leaves the step in the log; see `cut_log`
             entry |= self.validate(step)
         finally:
             if self.is_first_process:
                 append_log(self.log, entry)
-        if (step + 1) % self.save_every == 0 or step + 1 == self.steps:
+        steps_done = step + 1
+        if steps_done % self.save_every == 0 or steps_done == self.steps:
             self.save()
 
     def save(self) -> None:
@@ -267,26 +278,29 @@ def cut_log(log: Path, steps: int, validate: Callable[[int], dict]) -> None:
     """
     entries = []
     if steps:
-        entries = [json.loads(line) for line in log.read_text().splitlines()[:steps]]
+        lines = log.read_text().splitlines()
+        entries = [json.loads(line) for line in lines[:steps]]
     if entries and "val_loss" not in entries[-1]:
         entries[-1] |= validate(steps - 1)
     process, _ = rank()
     if process == 0:
-        write_text(log, "".join(json.dumps(entry) + "\n" for entry in entries))
+        lines = [json.dumps(entry) + "\n" for entry in entries]
+        write_text(log, "".join(lines))
 
 
 def curve(log: Path, png: Path) -> None:
     """Draw the loss curve of a .jsonl log: every step, and a running mean."""
     plt = pyplot()
-    losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [entry["loss"] for entry in entries]
     width = max(1, len(losses) // 50)
     running_mean = []
-    for i in range(len(losses)):
-        latest = losses[max(0, i - width + 1):i + 1]
+    for end in range(1, len(losses) + 1):
+        latest = losses[max(0, end - width):end]
         running_mean.append(sum(latest) / len(latest))
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
     axes.plot(running_mean, color="#2060a0")
-    scale = "log" if any(losses) else "linear"
+    scale = "log" if any(losses) else "linear"          # zeros alone have no logarithm
     axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale=scale)
     save_figure(figure, png)

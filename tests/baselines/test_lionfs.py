@@ -124,7 +124,7 @@ def test_streams_that_share_a_pass():
     for frames in (x[:1], x[1:]):
         context = open_stream(model)
         ids = [nar.FRAME] * 10 * len(frames)
-        plan = torch.tensor([ids, range(len(ids)), context.cache.take(len(ids)).tolist()])
+        plan = torch.tensor([ids, range(len(ids)), context.cache.reserve(len(ids)).tolist()])
         parts.append(partial(PassInput, plan, frames, None, context.cache, slice(-1, None)))
     together = model.decoder([part() for part in parts])
     alone = [model.decoder([part()])[0] for part in parts]

@@ -22,14 +22,19 @@ from support.common.options import non_negative, positive_float, positive_int, n
 from support.common.progress import progress
 
 
+# ---------------------------------------------------------------------- how commands end
+
 @pytest.mark.parametrize("error, code, line", [
-    (None, 0, ""), (BadData("two\nlines"), 1, "error: two lines\n"),
+    (None, 0, ""),
+    (BadData("two\nlines"), 1, "error: two lines\n"),
     (NotDownloaded("two\nlines"), 1, "error: two\nlines\n"),
     (RuntimeError("[enforce fail] you tried to allocate memory\nat"), 1,
-     "error: out of memory ([enforce fail] you tried "
-     "to allocate memory); use a smaller model or --dtype bfloat16\n"),
+     "error: out of memory ([enforce fail] you tried to allocate memory); "
+     "use a smaller model or --dtype bfloat16\n"),
     (FileNotFoundError(2, "No such file", "x.y"), 1, "error: x.y: No such file\n"),
-    (OSError("hub: no\n such model"), 1, "error: hub: no such model\n"), (KeyboardInterrupt(), 130, "interrupted\n")])
+    (OSError("hub: no\n such model"), 1, "error: hub: no such model\n"),
+    (KeyboardInterrupt(), 130, "interrupted\n"),
+])
 def test_exit_codes(capsys, error, code, line):
     def main():
         if error is not None:
@@ -47,13 +52,16 @@ def test_a_bug_keeps_its_traceback():
 def test_a_closed_pipe_is_quiet():
     code = ("from support.common.errors import command_line\n"
             "command_line(lambda: [print('x' * 100) for _ in range(10_000)])")
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
     process.stdout.close()
     error = process.stderr.read()
     process.stderr.close()
     assert process.wait() == 141 and error == b""
 
+
+# ---------------------------------------------------------------------- files
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     file = tmp_path / "a.json"
@@ -62,31 +70,38 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
         with replacing(file) as part:
             part.write_text("half")
             1 / 0
-    assert file.read_text() == "[\n 1\n]\n" and [f.name for f in tmp_path.iterdir()] == ["a.json"]
+    assert file.read_text() == "[\n 1\n]\n"
+    assert list(tmp_path.iterdir()) == [file]
 
 
-def test_tensors_are_files_as_others(tmp_path, monkeypatch):
-    """With the rights that the user's umask gives, which safetensors does not; one line where the disk is full."""
-    file, plain = tmp_path / "a.safetensors", tmp_path / "plain"
+def test_a_file_of_tensors_is_as_other_files(tmp_path, monkeypatch):
+    """It has the rights that the umask gives, which safetensors does not give; a full disk is
+    one line, and the file stays."""
+    file = tmp_path / "a.safetensors"
     disk.write_tensors(file, {"x": torch.ones(3, 2).T}, {"about": "x"})
+    plain = tmp_path / "plain"
     plain.touch()
-    assert torch.equal(load_file(file)["x"], torch.ones(2, 3)) and file.stat().st_mode == plain.stat().st_mode
+    assert torch.equal(load_file(file)["x"], torch.ones(2, 3))
+    assert file.stat().st_mode == plain.stat().st_mode
 
     def full(*_):
         raise SafetensorError("I/O error: No space left on device")
 
     monkeypatch.setattr(disk, "save_file", full)
-    with pytest.raises(BadData, match="a.safetensors: cannot be written .I/O error.*is the disk full"):
+    message = "a.safetensors: cannot be written .I/O error.*is the disk full"
+    with pytest.raises(BadData, match=message):
         disk.write_tensors(file, {"x": torch.zeros(1)})
-    assert torch.equal(load_file(file)["x"], torch.ones(2, 3)) and len(list(tmp_path.iterdir())) == 2
+    assert torch.equal(load_file(file)["x"], torch.ones(2, 3))
+    assert sorted(tmp_path.iterdir()) == [file, plain]
 
 
-def test_unwritable_files_are_said(tmp_path):
+def test_unwritable_files_are_named(tmp_path):
     (tmp_path / "file").touch()
     for file in (tmp_path, tmp_path / "file" / "a", tmp_path / "file" / "folder" / "a"):
-        for write in (disk.check_writable, lambda path: write_json(path, {})):
-            with pytest.raises(BadData, match=str(file)):
-                write(file)
+        with pytest.raises(BadData, match=str(file)):
+            disk.check_writable(file)
+        with pytest.raises(BadData, match=str(file)):
+            write_json(file, {})
 
 
 def test_folders_of_outputs_are_made_when_they_are_written(tmp_path):
@@ -95,11 +110,11 @@ def test_folders_of_outputs_are_made_when_they_are_written(tmp_path):
     disk.check_writable(file, None)
     assert not list(tmp_path.iterdir())
     write_json(file, 1)
-    assert [one.name for one in file.parent.iterdir()] == ["a.json"]
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    """What was there before stays."""
+    """The file before stays."""
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -108,32 +123,39 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(BadData, match=f"{file}: cannot be written, the disk is full"):
         write_json(file, [])
-    assert file.read_text() == "before" and [one.name for one in tmp_path.iterdir()] == ["a.json"]
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_in_the_middle_of_a_stream(tmp_path):
-    """The narrations' file or stdout: one line says which of them, and nothing complains at the end."""
-    with pytest.raises(BadData, match="/dev/full: cannot be written, the disk is full"), ExitStack() as stack:
-        Writers({"jsonl": "/dev/full"}, stack).sentence({"n": 0, "start": 0, "end": 1, "text": "You look."})
+    """One line names the file, or stdout, and Python's end adds nothing."""
+    sentence = {"n": 0, "start": 0, "end": 1, "text": "You look."}
+    with pytest.raises(BadData, match="/dev/full: cannot be written, the disk is full"):
+        with ExitStack() as stack:
+            Writers({"jsonl": "/dev/full"}, stack).sentence(sentence)
     code = "from support.common.errors import command_line\ncommand_line(lambda: print('x'))"
     with open("/dev/full", "w") as output:
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=output, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1 and done.stderr == "error: standard output: cannot be written, the disk is full\n"
+        process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=output,
+                                 stderr=subprocess.PIPE, text=True)
+    assert process.returncode == 1
+    assert process.stderr == "error: standard output: cannot be written, the disk is full\n"
 
 
-def test_what_stdout_cannot_encode_is_a_question_mark():
+def test_characters_that_stdout_cannot_encode_are_question_marks():
     code = ("from support.common.errors import command_line\n"
             "command_line(lambda: print('a\\u0416\\udcffb'))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                          env=os.environ | {"PYTHONIOENCODING": "cp1252"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "a??b\n", "")
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                             env=os.environ | {"PYTHONIOENCODING": "cp1252"})
+    assert (process.returncode, process.stdout, process.stderr) == (0, "a??b\n", "")
 
+
+# ---------------------------------------------------------------------- progress and options
 
 def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
     """No bar, and nothing before the first minute is over."""
     now = [0.0]
-    monkeypatch.setattr(disk.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("support.common.progress.time.monotonic", lambda: now[0])
     for item in progress(range(10), "encoding", unit="video"):
         now[0] += 25
     assert capsys.readouterr().err == ("encoding: 3 of 10 videos in 75 s, 0.04 a second\n"
@@ -149,15 +171,18 @@ def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for shown, rank in ((True, "0"), (False, "1")):                # of several processes, one shows it
+    for rank, shown in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", rank)
         assert list(progress("abc", "x", 3, "step", mininterval=0)) == ["a", "b", "c"]
         assert ("100%" in capsys.readouterr().err) == shown
 
 
 @pytest.mark.parametrize("kind, good, bad", [
-    (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]), (non_negative_int, ["0", "5000000"], ["-1", "9" * 30]),
-    (positive_float, ["1e-9", "2"], ["0", "1e-300", "1e300", "nan"]), (non_negative, ["0"], ["-1e-9", "1e300", "inf"])])
+    (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]),
+    (non_negative_int, ["0", "5000000"], ["-1", "9" * 30]),
+    (positive_float, ["1e-9", "2"], ["0", "1e-300", "1e300", "nan"]),
+    (non_negative, ["0"], ["-1e-9", "1e300", "inf"]),
+])
 def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
     assert [kind(text) for text in good] == [float(text) for text in good]
     for text in bad:
@@ -165,28 +190,44 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
             kind(text)
 
 
+# ---------------------------------------------------------------------- more about files
+
 def test_a_byte_order_mark_is_no_content(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
     assert read_json(tmp_path / "a.json") == [1]
 
 
 def test_parts_of_killed_processes_are_removed(tmp_path):
-    """And no others: neither those of a process that is writing now, nor young ones of another machine."""
-    code = "import sys, time\nfrom pathlib import Path\nfrom support.common.disk import new_part\n" \
-           "print(new_part(Path(sys.argv[1])).name, flush=True)\ntime.sleep(60)"
-    line = [sys.executable, "-c", code, str(tmp_path / "a.json")]
-    killed, writing = (subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2))
-    parts = [process.stdout.readline().strip() for process in (killed, writing)]
+    """Files of a process that is writing stay, as do young files of another machine, and files with
+    other names."""
+    file = tmp_path / "a.json"
+    code = ("import sys, time\n"
+            "from pathlib import Path\n"
+            "from support.common.disk import new_part\n"
+            "print(new_part(Path(sys.argv[1])).name, flush=True)\n"
+            "time.sleep(60)")
+
+    def start():
+        """A process that has made a temporary file, and the file."""
+        process = subprocess.Popen([sys.executable, "-c", code, str(file)], cwd=ROOT,
+                                   stdout=subprocess.PIPE, text=True)
+        return process, tmp_path / process.stdout.readline().strip()
+
+    def make(name, age):
+        path = tmp_path / name
+        path.touch()
+        os.utime(path, (time.time() - age, time.time() - age))
+        return path
+
+    killed, _ = start()
+    writing, part = start()
     killed.kill()
     killed.communicate()
-    elsewhere = {age: tmp_path / f".a.json.01234567-{killed.pid}-{age:08x}.part" for age in (60, 200_000)}
-    earlier = tmp_path / ".a.json.89abcdef.part"                   # as they were called before
-    users = tmp_path / ".a.json.part"
-    for age, path in [*elsewhere.items(), (200_000, earlier), (200_000, users)]:
-        path.touch()
-        os.utime(path, (time.time() - age,) * 2)
-    write_json(tmp_path / "a.json", [1])
+    young = make(f".a.json.01234567-{killed.pid}-00000001.part", age=60)
+    make(f".a.json.01234567-{killed.pid}-00000002.part", age=200_000)
+    make(".a.json.89abcdef.part", age=200_000)                     # an earlier form of the name
+    of_user = make(".a.json.part", age=200_000)
+    write_json(file, [1])
     writing.kill()
     writing.communicate()
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"a.json", parts[1], elsewhere[60].name, users.name}
+    assert set(tmp_path.iterdir()) == {file, part, young, of_user}

@@ -1,4 +1,4 @@
-"""Attention in rectangles (§3.5): the dense mask's outputs and gradients, without any [L, L] tensor."""
+"""Attention in rectangles (§3.5): outputs and gradients are those of the dense mask."""
 from contextlib import contextmanager
 from unittest import mock
 
@@ -14,15 +14,18 @@ from support.common.errors import BadData
 from support.engine import attention, family
 from support.engine.checkpoint import load_tokenizer
 
-AT = (0, 3, 9, 15, 16, 22, 24, 26)                       # segments of one to six frames, some of them alike
+AT = (0, 3, 9, 15, 16, 22, 24, 26)          # segments of one to six frames, some of them alike
 
 
 @contextmanager
 def dense(model, tokens):
     """The oracle: inside, the parallel form is given the mask of Fig. 4 as it is drawn."""
     mask = nar.attention_mask(tokens, model.config.last_k, model.config.prune)[None, None]
-    hook = model.llm.model.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, kwargs | {"rectangles": None, "attention_mask": mask}), with_kwargs=True)
+
+    def with_mask(module, args, kwargs):
+        return args, kwargs | {"rectangles": None, "attention_mask": mask}
+
+    hook = model.llm.model.register_forward_pre_hook(with_mask, with_kwargs=True)
     yield
     hook.remove()
 
@@ -30,25 +33,32 @@ def dense(model, tokens):
 def hidden_and_gradients(model, x, narrations):
     model.zero_grad()
     hidden, _, tokens = model(x, narrations)
-    (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
-    return tokens, hidden.detach(), {name: p.grad for name, p in model.trainable().items() if p.grad is not None}
+    weight = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
+    (hidden * weight).sum().backward()
+    gradients = {name: p.grad for name, p in model.trainable().items() if p.grad is not None}
+    return tokens, hidden.detach(), gradients
 
 
 def assert_as_the_dense_mask(model, x, narrations):
     tokens, hidden, gradients = hidden_and_gradients(model, x, narrations)
     with dense(model, tokens):
-        _, expected, theirs = hidden_and_gradients(model, x, narrations)
-    assert (hidden - expected).abs().max() < 1e-5 and gradients.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        assert (gradients[name] - gradient).abs().max() < 1e-5 * (1 + gradient.abs().max()), name
+        _, expected_hidden, expected_gradients = hidden_and_gradients(model, x, narrations)
+    assert (hidden - expected_hidden).abs().max() < 1e-5
     assert len(gradients) > 20
+    assert gradients.keys() == expected_gradients.keys()
+    for name, expected in expected_gradients.items():
+        difference = (gradients[name] - expected).abs().max()
+        assert difference < 1e-5 * (1 + expected.abs().max()), name
 
 
-@pytest.mark.parametrize("variant", [{}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
-                                     {"last_k": 0, "narration_memory": 4}, {"memory": "none", "prune": False}], ids=str)
+@pytest.mark.parametrize("variant", [
+    {}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
+    {"last_k": 0, "narration_memory": 4}, {"memory": "none", "prune": False},
+], ids=str)
 @pytest.mark.parametrize("kept", [0, attention.KEPT])
 def test_rectangles_are_the_mask(kept, variant, monkeypatch):
-    """Outputs and gradients, of what is kept and of what is computed again; four heads of queries for two of keys."""
+    """Outputs and gradients, of rectangles that are kept and of those that are computed again. Four
+    heads of queries share two of keys."""
     monkeypatch.setattr(attention, "KEPT", kept)
     model = tiny(llm=grouped(), **variant)
     assert_as_the_dense_mask(model, *video(model, 30, AT))
@@ -58,51 +68,70 @@ SIZES = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hid
          "num_attention_heads": 4, "num_key_value_heads": 1}
 
 
-@pytest.mark.parametrize("family, more", [
-    ("Llama", {"num_key_value_heads": 4}), ("Qwen2", {}), ("Qwen3", {"head_dim": 8}),
-    ("Mistral", {"sliding_window": 16}), ("SmolLM3", {"pad_token_id": 0})])
-def test_any_llama_like_model(family, more):
+def model_of(name, **changes):
+    """A small language model of one of transformers' families, random weights."""
     torch.manual_seed(0)
-    config = getattr(transformers, family + "Config")(**SIZES | more)
-    model = tiny(llm=getattr(transformers, family + "ForCausalLM")(config))
+    config_class = getattr(transformers, f"{name}Config")
+    model_class = getattr(transformers, f"{name}ForCausalLM")
+    return model_class(config_class(**SIZES | {"pad_token_id": 0} | changes))
+
+
+@pytest.mark.parametrize("name, changes", [
+    ("Llama", {"num_key_value_heads": 4}),
+    ("Qwen2", {}),
+    ("Qwen3", {"head_dim": 8}),
+    ("Mistral", {"sliding_window": 16}),
+    ("SmolLM3", {}),
+])
+def test_any_llama_like_model(name, changes):
+    model = tiny(llm=model_of(name, **changes))
     assert_as_the_dense_mask(model, *video(model, 30, AT))
 
 
 @pytest.mark.parametrize("last_k", [None, 0, 1, 3])
 def test_rows_of_segments_are_those_of_the_mask(last_k):
-    tokens = tiny(memory_tokens=2).layout.sequence([(frame, [5] * (1 + frame % 3)) for frame in AT])
+    narrations = [(frame, [5] * (1 + frame % 3)) for frame in AT]
+    tokens = tiny(memory_tokens=2).layout.sequence(narrations)
     L = len(tokens)
     mask = torch.zeros(L, L, dtype=torch.bool)
     rows = nar.segment_rows(tokens, last_k)
     for queries, keys in rows:
         mask[queries[:, None], keys] = keys <= queries[:, None]
     assert torch.equal(mask, nar.attention_mask(tokens, last_k))
-    parts = attention.rectangles(rows, L, "cpu")
-    assert sum(len(queries) for queries, _, _ in parts) == len(rows) > len(parts)            # some share one
-    assert any((keys == L).any() for _, keys, _ in parts)                                    # and are padded
-    padded = sum(queries.numel() * keys.shape[1] for queries, keys, _ in parts)
-    assert padded <= attention.PADDED * sum(len(queries) * len(keys) for queries, keys in rows)
+
+    # some segments share a rectangle, and are padded, but only a little
+    rectangles = attention.rectangles(rows, L, "cpu")
+    assert sum(len(queries) for queries, _, _ in rectangles) == len(rows)
+    assert len(rectangles) < len(rows)
+    assert any((keys == L).any() for _, keys, _ in rectangles)
+    pairs = sum(len(queries) * len(keys) for queries, keys in rows)
+    padded_pairs = sum(queries.numel() * keys.shape[1] for queries, keys, _ in rectangles)
+    assert padded_pairs <= attention.PADDED * pairs
     with mock.patch.object(attention, "MOST_PAIRS", 1):
-        assert len(attention.rectangles(rows, L, "cpu")) == len(rows)                     # none shares one
+        assert len(attention.rectangles(rows, L, "cpu")) == len(rows)       # each has its own
 
 
-@pytest.mark.parametrize("variant", [{}, {"last_k": 2}, {"memory": "none", "prune": False}], ids=str)
+@pytest.mark.parametrize("variant", [{}, {"last_k": 2}, {"memory": "none", "prune": False}],
+                         ids=str)
 def test_no_tensor_grows_with_the_square(variant):
     """Forward and backward of a training step: the largest tensor is far smaller than [L, L]."""
-    model, largest = tiny(**variant), [0]
+    model = tiny(**variant)
     x, narrations = video(model, 170, tuple(range(0, 170, 8)))
+    sizes = []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             result = function(*args, **(kwargs or {}))
-            for one in result if isinstance(result, tuple | list) else [result]:
-                largest.append(one.numel() if isinstance(one, torch.Tensor) else 0)
+            for output in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(output, torch.Tensor):
+                    sizes.append(output.numel())
             return result
 
     L = len(model.layout.sequence(narrations))
     with Sizes():
-        model.loss(x, narrations)[0].backward()
-    assert max(largest) < L * L / 2
+        loss, _ = model.loss(x, narrations)
+        loss.backward()
+    assert max(sizes) < L * L / 2
 
 
 def test_what_cannot_be_computed_is_refused():
@@ -121,12 +150,6 @@ def test_what_cannot_be_computed_is_refused():
         attention.install(Fixed(transformers.LlamaConfig(**SIZES)))
 
 
-def model_of(name, **changes):
-    torch.manual_seed(0)
-    config = getattr(transformers, name + "Config")(**SIZES | {"pad_token_id": 0} | changes)
-    return getattr(transformers, name + "ForCausalLM")(config)
-
-
 @pytest.mark.parametrize("name", ["StableLm", "Nemotron"])
 def test_models_that_drop_the_mask_are_refused(name):
     """Their layers do not hand `rectangles` on: they would be trained on frames that streaming
@@ -137,7 +160,8 @@ def test_models_that_drop_the_mask_are_refused(name):
     model = tiny(llm=model_of(name), memory="none", prune=False)
     x, narrations = video(model)
     with torch.no_grad():
-        parallel = model.logits(model(x, narrations)[0])
+        hidden, _, _ = model(x, narrations)
+        parallel = model.logits(hidden)
         streamed = record_plain(model)
         list(stream.narrate(model, x[:16], forced=dict(narrations)))
     assert (torch.stack(streamed) - parallel[:-1]).abs().max() < 1e-3 * parallel.std()
@@ -181,6 +205,8 @@ def test_rotations_that_depend_on_the_length_are_named_once(capsys):
                 "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
     tiny(llm=model_of("Phi3", max_position_embeddings=512, rope_parameters=longrope,
                       original_max_position_embeddings=64))
-    assert "(longrope)" in (said := capsys.readouterr().err) and "beyond position 64," in said
+    warning = capsys.readouterr().err
+    assert "(longrope)" in warning
+    assert "beyond position 64," in warning
     tiny(llm=model_of("Llama"))
     assert capsys.readouterr().err == ""

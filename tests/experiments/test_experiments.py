@@ -1,8 +1,8 @@
-"""Experiments: what a stream costs (Fig. 1), where narrations look (App. C.2), timelines, and their commands."""
+"""Experiments: what a stream costs (Fig. 1), where narrations look (App. C.2), timelines, and their
+commands."""
 import json
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +16,12 @@ from baselines.variants import load_narrator
 from commands import data as data_command
 from experiments import efficiency, figures, timing, training_step
 from helpers import ROOT, TOY, tiny, video
-from support.common.errors import BadData
 from support.engine import slots
 from support.files.narrations import Sentence
 from test_evaluate import command, write
 
-measured, drawn = partial(command, main=efficiency.main), partial(command, main=figures.main)
+measured = partial(command, main=efficiency.main)
+drawn = partial(command, main=figures.main)
 
 
 # ---------------------------------------------------------------------- efficiency
@@ -35,27 +35,36 @@ def test_used_bytes_are_those_of_all_that_a_stream_keeps(changes):
     meter = timing.Meter(tiny(**changes), WORK)
     for _ in range(WORK.frames):
         meter.advance(1)
-        c, row = meter.context, meter.rows[-1]
-        used = sum(y[c.cache.positions != slots.EMPTY].nbytes for y in c.cache.keys + c.cache.values)
-        history = [c.history_state, c.history] if c.narrator.config.narration_memory else []
-        state = sum(y.nbytes for y in (c.state, c.memory, *history, *c.waiting) if y is not None)
-        assert row["cache_bytes"] == used and row["used_bytes"] == used + state
-        assert row["held_bytes"] == state + sum(y.nbytes for y in c.cache.keys + c.cache.values) >= row["used_bytes"]
+        context = meter.context
+        buffers = context.cache.keys + context.cache.values
+        in_use = context.cache.positions != slots.EMPTY
+        used = sum(buffer[in_use].nbytes for buffer in buffers)
+        tensors = [context.state, context.memory, *context.waiting]
+        if context.narrator.config.narration_memory:
+            tensors += [context.history_state, context.history]
+        state = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        row = meter.rows[-1]
+        assert row["cache_bytes"] == used
+        assert row["used_bytes"] == used + state
+        assert row["held_bytes"] == sum(buffer.nbytes for buffer in buffers) + state
+        assert row["held_bytes"] >= row["used_bytes"]
 
 
-def test_every_pass_is_in_its_stage(monkeypatch):
-    """With a clock that ticks whenever it is read, a stage takes one second each time, and nothing is counted twice."""
-    model, ticks = tiny(), count()
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(ticks)))
-    result = efficiency.measure_stream(model, WORK, window=8)
-    frames, narrations = 20, 5                                                  # of frames 0, 4, 9, 14, 19
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_stages_are_parts_of_the_whole(lookahead):
+    result = efficiency.measure_stream(tiny(), replace(WORK, lookahead=lookahead), window=8)
     stages = result["stages_s"]
-    assert (stages["frame"], stages["text"], stages["trigger"]) == (frames, narrations * 4, frames - 1)
-    assert stages["memory"] == 2 * narrations == 2 * result["narrations"]       # the frames of a segment together; read
-    assert result["seconds"] == 2 * sum(stages.values()) + frames
-    assert [row["frames"] for row in result["windows"]] == [8, 16, 20]
-    ahead = efficiency.measure_stream(model, replace(WORK, lookahead=4), window=8)["stages_s"]
-    assert ahead["frame"] == frames and ahead["text"] == narrations * 4         # as often; most of them without a pass
+    assert stages.keys() == {"memory", "frame", "text", "trigger"}
+    assert all(seconds > 0 for seconds in stages.values())
+    assert sum(stages.values()) < result["seconds"]
+    assert result["frames"] == 20
+    assert result["narrations"] == 5           # of frames 0, 4, 9, 14, 19
+    assert [window["frames"] for window in result["windows"]] == [8, 16, 20]
+    assert result["fps"] == pytest.approx(20 / result["seconds"])
+
+
+def shapes(model) -> dict:
+    return {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
 
 
 def test_weights_are_those_of_the_model_that_streams(monkeypatch):
@@ -63,97 +72,137 @@ def test_weights_are_those_of_the_model_that_streams(monkeypatch):
     args = SimpleNamespace(device="cpu", dtype="bfloat16", config=None, llm=None)
     model = efficiency.build(args, {"last_k": 10})
     loaded = load_narrator(str(TOY), dtype=torch.bfloat16).merge()
-    assert {n: (p.shape, p.dtype) for n, p in model.named_parameters()} == {
-        n: (p.shape, p.dtype) for n, p in loaded.named_parameters()} and model.slow_because is None
+    assert shapes(model) == shapes(loaded)
+    assert model.slow_because is None
+
+
+def test_a_language_model_of_a_given_size(monkeypatch):
     monkeypatch.setitem(efficiency.LLAMA, "small", (64, 96, 2, 16))
-    one = efficiency.build(SimpleNamespace(device="cpu", dtype="float32", config="small", llm=None), {})
-    assert one.llm.model.layers[1].mlp.up_proj.weight.shape == (96, 64) and one.slow_because is None
+    args = SimpleNamespace(device="cpu", dtype="float32", config="small", llm=None)
+    model = efficiency.build(args, {})
+    assert model.llm.model.layers[1].mlp.up_proj.weight.shape == (96, 64)
+    assert model.slow_because is None
 
 
 @torch.no_grad()
 def test_macs_of_the_language_model():
-    """FlopCounter's total for the baseline without LoRA's tiny rank, against the layers' sizes: within 40 %."""
+    """The total of the baseline, without LoRA's tiny rank, against the sizes of the layers."""
     model = tiny(memory="none", prune=False, lora_rank=1).requires_grad_(False)
-    frames, words = 8, 4
-    total = efficiency.macs(model, timing.Work(frames, every=8, words=words))
-    layers = sum(p.numel() for n, p in model.llm.named_parameters() if "layers" in n and p.dim() == 2)
-    tokens = len(model.layout.sequence([(0, [1] * words), (7, [1] * words)])) - 1
-    assert layers * tokens < total < 1.4 * layers * tokens
-    assert efficiency.macs(model.merge(), timing.Work(frames, every=8, words=words)) < total
+    work = timing.Work(frames=8, every=8, words=4)
+    total = efficiency.macs(model, work)
+    matrices = [p for name, p in model.llm.named_parameters() if "layers" in name and p.dim() == 2]
+    weights = sum(p.numel() for p in matrices)
+    tokens = len(model.layout.sequence([(0, [1] * 4), (7, [1] * 4)])) - 1
+    assert weights * tokens < total < 1.4 * weights * tokens
+    assert efficiency.macs(model.merge(), work) < total
 
 
 def test_macs_with_a_narration_memory():
     """Its tokens are fed, and its CLAM absorbs the words, besides what is done without it."""
     work = timing.Work(frames=8, every=4, words=3)
-    without, model = tiny(last_k=0), tiny(last_k=0, narration_memory=4)
-    assert efficiency.macs(model, work) > 1.05 * efficiency.macs(without, work)
+    without = efficiency.macs(tiny(last_k=0), work)
+    assert efficiency.macs(tiny(last_k=0, narration_memory=4), work) > 1.05 * without
 
 
 def test_flatness_is_the_last_window_over_the_second(monkeypatch):
-    """With a clock that only the frames move, by the number of the frame, two streams in turn give the mean numbers."""
-    model, clock = tiny(), [0.0]
+    """With a clock that only the frames move, by the number of the frame, two streams in turn give
+    the mean numbers."""
+    clock = [0.0]
     monkeypatch.setattr(timing.time, "process_time", lambda: clock[0])
 
-    def narrate(*args, **how):
+    def narrate(*args, **options):
         for t in range(40):
             clock[0] += t
             yield SimpleNamespace(narration=None)
 
     monkeypatch.setattr(timing.stream, "narrate", narrate)
-    ratio = timing.flatness(model, timing.Work(40, every=5), window=10)
+    ratio = timing.flatness(tiny(), timing.Work(40, every=5), window=10)
     assert ratio == pytest.approx(sum(range(30, 40)) / sum(range(10, 20)))
 
 
 def test_efficiency_command(tmp_path):
-    result = measured("--frames", 30, "--window", 10, "--macs-frames", 4, "--every", 4, "--words", 6, "--streams", 3,
-                      "--png", tmp_path / "e.png", "--json")
-    rows = {name: [row["cache_bytes"] for row in r["windows"]] for name, r in result["variants"].items()}
-    assert rows["VideoLLM-online"][-1] > rows["FlowNar"][-1] and all(len(r) == 3 for r in rows.values())
-    assert all(r["macs"] > 1e6 for r in result["variants"].values()) and (tmp_path / "e.png").stat().st_size > 5000
-    peak = {name: r["cache_tokens_peak"] for name, r in result["variants"].items()}
-    assert max(row["cache_tokens"] for row in result["variants"]["FlowNar-C"]["windows"]) < peak["FlowNar-C"]
-    assert peak["VideoLLM-online"] > peak["FlowNar"]
-    assert [r["flatness"] is None for r in result["variants"].values()] == [False, True, True, True]
+    result = measured("--frames", 30, "--window", 10, "--macs-frames", 4, "--every", 4,
+                      "--words", 6, "--streams", 3, "--png", tmp_path / "e.png", "--json")
+    variants = result["variants"]
+    for costs in variants.values():
+        assert [window["frames"] for window in costs["windows"]] == [10, 20, 30]
+        assert costs["macs"] > 1e6
+    flownar, c, online = (variants[name] for name in ("FlowNar", "FlowNar-C", "VideoLLM-online"))
+    assert online["windows"][-1]["cache_bytes"] > flownar["windows"][-1]["cache_bytes"]
+    assert online["cache_tokens_peak"] > flownar["cache_tokens_peak"]
+    # Frames that are read ahead stand in the cache between the ends of the windows.
+    assert c["cache_tokens_peak"] > max(window["cache_tokens"] for window in c["windows"])
+    assert [costs["flatness"] is None for costs in variants.values()] == [False, True, True, True]
+    assert (tmp_path / "e.png").stat().st_size > 5000
 
 
 def test_fig_1_shows_weights_and_what_is_in_use(monkeypatch):
-    """Against frames on a logarithmic axis, with a line at 24 GB and a cross where memory was full."""
-    shown = []
-    monkeypatch.setattr(efficiency, "save_figure", lambda figure, png: shown.append(figure))
+    """Against frames on a logarithmic axis, with a line at 24 GB and a cross where memory was full.
+    """
+    figures_drawn = []
+    monkeypatch.setattr(efficiency, "save_figure", lambda figure, png: figures_drawn.append(figure))
     result = efficiency.measure_stream(tiny(), WORK, window=10)
-    row, weights = result["windows"][-1], result["weights_bytes"]
-    assert result["memory"][0][0] == 1 and result["memory"][-1][0] == 20
-    assert weights + row["used_bytes"] <= result["memory"][-1][1] < weights + 2 * row["used_bytes"]
+    weights = result["weights_bytes"]
+    used = result["windows"][-1]["used_bytes"]
+    (first, _), *_, (last, largest) = result["memory"]
+    assert (first, last) == (1, 20)
+    assert weights + used <= largest < weights + 2 * used
+
     efficiency.plot_efficiency({"FlowNar": result | {"out_of_memory": True}}, "e.png", limit=24e9)
-    memory, bars, _ = shown[0].axes
+    memory, bars, _ = figures_drawn[0].axes
     curve, cross, line = memory.lines
-    assert memory.get_xscale() == "log" and list(curve.get_ydata()) == [y / 1e9 for _, y in result["memory"]]
-    assert cross.get_label() == "out of memory" and list(line.get_ydata()) == [24, 24]
+    assert memory.get_xscale() == "log"
+    assert list(curve.get_ydata()) == [size / 1e9 for _, size in result["memory"]]
+    assert cross.get_label() == "out of memory"
+    assert list(line.get_ydata()) == [24, 24]
     assert [bar.get_height() for bar in bars.patches] == [result["fps"]]
 
 
-def test_every_number_of_the_readme_is_printed(capsys):
-    """The rows of its table; a window's speed in ms a frame, by hand."""
-    windows = [{"fps": fps, "cache_bytes": 1, "used_bytes": 2, "held_bytes": 3e6} for fps in (50, 20, 10, 40)]
-    costs = {name: 1.0 for name in ("frame_ms_p50", "frame_ms_p95", "narration_ms_p50", "narration_ms_p95", "flatness")}
-    costs |= {"frames": 8, "macs": 2e9, "cache_tokens_peak": 9, "fps": 20.0, "stages_s": {"frame": 1.0}, "seconds": 1.5,
-              "weights_bytes": 4e6, "live_fps": 10.0, "streams": 16, "streams_fps": 25.0}
-    efficiency.print_costs({"FlowNar": costs | {"windows": windows, "out_of_memory": False}}, 8)
-    printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    printed = {name.strip(): value for name, value in printed.items()}
-    assert (printed["GMACs, 8 frames"], printed["cache, tokens, at most"]) == ("2.000", "9")
-    assert (printed["frame, ms a frame"], printed["rest, ms a frame"]) == ("125.000", "62.500")
-    assert (printed["weights, MB"], printed["held, MB"]) == ("4.000", "3.000")
-    assert [printed[f"ms a frame, {which}"] for which in ("window 1", "window 2", "slowest from 2", "last window")] == [
-        "20.000", "50.000", "100.000", "25.000"]
-    assert {"cache, MB", "used, MB", "FPS", "last window / window 2", "frame, ms, p50", "frame, ms, p95",
-            "one live stream, FPS", "16 at once, FPS", "narration, ms, p95"} <= printed.keys()
+def test_the_table_of_costs(capsys):
+    """Its rows, in their order, and the numbers by hand."""
+    windows = [{"fps": fps, "cache_bytes": 1e6, "used_bytes": 2e6, "held_bytes": 3e6}
+               for fps in (50, 20, 10, 40)]
+    costs = {
+        "frames": 8, "macs": 2e9, "weights_bytes": 4e6, "windows": windows, "fps": 20.0,
+        "cache_tokens_peak": 9, "flatness": 0.5, "live_fps": 10.0, "streams": 16,
+        "streams_fps": 25.0, "frame_ms_p50": 1.0, "frame_ms_p95": 2.0, "narration_ms_p50": None,
+        "narration_ms_p95": 4.0, "stages_s": {"frame": 1.0}, "seconds": 1.5, "out_of_memory": True,
+    }
+    efficiency.print_costs({"FlowNar": costs}, 8)
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line.rsplit(maxsplit=1) for line in lines]
+    table = {name.strip(): value for name, value in printed}
+    expected = {
+        "frames": "8",
+        "GMACs, 8 frames": "2.000",
+        "weights, MB": "4.000",
+        "cache, MB": "1.000",
+        "used, MB": "2.000",
+        "held, MB": "3.000",
+        "cache, tokens, at most": "9",
+        "FPS": "20.000",
+        "ms a frame, window 1": "20.000",
+        "ms a frame, window 2": "50.000",
+        "ms a frame, slowest from 2": "100.000",
+        "ms a frame, last window": "25.000",
+        "last window / window 2": "0.500",
+        "one live stream, FPS": "10.000",
+        "16 at once, FPS": "25.000",
+        "frame, ms, p50": "1.000",
+        "frame, ms, p95": "2.000",
+        "narration, ms, p50": "-",
+        "narration, ms, p95": "4.000",
+        "frame, ms a frame": "125.000",
+        "rest, ms a frame": "62.500",
+        "out of memory": "yes",
+    }
+    assert list(table.items()) == list(expected.items())
 
 
 # ---------------------------------------------------------------------- a training step
 
-class Asking(list):
-    """The other end of a connection: asks for two steps, and keeps what it is sent."""
+class TwoSteps(list):
+    """The other end of a connection: asks for two steps, and keeps the answers."""
 
     def recv(self):
         return len(self) < 2
@@ -163,29 +212,39 @@ class Asking(list):
 
 
 def test_a_training_step_of_each_variant():
-    """Two steps and the numbers; FlowNar feeds its memory besides what the baseline feeds."""
-    small = ("--frames 8 --every 4 --words 3 --layers 2 --width 32 --inner 48 --heads 2 --kv-heads 1 --rank 2 "
-             "--device cpu --checkpointing FlowNar VideoLLM-online")
+    """FlowNar feeds its memory tokens besides the tokens of the baseline."""
+    small = ("--frames 8 --every 4 --words 3 --layers 2 --width 32 --inner 48 --heads 2 "
+             "--kv-heads 1 --rank 2 --device cpu --checkpointing FlowNar VideoLLM-online")
     args = training_step.parser().parse_args(small.split())
     tokens = {}
     for name in efficiency.VARIANTS:
-        answers = Asking()
+        answers = TwoSteps()
         training_step.steps(answers, args, name)
-        assert len(answers) == 3 and all(0 < seconds < 60 for seconds in answers[:2])
-        assert answers[2]["peak_bytes"] >= answers[2]["weights_bytes"] > 0
-        tokens[name] = answers[2]["tokens"]
-    assert tokens["FlowNar"] == tokens["FlowNar-C"] == tokens["VideoLLM-online"] + 2 * (20 + 2)
+        first, second, numbers = answers
+        assert 0 < first < 60 and 0 < second < 60
+        assert numbers["peak_bytes"] >= numbers["weights_bytes"] > 0
+        tokens[name] = numbers["tokens"]
+    read_outs = 2
+    assert tokens["FlowNar"] == tokens["VideoLLM-online"] + read_outs * (20 + 2)   # with brackets
+    assert tokens["FlowNar-C"] == tokens["FlowNar"]
 
 
 # ---------------------------------------------------------------------- attention
 
-def test_attention_is_where_it_may_be():
-    """Shares of the whole; none on past frames that are pruned, some on memory where there is one."""
-    for changes in ({}, {"memory": "none", "prune": False}, {"memory": "none", "last_k": 0, "narration_memory": 4}):
-        model = tiny(**changes)
-        groups = figures.attention(model, *video(model))
-        assert groups.shape == (4,) and (groups >= 0).all() and groups.sum() <= 1
-        assert (groups[2] > 0) == (not model.config.prune) and (groups[3] > 0) == bool(model.layout.M + model.config.narration_memory)
+@pytest.mark.parametrize("changes, past_frames, memory", [
+    ({}, False, True),
+    ({"memory": "none", "prune": False}, True, False),
+    ({"memory": "none", "last_k": 0, "narration_memory": 4}, False, True),
+])
+def test_attention_is_where_it_may_be(changes, past_frames, memory):
+    """Shares of the whole; none on past frames that are pruned, some on memory where there is one.
+    """
+    model = tiny(**changes)
+    shares = figures.attention(model, *video(model))
+    assert shares.shape == (4,)
+    assert (shares >= 0).all() and shares.sum() <= 1
+    assert (shares[2] > 0) == past_frames
+    assert (shares[3] > 0) == memory
 
 
 FAMILIES = {"Llama": {}, "Qwen3": {}, "Olmo2": {}, "Cohere": {}, "Phi3": {},
@@ -207,147 +266,186 @@ def test_attention_is_that_of_the_models_own_weights(family):
             p.data *= 8
         elif "_norm" in name:
             p.data *= 3
-    model, seen = tiny(llm=llm, last_k=2), {}
+    model = tiny(llm=llm, last_k=2)
     x, narrations = video(model)
-    hook = llm.model.register_forward_pre_hook(lambda module, args, given: seen.update(given),
+    inputs = {}
+    hook = llm.model.register_forward_pre_hook(lambda module, args, given: inputs.update(given),
                                                with_kwargs=True)
     shares = figures.attention(model, x, narrations)
     hook.remove()
+
+    # The same pass with a dense mask, whose attention transformers returns.
     tokens = model.layout.sequence(narrations)
     unseen = ~nar.attention_mask(tokens, 2)
-    hidden = torch.zeros(unseen.shape).masked_fill(unseen, float("-inf"))
+    mask = torch.zeros(unseen.shape).masked_fill(unseen, float("-inf"))
     llm.set_attn_implementation("eager")
     with torch.no_grad():
-        given = {name: seen[name] for name in ("inputs_embeds", "position_ids")}
-        answer = llm.model(**given, attention_mask=hidden[None, None], use_cache=False,
-                           output_attentions=True)
-    weights = answer.attentions[-1][0].mean(0)
-    segment, number, ids = (torch.tensor(y) for y in (tokens.segment, tokens.number, tokens.ids))
+        output = llm.model(inputs_embeds=inputs["inputs_embeds"],
+                           position_ids=inputs["position_ids"], attention_mask=mask[None, None],
+                           use_cache=False, output_attentions=True)
+    weights = output.attentions[-1][0].mean(0)                             # [L, L]
+    segment = torch.tensor(tokens.segment)
+    number = torch.tensor(tokens.number)
+    ids = torch.tensor(tokens.ids)
     learned = torch.tensor(tokens.learn[1:] + [False])
     expected = []
     for n in range(1, len(narrations)):
         rows = weights[(segment == n) & learned & (number == n)]
-        frames, memory = ids == nar.FRAME, (ids == nar.MEMORY) & (segment == n)
-        narrated = (number >= 0) & (number < n)
-        groups = narrated, frames & (segment == n), frames & (segment < n), memory
+        groups = [
+            (number >= 0) & (number < n),
+            (ids == nar.FRAME) & (segment == n),
+            (ids == nar.FRAME) & (segment < n),
+            (ids == nar.MEMORY) & (segment == n),
+        ]
         expected.append([rows[:, group].sum(1).mean().item() for group in groups])
     assert shares == pytest.approx(np.mean(expected, axis=0), abs=1e-4)
 
 
 def test_only_the_rows_asked_for_are_computed():
-    """They are those of the whole matrix, whose rows sum to one; no tensor of [heads, L, L] is made."""
-    largest, L = [], 600
-    query, key = torch.randn(4, L, 8), torch.randn(2, L, 8)
+    """They are those of the whole matrix, whose rows sum to one; no tensor of [heads, L, L] is
+    made."""
+    L = 600
+    query = torch.randn(4, L, 8)
+    key = torch.randn(2, L, 8)
     mask = torch.ones(L, L, dtype=torch.bool).tril()
-    some, all_rows = torch.arange(L) % 50 == 3, torch.ones(L, dtype=torch.bool)
-    part, whole = figures.attention_rows(query, key, 0.3, mask, [some, all_rows])
+    few = torch.arange(L) % 50 == 3
+    every = torch.ones(L, dtype=torch.bool)
+    rows, whole = figures.attention_rows(query, key, 0.3, mask, [few, every])
     assert torch.allclose(whole.sum(1), torch.ones(L), atol=1e-5)
-    assert torch.allclose(part, whole[some], atol=1e-6)
+    assert torch.allclose(rows, whole[few], atol=1e-6)
+
+    sizes = []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             result = function(*args, **(kwargs or {}))
-            largest.append(result.numel() if isinstance(result, torch.Tensor) else 0)
+            if isinstance(result, torch.Tensor):
+                sizes.append(result.numel())
             return result
 
     with Sizes():
-        list(figures.attention_rows(query, key, 0.3, mask, [some]))
-    assert max(largest) < L * L
+        list(figures.attention_rows(query, key, 0.3, mask, [few]))
+    assert max(sizes) < L * L
 
 
 def test_attention_command(tmp_path):
-    """Of the model's own narrations, or of the true ones, and of a FlowNar-C checkpoint without last-k."""
-    own = drawn("attention", "--data", "toy", "--limit", 1, "--png", tmp_path / "a.png", "--json")
-    assert own["narrations"] == "the model's own narrations" and (tmp_path / "a.png").stat().st_size > 5000
-    assert set(own["models"][str(TOY)]) == set(figures.GROUPS)
-    true = drawn("attention", "--data", "toy", "--limit", 1, "--teacher", "--json")
+    """Of the model's own narrations, or of the true ones, and of a FlowNar-C checkpoint without
+    last-k."""
+    common = ["attention", "--data", "toy", "--limit", 1, "--json"]
+    own = drawn(*common, "--png", tmp_path / "a.png")
+    true = drawn(*common, "--teacher")
+    without_last_k = drawn(*common, "--teacher", "--last-k", "all")
+    assert own["narrations"] == "the model's own narrations"
     assert true["narrations"] == "true narrations"
-    every = drawn("attention", "--data", "toy", "--limit", 1, "--teacher", "--last-k", "all", "--json")
-    past = [result["models"][str(TOY)]["past narrations"] for result in (own, true, every)]
-    assert len(set(past)) == 3
+    assert own["models"][str(TOY)].keys() == set(figures.GROUPS)
+    past = {result["models"][str(TOY)]["past narrations"] for result in (own, true, without_last_k)}
+    assert len(past) == 3
+    assert (tmp_path / "a.png").stat().st_size > 5000
 
 
 # ---------------------------------------------------------------------- timeline
 
 def rows_of(*changes):
-    """A trace of a stream, with some fields of its rows replaced."""
-    row = {"p_skip": 0.5, "theta": 0.8, "narrate": False, "position": 9, "text_tokens": 5, "visual_tokens": 7}
+    """A trace of a stream: a row for each change, with these fields replaced."""
+    row = {"p_skip": 0.5, "theta": 0.8, "narrate": False, "position": 9, "text_tokens": 5,
+           "visual_tokens": 7}
     return [{"frame": i} | row | change for i, change in enumerate(changes)]
 
 
 def lines(path, rows):
+    """A file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_wrong_sentences():
     true = [Sentence(2, "a"), Sentence(4, "b"), Sentence(8, "c")]
-    said = [Sentence(2, "a"), Sentence(4.5, "x"), Sentence(5, "b"), Sentence(8, "c")]
-    assert figures.wrong_sentences(said, true) == [False, True, True, False]          # the third fits c's segment
-    assert figures.wrong_sentences(said, []) == [False] * 4
+    predicted = [Sentence(2, "a"), Sentence(4.5, "x"), Sentence(5, "b"), Sentence(8, "c")]
+    # The third one fits c's segment.
+    assert figures.wrong_sentences(predicted, true) == [False, True, True, False]
+    assert figures.wrong_sentences(predicted, []) == [False] * 4
     assert figures.wrong_sentences([Sentence(2, ""), Sentence(4, "")], true) == [False] * 2
 
 
-def test_timeline_says_what_is_wrong_forced_and_memory(monkeypatch, tmp_path):
+@pytest.mark.parametrize("memory, bands", [
+    (0, ["text", "current segment"]),
+    (3, ["text", "memory", "frames"]),
+])
+def test_timeline_says_what_is_wrong_forced_and_memory(monkeypatch, memory, bands):
     shown = []
     monkeypatch.setattr(figures, "save_figure", lambda figure, png: shown.append(figure))
-    trace = rows_of({"p_skip": None, "theta": None, "narrate": True}, {}, {"narrate": True}, {},
-                    {"narrate": True, "forced": True})
-    true, said = [Sentence(1.5, "a $b"), Sentence(2.5, "c")], [Sentence(1.5, "a $b"), Sentence(2.5, "d$")]
-    for memory, bands in ((0, ["text", "current segment"]), (3, ["text", "memory", "frames"])):
-        figures.plot_timeline(trace, said, true, 2.0, memory, "t.png")
-        truth, narrated, trigger, cache = shown[-1].axes
-        assert [text.get_color() for text in narrated.texts] == ["black", "#c03020"]
-        assert [text.get_color() for text in truth.texts] == ["black", "black"]
-        assert [text.get_text() for text in cache.get_legend().texts] == bands
-        dots = {line.get_label(): line for line in trigger.lines}
-        assert dots["narrates"].get_xdata().tolist() == [1.5] and dots["forced"].get_xdata().tolist() == [2.5]
-        assert dots["forced"].get_markerfacecolor() == "white"
-        figure = shown.pop()
-        figure.canvas.draw()                                                          # $ is no formula
+    first = {"p_skip": None, "theta": None, "narrate": True}
+    trace = rows_of(first, {}, {"narrate": True}, {}, {"narrate": True, "forced": True})
+    true = [Sentence(1.5, "a $b"), Sentence(2.5, "c")]
+    predicted = [Sentence(1.5, "a $b"), Sentence(2.5, "d$")]
+    figures.plot_timeline(trace, predicted, true, 2.0, memory, "t.png")
+    figure, = shown
+    true_axis, predicted_axis, trigger, cache = figure.axes
+    assert [text.get_color() for text in true_axis.texts] == ["black", "black"]
+    assert [text.get_color() for text in predicted_axis.texts] == ["black", "#c03020"]
+    assert [text.get_text() for text in cache.get_legend().texts] == bands
+    dots = {line.get_label(): line for line in trigger.lines}
+    assert dots["narrates"].get_xdata().tolist() == [1.5]
+    assert dots["forced"].get_xdata().tolist() == [2.5]
+    assert dots["forced"].get_markerfacecolor() == "white"
+    figure.canvas.draw()                                                   # $ is no formula
 
 
-def test_timeline_command(tmp_path):
+def test_timeline_of_a_video(tmp_path):
     data_command.write_toy(7, 0.1, tmp_path / "video.mp4")
     drawn("timeline", tmp_path / "video.mp4")
     assert (tmp_path / "video.png").stat().st_size > 20000
+
+
+def test_timeline_of_a_trace(tmp_path):
     trace = lines(tmp_path / "kitchen.jsonl", rows_of({"narrate": True}, {}, {"narrate": True}))
-    said = lines(tmp_path / "said.jsonl", [{"end": 0.5, "text": "You look."}, {"end": 1.5, "text": "You wash."}])
-    drawn("timeline", trace, "--pred", said, "--gt", ROOT / "toy" / "kitchen.json")
+    narrations = lines(tmp_path / "n.jsonl", [{"end": 0.5, "text": "You look."},
+                                              {"end": 1.5, "text": "You wash."}])
+    drawn("timeline", trace, "--pred", narrations, "--gt", ROOT / "toy" / "kitchen.json")
     assert (tmp_path / "kitchen.png").stat().st_size > 5000
-    assert "is no trace" in drawn("timeline", said, "--png", tmp_path / "u.png", ok=False)
-    assert "is given twice" in drawn("timeline", trace, "--png", trace, ok=False)
-    assert "is given twice" in drawn("timeline", trace, "--pred", said, "--png", said, ok=False)
-    assert not (tmp_path / "u.png").exists()
+    picture = tmp_path / "new.png"
+    assert "is no trace" in drawn("timeline", narrations, "--png", picture, ok=False)
+    assert not picture.exists()
+    for options in (["--png", trace], ["--pred", narrations, "--png", narrations]):
+        assert "is given twice" in drawn("timeline", trace, *options, ok=False)
 
 
-@pytest.mark.parametrize("row", [{"frame": "x"}, {"p_skip": []}, {"text_tokens": None}, {"narrate": "yes"},
-                                 {"theta": {}}, {"visual_tokens": 10 ** 400}], ids=lambda row: next(iter(row)))
+@pytest.mark.parametrize("row", [
+    {"frame": "x"}, {"p_skip": []}, {"text_tokens": None}, {"narrate": "yes"}, {"theta": {}},
+    {"visual_tokens": 10 ** 400},
+], ids=lambda row: next(iter(row)))
 def test_a_bad_trace_gets_one_line(tmp_path, row):
-    assert "is no trace" in drawn("timeline", lines(tmp_path / "t.jsonl", rows_of({}, row)), ok=False)
+    trace = lines(tmp_path / "t.jsonl", rows_of({}, row))
+    assert "is no trace" in drawn("timeline", trace, ok=False)
 
 
 @pytest.mark.parametrize("truth, says", [
-    ({}, "no narrations"), ({"t": []}, "no narrations"), ({"t": [[]]}, "no narrations"),
-    ({"a": [], "b": []}, "no narrations"), ([], "expected an object"), ({"t": {"start": 0}}, "annotators")])
+    ({}, "no narrations"),
+    ({"t": []}, "no narrations"),
+    ({"t": [[]]}, "no narrations"),
+    ({"a": [], "b": []}, "no narrations"),
+    ([], "expected an object"),
+    ({"t": {"start": 0}}, "annotators"),
+])
 def test_a_bad_truth_gets_one_line(tmp_path, truth, says):
-    trace, gt = lines(tmp_path / "t.jsonl", rows_of({}, {})), write(tmp_path / "g.json", truth)
+    trace = lines(tmp_path / "t.jsonl", rows_of({}, {}))
+    gt = write(tmp_path / "g.json", truth)
     assert says in drawn("timeline", trace, "--gt", gt, ok=False)
 
 
 def test_times_far_outside_the_video_are_drawn_at_its_edge(tmp_path):
     """A time of a damaged file is no reason for a picture (and its text) of a billion seconds."""
-    trace, gt = lines(tmp_path / "t.jsonl", rows_of(*[{}] * 5)), tmp_path / "g.json"
-    write(gt, {"t": [{"time": -1e11, "text": "a"}, {"time": 1e11, "text": "b"}]})
+    trace = lines(tmp_path / "t.jsonl", rows_of({}, {}, {}, {}, {}))
+    gt = write(tmp_path / "g.json",
+               {"t": [{"time": -1e11, "text": "a"}, {"time": 1e11, "text": "b"}]})
     drawn("timeline", trace, "--gt", gt)
     assert (tmp_path / "t.png").stat().st_size > 5000
 
 
-def test_empty_and_damaged_traces_get_one_line(tmp_path):
-    (tmp_path / "t.jsonl").write_bytes(b"")
-    assert "has no frames" in drawn("timeline", tmp_path / "t.jsonl", ok=False)
-    (tmp_path / "t.jsonl").write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in drawn("timeline", tmp_path / "t.jsonl", ok=False)
+@pytest.mark.parametrize("content, says", [(b"", "has no frames"), (b"\xff\xfe", "not UTF-8")])
+def test_empty_and_damaged_traces_get_one_line(tmp_path, content, says):
+    (tmp_path / "t.jsonl").write_bytes(content)
+    assert says in drawn("timeline", tmp_path / "t.jsonl", ok=False)
 
 
 def test_features_need_no_vision_encoder(tmp_path):

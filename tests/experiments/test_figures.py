@@ -1,4 +1,5 @@
-"""Figures 5, 8, 9, 12, 13: frequent words, frequency of narrations, examples with frames; and their commands."""
+"""Figures 5, 8, 9, 12, 13: frequent words, frequency of narrations, examples with frames; and their
+commands."""
 import json
 from functools import partial
 from itertools import combinations
@@ -25,54 +26,76 @@ def without_java(monkeypatch):
 @pytest.fixture
 def shown(monkeypatch):
     """The figures that would be saved, drawn."""
-    kept = []
+    drawn_figures = []
+
+    def draw(figure, png):
+        figure.canvas.draw()
+        drawn_figures.append(figure)
+
     for module in (examples, frequency, words):
-        monkeypatch.setattr(module, "save_figure", lambda figure, png: (figure.canvas.draw(), kept.append(figure)))
-    return kept
-
-
-def boxes(axis):
-    """What the texts of an axis cover, in pixels."""
-    return [text.get_window_extent() for text in axis.texts]
+        monkeypatch.setattr(module, "save_figure", draw)
+    return drawn_figures
 
 
 def assert_apart(axis):
     """No text of an axis touches another one or leaves the axis (but for a pixel)."""
-    found, outside = boxes(axis), axis.get_window_extent()
-    assert all(a.padded(-1).overlaps(b.padded(-1)) == 0 for a, b in combinations(found, 2))
-    assert all(outside.x0 - 1 <= box.x0 and box.x1 <= outside.x1 + 1 and outside.y0 - 1 <= box.y0
-               and box.y1 <= outside.y1 + 1 for box in found)
+    outside = axis.get_window_extent()
+    boxes = [text.get_window_extent() for text in axis.texts]                  # pixels
+    for box in boxes:
+        assert outside.x0 - 1 <= box.x0 and box.x1 <= outside.x1 + 1
+        assert outside.y0 - 1 <= box.y0 and box.y1 <= outside.y1 + 1
+    for box, other in combinations(boxes, 2):
+        assert not box.padded(-1).overlaps(other.padded(-1))
 
 
 # ---------------------------------------------------------------------- words
 
 def test_words_by_hand():
-    texts = ["You wash the red cup, and wash it.", "C’s son re-heats a Red Cup with the 3 pans", "The.", "你 wash"]
-    assert words.count_words(texts) == {"wash": 3, "red": 2, "cup": 2, "c’s": 1, "son": 1, "re-heats": 1, "pans": 1,
-                                        "你": 1}
+    texts = [
+        "You wash the red cup, and wash it.",
+        "C’s son re-heats a Red Cup with the 3 pans",
+        "The.",
+        "你 wash",
+    ]
+    assert words.count_words(texts) == {
+        "wash": 3, "red": 2, "cup": 2, "c’s": 1, "son": 1, "re-heats": 1, "pans": 1, "你": 1,
+    }
 
 
 def test_words_need_no_features(tmp_path):
-    epic(tmp_path / "root", videos=3)
-    for path in (tmp_path / "root").glob("features*"):
+    root = tmp_path / "root"
+    epic(root, videos=3)
+    for path in root.glob("features*"):
         path.unlink()
-    result = drawn("words", "--data", "ek100", "--root", tmp_path / "root", "--top", 3, "--json")
-    assert (result["split"], result["narrations"]) == ("val", 2 + 3 + 4)
-    assert result["frequent"] == {"wash": 9, "red": 3, "cup": 3} and result["words"] == 3 * 9 - 1
-    one = drawn("words", "--data", "ek100", "--root", tmp_path / "root", "--split", "train", "--limit", 1, "--json")
-    assert one["narrations"] == 2
+    options = ["words", "--data", "ek100", "--root", root, "--json"]
+    result = drawn(*options, "--top", 3)
+    assert result["split"] == "val"
+    assert result["narrations"] == 2 + 3 + 4
+    assert result["frequent"] == {"wash": 9, "red": 3, "cup": 3}
+    assert result["words"] == 3 * 9 - 1
+    first_video = drawn(*options, "--split", "train", "--limit", 1)
+    assert first_video["narrations"] == 2
 
 
 def test_words_of_the_toy(tmp_path):
-    plain, second = (drawn("words", "--data", "toy", "--limit", 2, "--world", world, "--json", "--png",
-                           tmp_path / "w.png") for world in ("plain", "second"))
-    assert plain["frequent"].keys() != second["frequent"].keys() and plain["frequent"]["kitchen"] == 2
+    options = ["words", "--data", "toy", "--limit", 2]
+    plain = drawn(*options, "--json", "--png", tmp_path / "w.png")
+    second = drawn(*options, "--json", "--world", "second")
+    assert plain["frequent"].keys() != second["frequent"].keys()
+    assert plain["frequent"]["kitchen"] == 2
     assert (tmp_path / "w.png").stat().st_size > 5000
-    table = drawn("words", "--data", "toy", "--limit", 2)
-    assert f"{next(iter(plain['frequent'])):20}" in table.splitlines()[2]
-    assert "ego4d is not in" in drawn("words", "--data", "ego4d", "--root", tmp_path, ok=False)
-    assert "unknown data set" in drawn("words", "--data", "nonsense", ok=False)
-    assert "for the toy" in drawn("words", "--data", "ek100", "--world", "idle", ok=False)
+    most_frequent = next(iter(plain["frequent"]))
+    assert drawn(*options).splitlines()[2].split()[0] == most_frequent
+
+
+@pytest.mark.parametrize("options, says", [
+    ("--data ego4d --root .", "ego4d is not in"),
+    ("--data nonsense", "unknown data set"),
+    ("--data ek100 --world idle", "for the toy"),
+])
+def test_refusals_of_words(tmp_path, monkeypatch, options, says):
+    monkeypatch.chdir(tmp_path)
+    assert says in drawn("words", *options.split(), ok=False)
 
 
 def test_a_split_without_narrations_gets_one_line(tmp_path):
@@ -83,42 +106,57 @@ def test_a_split_without_narrations_gets_one_line(tmp_path):
 
 def test_bars_of_words(shown):
     words.plot_words([("cup", 9), ("$x$", 2)], "title", "w.png")
-    axis, = shown.pop().axes
+    figure, = shown
+    axis, = figure.axes
     assert [bar.get_width() for bar in axis.patches] == [9, 2]
     assert [text.get_text() for text in axis.get_yticklabels()] == ["cup", "$x$"]
-    assert axis.yaxis_inverted()                                                               # the first on top
+    assert axis.yaxis_inverted()                                               # the first on top
 
 
 # ---------------------------------------------------------------------- frequency
 
-PACE = {"narrations_per_minute": 20.0, "segment_s": 3.0, "true_narrations_per_minute": 15, "true_segment_s": 4.0}
+PACE = {"narrations_per_minute": 20.0, "segment_s": 3.0,
+        "true_narrations_per_minute": 15, "true_segment_s": 4.0}
 
 
 def test_frequency_of_several_settings(tmp_path, shown):
-    true = {"v": [{"time": 30.0, "text": "You look."}, {"time": 60, "text": "You wash."}]}
-    said = {"v": [{"time": time, "text": "You look."} for time in (10, 20, 30, 60)]}
-    paths = [write(tmp_path / f"{name}.json", content) for name, content in (("t", true), ("p", said))]
-    printed = command("score", "--pred", paths[1], "--gt", paths[0], "--json")                 # its last line, parsed
+    true = [{"time": 30.0, "text": "You look."}, {"time": 60, "text": "You wash."}]
+    predicted = [{"time": time, "text": "You look."} for time in (10, 20, 30, 60)]
+    gt = write(tmp_path / "t.json", {"v": true})
+    pred = write(tmp_path / "p.json", {"v": predicted})
+    printed = command("score", "--pred", pred, "--gt", gt, "--json")           # its last line
     result = tmp_path / "result.json"
-    result.write_text("videos  1\n" + json.dumps(printed) + "\n")                              # as it is redirected
-    assert frequency.read_pace(result) == {"narrations_per_minute": 4, "segment_s": 15,
-                                           "true_narrations_per_minute": 2, "true_segment_s": 30}
-    silent = write(tmp_path / "silent.json", printed | {"narrations_per_minute": 0.0, "segment_s": None})
-    table = drawn("frequency", f"theta=0.8={result}", silent, "--png", tmp_path / "f.png").splitlines()
-    assert table[0].split() == ["theta=0.8", "silent"]
-    assert table[1].split() == ["narrations", "per", "minute", "4.000", "0.000"]
-    assert table[2].split() == ["segment", "s", "15.000", "-"]
+    result.write_text("videos  1\n" + json.dumps(printed) + "\n")
+    assert frequency.read_pace(result) == {
+        "narrations_per_minute": 4, "segment_s": 15,
+        "true_narrations_per_minute": 2, "true_segment_s": 30,
+    }
+    silent = write(tmp_path / "silent.json",
+                   printed | {"narrations_per_minute": 0.0, "segment_s": None})
+    table = drawn("frequency", f"theta=0.8={result}", silent, "--png", tmp_path / "f.png")
+    assert [line.split() for line in table.splitlines()[:3]] == [
+        ["theta=0.8", "silent"],
+        ["narrations", "per", "minute", "4.000", "0.000"],
+        ["segment", "s", "15.000", "-"],
+    ]
     figure, = shown
-    for axis, bars, truth, labels in zip(figure.axes, ([4, 0], [15, 0]), (2, 30), (["4.0", "0.0"], ["15.0", "-"])):
-        assert [bar.get_width() for bar in axis.patches] == bars
-        assert [text.get_text() for text in axis.texts] == labels
-        assert [lines.get_segments()[0][0][0] for lines in axis.collections] == [truth, truth]
+    left, right = figure.axes
+    assert [text.get_text() for text in left.get_yticklabels()] == ["theta=0.8", "silent"]
+    for axis, values, labels, truth in ((left, [4, 0], ["4.0", "0.0"], 2),
+                                        (right, [15, 0], ["15.0", "-"], 30)):
+        assert [bar.get_width() for bar in axis.patches] == values
+        assert texts_of(axis) == labels
+        # A vertical line for each setting: the x of its first point.
+        assert [line.get_segments()[0][0][0] for line in axis.collections] == [truth, truth]
         assert_apart(axis)
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["theta=0.8", "silent"]
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "[]", "3", '{"segment_s": 3}', json.dumps(PACE | {"segment_s": "x"}),
-                                  json.dumps(PACE | {"narrations_per_minute": -1}), json.dumps(PACE) + "\nmore"])
+@pytest.mark.parametrize("text", [
+    "", "nonsense", "[]", "3", '{"segment_s": 3}',
+    json.dumps(PACE | {"segment_s": "x"}),
+    json.dumps(PACE | {"narrations_per_minute": -1}),
+    json.dumps(PACE) + "\nmore",
+])
 def test_what_is_no_result_gets_one_line(tmp_path, text):
     (tmp_path / "r.json").write_text(text)
     assert "last line must be" in drawn("frequency", tmp_path / "r.json", ok=False)
@@ -230,7 +268,7 @@ def test_examples_show_frames_and_sentences_at_their_times(film, tmp_path, shown
         inches_high = (high - low) * 1.2
         assert inches_wide / inches_high == pytest.approx(64 / 48)             # not distorted
 
-    assert texts_of(truth) == ["You wash the cup.", "c"]                       # the first ends at 2 s
+    assert texts_of(truth) == ["You wash the cup.", "c"]           # the first one ends at 2 s
     assert [text.get_position()[0] for text in truth.texts] == [3.5, 6.5]
     assert texts_of(first) == ["You look.", "You wash the $pan$.", "c"]
     assert [text.get_color() for text in first.texts] == ["black", "#c03020", "black"]

@@ -1,309 +1,434 @@
-"""The list of the paper's tables, what carries it out, and the tables of experiments/README.md."""
+"""The list of the paper's tables, the runner, and the tables of experiments/README.md."""
 import json
 import re
 import sys
-from functools import partial
 
 import pytest
 
 from commands import data as data_command, evaluate as evaluation, train as training_command
 from experiments import efficiency, objects, paper, runs, summary, tables
 from experiments.runs import (
-    Experiment, Runner, base_and_name, evaluate_command, needed, result, train_command,
+    Experiment, Runner, base_and_name, evaluate_command, needed, real_commands, result,
+    train_command,
 )
 from helpers import ROOT
 from support.common.errors import BadData
 from test_commands import Parsed, catch_parser
 
+ALL_TABLES = list(paper.TABLES.values())
 
-def test_rows_are_complete():
-    for table in paper.TABLES.values():
-        for row in table.rows:
-            for numbers in filter(None, [row.paper, *row.more.values()]):
-                assert len(numbers.split()) == len(table.paper.split()), row
-            assert base_and_name(row.training)[1] in paper.TRAININGS
-        assert len({base_and_name(row.training)[0] for row in table.rows}) == 1       # narrators of one base
-        assert {column.evaluation for column in table.columns} <= paper.EVALUATIONS.keys()
-        assert len({row.label for row in table.rows}) == len(table.rows)
-        assert table.seeds == (2 if table in map(paper.TABLES.get, ("T1", "T3", "T5")) else 1)
-    used = {base_and_name(row.training)[1] for table in paper.TABLES.values() for row in table.rows}
+
+# ------------------------------------------------------------------------------- paper.py
+
+@pytest.mark.parametrize("name", paper.TABLES)
+def test_a_table_is_complete(name):
+    table = paper.TABLES[name]
+    assert table.seeds == (2 if name in ("T1", "T3", "T5") else 1)
+    for row in table.rows:
+        for numbers in [row.paper, *row.other_numbers.values()]:
+            assert numbers == "" or len(numbers.split()) == len(table.paper.split()), row
+    labels = [row.label for row in table.rows]
+    assert len(set(labels)) == len(labels)
+    bases = {base_and_name(row.training)[0] for row in table.rows}
+    assert len(bases) == 1                     # else the rows do not compare
+    for column in table.columns:
+        assert column.evaluation in paper.EVALUATIONS
+        assert column.toy or column.evaluation in paper.REAL_EVALUATIONS
+
+
+def test_every_table_and_training_is_there():
+    numbered = {f"T{number}" for number in range(1, 18)} - {"T8"}
+    assert numbered <= paper.TABLES.keys()
+    used = {base_and_name(row.training)[1] for table in ALL_TABLES for row in table.rows}
     assert used == paper.TRAININGS.keys()
-    assert {"T" + str(i) for i in range(1, 18)} - {"T8"} <= paper.TABLES.keys()
+
+
+# ------------------------------------------------------------------------------- commands
+
+MAINS = {
+    "evaluate.py": evaluation,
+    "data.py": data_command,
+    "experiments.efficiency": efficiency,
+    "experiments.summary": summary,
+    "experiments.objects": objects,
+}
+
+
+def parsed(command: list[str], monkeypatch):
+    """The options of a command without `python`, read by its own parser."""
+    words = command[1:] if command[0] == "-m" else command
+    monkeypatch.setattr(sys, "argv", words)
+    if words[0] == "train.py":
+        return training_command.parse()
+    with catch_parser(), pytest.raises(Parsed) as caught:
+        MAINS[words[0]].main()
+    parser = caught.value.args[0]
+    return parser.parse_args(words[1:])
 
 
 @pytest.mark.parametrize("name", paper.TRAININGS)
 def test_training_commands_are_understood(name, monkeypatch):
-    given = paper.TRAININGS[name]
-    monkeypatch.setattr(sys, "argv", train_command(name, 1, "out/tables"))
-    options = training_command.parse()
-    assert (options.data, options.seed, options.output) == ("toy", 1, f"out/tables/{name}-1")
-    for kind in ("llm", "vision", "look", "init"):
-        assert (getattr(options, kind) is None) == (getattr(given, kind) is None), kind
-    assert "llm" not in train_command("flownar-c", 0, "out") and "--llm" in train_command("flownar-c", 1, "out")
+    options = parsed(train_command(name, 1, "out/tables"), monkeypatch)
+    assert (options.data, options.seed) == ("toy", 1)
+    assert options.output == f"out/tables/{name}-1"
+    for start in ("llm", "vision", "look", "init"):
+        given = getattr(paper.TRAININGS[name], start)
+        assert (getattr(options, start) is None) == (given is None), start
+
+
+def test_the_first_narrator_trains_what_the_others_start_from():
+    assert "--llm" not in train_command("flownar-c", 0, "out")
+    assert "--llm" in train_command("flownar-c", 1, "out")
 
 
 @pytest.mark.parametrize("name", paper.TRAININGS)
-def test_a_base_is_a_world_of_its_own(name):
-    """The commands of base2/NAME are those of NAME, in another folder."""
-    for seed in (0, 1):
-        assert [word.replace("out/", "out/base2/") for word in train_command(name, seed, "out")] == train_command(
-            f"base2/{name}", seed, "out")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_another_base_has_the_same_commands_in_another_folder(name, seed):
+    moved = [word.replace("out/", "out/base2/") for word in train_command(name, seed, "out")]
+    assert moved == train_command(f"base2/{name}", seed, "out")
 
 
-MAINS = {"evaluate.py": evaluation, "data.py": data_command, "experiments.efficiency": efficiency,
-         "experiments.summary": summary, "experiments.objects": objects}
-
-
-def understood(command: list[str], monkeypatch):
-    """A command, without `python`, through its own parser -> its options."""
-    monkeypatch.setattr(sys, "argv", command[command[0] == "-m":])
-    if sys.argv[0] == "train.py":
-        return training_command.parse()
-    with catch_parser(), pytest.raises(Parsed) as caught:
-        MAINS[sys.argv[0]].main()
-    return caught.value.args[0].parse_args(sys.argv[1:])
+def real_lines(data: str) -> list[str]:
+    """The commands of all rows of all tables for a real data set."""
+    lines = []
+    for table in ALL_TABLES:
+        for row in table.rows:
+            lines += real_commands(row, table, data)
+    return lines
 
 
 @pytest.mark.parametrize("data", ["ego4d", "egoexo4d", "ek100"])
 def test_commands_for_real_data(data, monkeypatch):
-    """All are understood; a narrator is trained in one way, is read where it was written, and starts from one of Ego4D
-    that is trained, too."""
-    trained, started = {}, set()
-    for table in paper.TABLES.values():
-        for row in table.rows:
-            for line in runs.real_commands(row, table, data):
-                words = line.split()[1:]
-                options = understood(words, monkeypatch)
-                if words[0] == "train.py":
-                    assert trained.setdefault(options.output, line) == line and options.data == data
-                    started |= {options.init} - {None}
-                    assert options.epochs == (4 if data == "ek100" else 2)
-                elif words[0] == "evaluate.py":
-                    assert options.model in trained
-    ego4d = {line.split()[-1] for table in paper.TABLES.values() for row in table.rows
-             for line in runs.real_commands(row, table, "ego4d") if "train.py" in line}
-    assert started <= ego4d and bool(started) == (data != "ego4d")
+    """A narrator is trained in one way only, is read where it was written, and starts from a
+    narrator that Ego4D's commands train."""
+    trained = {}                               # output -> command
+    starts = set()
+    for line in real_lines(data):
+        command = line.split()[1:]
+        options = parsed(command, monkeypatch)
+        if command[0] == "train.py":
+            assert trained.setdefault(options.output, line) == line
+            assert options.data == data
+            assert options.epochs == (4 if data == "ek100" else 2)
+            if options.init:
+                starts.add(options.init)
+        elif command[0] == "evaluate.py":
+            assert options.model in trained
+    of_ego4d = {line.split()[-1] for line in real_lines("ego4d") if "train.py" in line}
+    assert starts <= of_ego4d
+    assert bool(starts) == (data != "ego4d")
 
 
 def test_evaluation_commands_are_understood(monkeypatch):
-    for table in paper.TABLES.values():
-        assert {column.evaluation for column in table.columns if not column.toy} <= paper.REAL_EVALUATIONS.keys()
+    for table in ALL_TABLES:
         for experiment in needed(table, [0]):
-            understood(evaluate_command(experiment, "out/tables"), monkeypatch)
-    ran = []
-    monkeypatch.setattr(data_command, "toy_command", ran.append)
+            parsed(evaluate_command(experiment, "out/tables"), monkeypatch)
     for command in paper.VIDEOS:
-        data_command.run(command.format(videos="out/videos").split()[1:])
-    assert len(ran) == len(paper.VIDEOS)
+        parsed(command.format(videos="out/videos").split(), monkeypatch)
+
+
+def test_names_tell_experiments_apart():
+    assert Experiment("a", "hard", "--static --theta 0.7", 1).name == "a-hard-static-theta-0.7-1"
+    experiments = {experiment for table in ALL_TABLES for experiment in needed(table, range(2))}
+    assert len({experiment.name for experiment in experiments}) == len(experiments)
+
+
+# ------------------------------------------------------------------------------- the runner
+
+PRINTED = {"f1": 0.5, "text": "none", "by_duration": {"<= 2 min": {"f1": 1, "cider": None}}}
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path):
-    """Two trainings, the second on models of the first, one evaluation, and commands that only say what they are."""
+def ran(monkeypatch, tmp_path):
+    """A small table, T0, whose commands do nothing. The names of the commands that ran.
+
+    It has two trainings, the second one with models of the first, and one evaluation.
+    """
     monkeypatch.setattr(runs, "ROOT", tmp_path)
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
-    row = lambda training: paper.Row(training, training, "1.0")
-    table = paper.Table("Small", "ego4d", "PPL", [paper.Column("F1", "stream", "f1")],
-                        [row("flownar-c"), row("flownar")], 2)
+    monkeypatch.setattr(runs, "fingerprint_of_worlds", lambda: "w")
+    rows = [paper.Row(training, training, "1.0") for training in ("flownar-c", "flownar")]
+    columns = [paper.Column("F1", "stream", "f1")]
+    table = paper.Table("Small", "ego4d", "PPL", columns, rows, seeds=2)
     monkeypatch.setattr(tables, "TABLES", {"T0": table})
-    ran = []
+    names = []
 
     def run(self, command, name):
-        ran.append(name)
+        names.append(name)
         if "broken" in command:
             raise BadData("it broke")
         if command[0] == "train.py":
             folder = tmp_path / command[command.index("--output") + 1]
             (folder / "narrator.json").write_text("{}")
-        return 'words\n{"f1": 0.5, "text": "none", "by_duration": {"<= 2 min": {"f1": 1, "cider": null}}}\n'
+        return f"words\n{json.dumps(PRINTED)}\n"
 
     monkeypatch.setattr(Runner, "run", run)
-    return table, ran
+    return names
 
 
-def test_nothing_is_done_twice(small):
-    table, ran = small
-    wanted = needed(table, [0, 1])
-    assert Runner("out", 3, "w")(wanted) == []
-    assert sorted(ran) == sorted([f"{training}-{seed}" for training in ("flownar", "flownar-c") for seed in (0, 1)]
-                                 + [experiment.name for experiment in wanted])
+def of_table(seeds: list[int]) -> list[Experiment]:
+    return needed(tables.TABLES["T0"], seeds)
+
+
+def carry_out(experiments: list[Experiment], folder: str = "out", jobs: int = 1) -> list[str]:
+    """The errors of a new runner."""
+    return Runner(folder, jobs)(experiments)
+
+
+def test_nothing_is_done_twice(ran):
+    experiments = of_table([0, 1])
+    assert carry_out(experiments, jobs=3) == []
+    trained = ["flownar-0", "flownar-1", "flownar-c-0", "flownar-c-1"]
+    assert sorted(ran) == sorted(trained + [experiment.name for experiment in experiments])
     for seed in (0, 1):
-        assert ran.index("flownar-c-0") < ran.index(f"flownar-{seed}") < ran.index(f"flownar-stream-{seed}")
-    kept = result(wanted[0], "w")
-    assert kept["measures"] == {"f1": 0.5, "by_duration/<= 2 min/f1": 1, "by_duration/<= 2 min/cider": None}
-    assert kept["train"].startswith("python train.py --data toy") and kept["seed"] == 0
-    assert kept["commits"].keys() == {"train", "evaluate"}
+        first, second, last = f"flownar-c-0 flownar-{seed} flownar-stream-{seed}".split()
+        assert ran.index(first) < ran.index(second) < ran.index(last)
     ran.clear()
-    assert Runner("out", 1, "w")(wanted) == [] and ran == []
+    assert carry_out(experiments) == []
+    assert ran == []
 
 
-def test_a_training_that_was_interrupted_is_resumed(small, monkeypatch, tmp_path):
+def test_what_a_result_holds(ran):
+    experiment = of_table([0])[0]
+    carry_out([experiment])
+    kept = result(experiment)
+    assert kept["measures"] == {
+        "f1": 0.5,
+        "by_duration/<= 2 min/f1": 1,
+        "by_duration/<= 2 min/cider": None,
+    }
+    assert kept["train"].startswith("python train.py --data toy")
+    assert kept["evaluate"].startswith("python evaluate.py stream --data toy")
+    assert (kept["seed"], kept["worlds"], kept["recipe"]) == (0, "w", runs.RECIPE)
+    assert kept["commits"].keys() == kept["minutes"].keys() == {"train", "evaluate"}
+
+
+def test_an_interrupted_training_is_resumed(ran, monkeypatch):
     commands = []
     monkeypatch.setattr(Runner, "run", lambda self, command, name: commands.append(command))
     for _ in range(2):
-        Runner("out", 1, "w").train("flownar-c", 0)
+        Runner("out", 1).train("flownar-c", 0)
     assert commands[0] + ["--resume"] == commands[1]
 
 
-def test_a_narrator_of_another_command_is_refused(small, monkeypatch, tmp_path):
-    experiment = needed(small[0], [0])[0]
-    Runner("out", 1, "w").train("flownar-c", 0)
-    monkeypatch.setitem(paper.TRAININGS, "flownar-c", paper.Training("--last-k 3"))
-    assert "out/flownar-c-0 was trained by another command; delete it" in Runner("out", 1, "w")([experiment])[0]
+def test_a_narrator_of_another_kind_is_refused(ran, monkeypatch, tmp_path):
+    """One that another command, world or recipe has trained, or nobody knows which."""
+    experiment = of_table([0])[0]
+    Runner("out", 1).train("flownar-c", 0)
+
+    def refused(words: str):
+        (error,) = carry_out([experiment])
+        assert f"out/flownar-c-0 {words}; delete it, or choose another --output" in error
+        assert not runs.RESULTS.exists()
+
+    with monkeypatch.context() as patch:
+        patch.setitem(paper.TRAININGS, "flownar-c", paper.Training("--last-k 3"))
+        refused("was trained by another command")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "fingerprint_of_worlds", lambda: "another")
+        refused("was trained by another world")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "RECIPE", runs.RECIPE + 1)
+        refused("was trained by another recipe")
     (tmp_path / "out" / "flownar-c-0" / runs.MADE).unlink()
-    assert "does not say how it was trained; delete it" in Runner("out", 1, "w")([experiment])[0]
-    assert not runs.RESULTS.exists()
+    refused("does not say how it was trained")
 
 
-def test_a_narrator_and_videos_of_another_world_are_refused(small, tmp_path):
-    experiment = needed(small[0], [0])[0]
-    assert Runner("out", 1, "w")([experiment]) == []
-    (failed,) = Runner("out", 1, "another")([experiment])
-    assert "out/flownar-c-0 was trained by another world; delete it" in failed
-    (tmp_path / "out" / "videos").mkdir()
-    Runner("out", 1, "w").make_videos()
+def test_videos_of_another_world_are_refused(ran, monkeypatch, tmp_path):
+    (tmp_path / "out" / "videos").mkdir(parents=True)
+    Runner("out", 1).make_videos()
+    assert ran == ["videos"] * len(paper.VIDEOS)
+    monkeypatch.setattr(runs, "fingerprint_of_worlds", lambda: "another")
     with pytest.raises(BadData, match="videos shows another world; delete it"):
-        Runner("out", 1, "another").make_videos()
+        Runner("out", 1).make_videos()
 
 
-def test_costs_do_not_depend_on_the_seed(small, monkeypatch):
-    table = small[0]._replace(columns=[paper.Column("GMACs", "cost", "gmacs")])
-    monkeypatch.setitem(paper.EVALUATIONS, "cost", "cost")
+def test_a_failure_is_named_and_others_go_on(ran):
+    first, second = of_table([0])
+    errors = carry_out([first._replace(options="broken"), second])
+    assert errors == ["flownar-c-stream-broken-0: it broke"]
+    assert result(second)
+
+
+def test_the_error_of_a_failed_command_is_its_last_message(monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "fingerprint_of_worlds", lambda: "w")
+    runner = Runner("out", 1)
+    assert runner.run(["-c", "print('here')"], "fine") == "here\n"
+    script = "import sys; sys.exit('first\\rlast message')"
+    with pytest.raises(BadData, match=r"^last message \(see .*failed.log\)$"):
+        runner.run(["-c", script], "failed")
+    with pytest.raises(BadData, match="exit code 3"):
+        runner.run(["-c", "raise SystemExit(3)"], "silent")
+
+
+def test_results_of_other_commands_and_worlds_are_not_shown(ran, monkeypatch):
+    experiment = of_table([0])[0]
+    carry_out([experiment])
+    assert result(experiment)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "fingerprint_of_worlds", lambda: "another")
+        assert not result(experiment)
+    monkeypatch.setitem(paper.TRAININGS, "flownar-c", paper.Training("--last-k 3"))
+    assert not result(experiment)
+
+
+@pytest.mark.parametrize("content", ['{"train": 1}', "[]"])
+def test_a_damaged_result_is_named(ran, content):
+    experiment = of_table([0])[0]
+    carry_out([experiment])
+    file = runs.RESULTS / f"{experiment.name}.json"
+    file.write_text(content)
+    with pytest.raises(BadData, match=f"{file.name}: is not a result of experiments.tables"):
+        tables.list_costs(["T0"], None)
+
+
+# ------------------------------------------------------------------------------- tables
+
+def test_tables_show_means_and_how_many_seeds(ran):
+    carry_out(of_table([0, 1])[:-1])
+    assert tables.markdown("T0", None).splitlines() == [
+        "| T0. Small (paper: Ego4D) | *PPL* | F1 | seeds |",
+        "| --- | --- | --- | --- |",
+        "| flownar-c | *1.0* | 0.500 | 2 |",
+        "| flownar | *1.0* | 0.500 | 1 |",
+    ]
+    assert tables.as_json("T0", None) == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}}
+
+
+def test_costs_do_not_depend_on_the_seed(ran, monkeypatch):
+    table = tables.TABLES["T0"]._replace(columns=[paper.Column("GMACs", "cost", "gmacs")])
     monkeypatch.setitem(tables.TABLES, "T0", table)
     monkeypatch.setattr(runs, "measures", lambda printed: {"gmacs": 2.5})
-    Runner("out", 1, "w")(needed(table, [1]))
-    assert tables.as_json("T0", [1], "w")["flownar"] == {"gmacs": 2.5} == tables.as_json("T0", None, "w")["flownar"]
+    carry_out(of_table([1]))
+    for seeds in ([1], None):
+        assert tables.as_json("T0", seeds)["flownar"] == {"gmacs": 2.5}
 
 
-def test_a_damaged_result_is_named(small):
-    Runner("out", 1, "w")(needed(small[0], [0]))
-    file = next(runs.RESULTS.glob("*.json"))
-    file.write_text('{"train": 1}')
-    with pytest.raises(BadData, match=f"{file.name}: is not a result"):
-        tables.list_costs(["T0"], None, "w")
+def test_what_is_missing_changes_no_name(ran, monkeypatch):
+    """Where two evaluations have one measure, the second one keeps its name. The column "seeds"
+    says that a cell has none."""
+    columns = [paper.Column("F1", "idle", "f1"), paper.Column("F1", "stream", "f1")]
+    monkeypatch.setitem(tables.TABLES, "T0", tables.TABLES["T0"]._replace(columns=columns))
+    streamed = [experiment for experiment in of_table([0]) if experiment.evaluation == "stream"]
+    carry_out(streamed[:1])
+    assert tables.as_json("T0", None)["flownar-c"] == {"stream/f1": 0.5}
+    row = tables.markdown("T0", None).splitlines()[2]
+    assert row == "| flownar-c | *1.0* | - | 0.500 | 0-1 |"
 
 
-def test_a_failure_is_named_and_others_go_on(small):
-    table, _ = small
-    wanted = needed(table, [0])
-    failed = Runner("out", 1, "w")([wanted[0]._replace(options="broken"), wanted[1]])
-    assert failed == ["flownar-c-stream-broken-0: it broke"] and result(wanted[1], "w")
+def test_rows_of_different_bases_are_noticed(ran, tmp_path, capsys):
+    experiments = of_table([0, 1])
+    carry_out(experiments[:2])
+    tables.warn_of_bases("T0", None)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "out" / "flownar-c-0" / "llm").mkdir()
+    (tmp_path / "out" / "flownar-c-0" / "llm" / "model.safetensors").write_bytes(b"another")
+    carry_out(experiments[2:])
+    tables.warn_of_bases("T0", None)
+    warning = capsys.readouterr().err
+    assert "T0: its narrators have different encoders and language models" in warning
 
 
-def test_results_of_other_commands_and_worlds_are_not_shown(small, monkeypatch):
-    table, _ = small
-    experiment = needed(table, [0])[0]
-    Runner("out", 1, "w")([experiment])
-    assert result(experiment, "w") and not result(experiment, "another")
-    monkeypatch.setitem(paper.TRAININGS, "flownar-c", paper.Training("--last-k 3", llm=None, vision=None))
-    assert not result(experiment, "w")
-    (runs.RESULTS / f"{experiment.name}.json").write_text("[]")
-    with pytest.raises(BadData, match="is not a result"):
-        result(experiment, "w")
-
-
-def test_tables_show_means_and_how_many_seeds(small):
-    table, _ = small
-    Runner("out", 1, "w")(needed(table, [0, 1])[:-1])
-    assert tables.markdown("T0", None, "w").splitlines() == [
-        "| T0. Small (paper: Ego4D) | *PPL* | F1 | seeds |", "| --- | --- | --- | --- |",
-        "| flownar-c | *1.0* | 0.500 | 2 |", "| flownar | *1.0* | 0.500 | 1 |"]
-    assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.5}, "flownar": {"f1": 0.5}}
-
-
-def test_rows_of_different_bases_are_noticed(small, tmp_path, capsys):
-    table, _ = small
-    wanted = needed(table, [0, 1])
-    for number, part in enumerate((wanted[:2], wanted[2:])):
-        Runner("out", 1, "w")(part)
-        tables.warn_of_bases("T0", None, "w")
-        assert ("do not compare" in capsys.readouterr().err) == (number > 0)
-        (tmp_path / "out" / "flownar-c-0" / "llm").mkdir(exist_ok=True)
-        (tmp_path / "out" / "flownar-c-0" / "llm" / "model.safetensors").write_bytes(b"another")
-
-
-def with_recipe(monkeypatch, number):
+def test_results_of_another_recipe_stand_apart(ran, monkeypatch, capsys):
+    """In rows of their own, never averaged with today's, and made anew with the table."""
+    earlier = runs.RECIPE
+    today = earlier + 1
+    carry_out(of_table([0, 1]))
     for module in (runs, tables):
-        monkeypatch.setattr(module, "RECIPE", number)
+        monkeypatch.setattr(module, "RECIPE", today)
+    assert tables.markdown("T0", None).splitlines() == [
+        "| T0. Small (paper: Ego4D) | *PPL* | F1 | seeds | recipe |",
+        "| --- | --- | --- | --- | --- |",
+        f"| flownar-c | *1.0* | 0.500 | 2 | {earlier} |",
+        f"| flownar | *1.0* | 0.500 | 2 | {earlier} |",
+    ]
+    tables.list_costs(["T0"], None)
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "0 of 4 results; lacks 4, of 4 narrators" in line
+    assert line.endswith("shown until then: 4 of an earlier recipe")
 
-
-def test_results_of_another_recipe_are_apart(small, monkeypatch, tmp_path, capsys):
-    """They are shown in rows of their own, never averaged with today's, and made anew when the table is completed."""
-    table, ran = small
-    Runner("out", 1, "w")(needed(table, [0, 1]))
-    today = tables.markdown("T0", None, "w")
-    with_recipe(monkeypatch, runs.RECIPE + 1)
-    earlier = runs.RECIPE - 1
-    assert tables.markdown("T0", None, "w").splitlines() == [
-        f"{line} {more} |" for line, more in zip(today.splitlines(), ("recipe", "---", earlier, earlier))]
-    tables.list_costs(["T0"], None, "w")
-    assert "0 of 4 results; lacks 4" in (said := capsys.readouterr().out) and "4 of an earlier recipe" in said
-    experiment = needed(table, [1])[0]
-    assert "out/flownar-c-0 was trained by another recipe; delete it" in Runner("out", 1, "w")([experiment])[0]
     ran.clear()
     monkeypatch.setattr(runs, "measures", lambda printed: {"f1": 0.75})
-    assert Runner("new", 1, "w")([experiment]) == [] and "flownar-c-1" in ran
-    assert tables.markdown("T0", None, "w").splitlines()[2:] == [
-        f"| flownar-c | *1.0* | 0.750 | 1 | {runs.RECIPE} |", f"| flownar-c | *1.0* | 0.500 | 1 | {earlier} |",
-        f"| flownar | *1.0* | 0.500 | 2 | {earlier} |"]
-    assert tables.as_json("T0", None, "w") == {"flownar-c": {"f1": 0.75}, f"flownar-c (recipe {earlier})": {"f1": 0.5},
-                                               f"flownar (recipe {earlier})": {"f1": 0.5}}
-    tables.warn_of_bases("T0", None, "w")
+    experiment = of_table([1])[0]
+    assert carry_out([experiment], folder="new") == []
+    assert "flownar-c-1" in ran
+    assert tables.markdown("T0", None).splitlines()[2:] == [
+        f"| flownar-c | *1.0* | 0.750 | 1 | {today} |",
+        f"| flownar-c | *1.0* | 0.500 | 1 | {earlier} |",
+        f"| flownar | *1.0* | 0.500 | 2 | {earlier} |",
+    ]
+    assert tables.as_json("T0", None) == {
+        "flownar-c": {"f1": 0.75},
+        f"flownar-c (recipe {earlier})": {"f1": 0.5},
+        f"flownar (recipe {earlier})": {"f1": 0.5},
+    }
+    tables.warn_of_bases("T0", None)
     assert "T0: its rows are of different recipes" in capsys.readouterr().err
 
 
-def test_what_is_missing_changes_no_name(small, monkeypatch):
-    """Of two evaluations with one measure, the second one keeps its name, and the row says how few seeds it has."""
-    table = small[0]._replace(columns=[paper.Column("F1", "idle", "f1"), paper.Column("F1", "stream", "f1")])
-    monkeypatch.setitem(tables.TABLES, "T0", table)
-    Runner("out", 1, "w")([e for e in needed(table, [0, 1]) if e.evaluation == "stream"][:1])
-    assert tables.as_json("T0", None, "w")["flownar-c"] == {"stream/f1": 0.5}
-    assert tables.markdown("T0", None, "w").splitlines()[2] == "| flownar-c | *1.0* | - | 0.500 | 0-1 |"
+# ------------------------------------------------------------------------------- the command
 
-
-def printed(capsys, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["tables", *arguments])
+@pytest.fixture
+def lines_of(capsys, monkeypatch):
+    """A function: the command with arguments -> the lines that it prints."""
     monkeypatch.setattr(tables, "command_line", lambda run: run())
-    tables.main()
-    return capsys.readouterr().out
+
+    def run(arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["tables", *arguments.split()])
+        tables.main()
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
-def test_the_command(capsys, monkeypatch):
-    run = partial(printed, capsys, monkeypatch)
-    with pytest.raises(BadData, match="there is no table T99; choose of T1, T2"):
-        run("T99")
-    real = run("T1", "--data", "ek100")
-    assert "FlowNar-C: 24.09T 22.7M" in real and "python train.py --data ek100 --last-k 10 --init" in real
-    shown = run("T5", "T9", "--show", "--json").splitlines()
-    assert json.loads(shown[-1]).keys() == {"T5", "T9"} and shown[0].startswith("| T5. Memory design (paper: Ego4D) |")
-    listed = run("--list").splitlines()
-    assert len(listed) == len(paper.TABLES) + 1 and re.match(r"results by commit: [0-9a-f]{10}", listed[-1])
-    commands = run("T5", "--commands").splitlines()
-    assert "  CLAM: 2.086 2.237 45.4% 52.2%" in commands and len(commands) > 50
-    with pytest.raises(BadData, match="T4 has no numbers of EPIC-Kitchens in the paper, but of Ego4D"):
-        run("T4", "--data", "ek100")
-    assert "T16." in run("--data", "ek100")
+@pytest.mark.parametrize("arguments, message", [
+    ("T99", "there is no table T99; choose of T1, T2"),
+    ("T4 --data ek100", "T4 has no numbers of EPIC-Kitchens in the paper, but of Ego4D"),
+])
+def test_refusals(lines_of, arguments, message):
+    with pytest.raises(BadData, match=message):
+        lines_of(arguments)
 
+
+def test_commands_are_printed(lines_of):
+    lines = lines_of("T5 --commands")
+    assert "  CLAM: 2.086 2.237 45.4% 52.2%" in lines
+    assert len(lines) > 50
+    text = "\n".join(lines_of("T1 --data ek100"))
+    assert "FlowNar-C: 24.09T 22.7M" in text
+    assert "python train.py --data ek100 --last-k 10 --init" in text
+    all_tables = lines_of("--data ek100")
+    assert "T16. Size of the language model: PPL TimeDiff Fluency LM-Corr." in all_tables
+
+
+def test_results_are_shown_and_listed(lines_of):
+    lines = lines_of("T5 T9 --show --json")
+    assert lines[0].startswith("| T5. Memory design (paper: Ego4D) |")
+    assert json.loads(lines[-1]).keys() == {"T5", "T9"}
+    lines = lines_of("--list")
+    assert len(lines) == len(paper.TABLES) + 1
+    assert re.match(r"results by commit: [0-9a-f]{10}", lines[-1])
+
+
+# ------------------------------------------------------------------------------- the results
 
 def test_the_readmes_tables_are_the_results():
     """Between <!-- NAME --> and <!-- end --> stands what `experiments.tables NAME --show` prints."""
-    worlds, page = runs.fingerprint_of_worlds(), (ROOT / "experiments" / "README.md").read_text()
-    shown = re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
-    assert {name for name, _ in shown} == paper.TABLES.keys()
-    for name, text in shown:
-        assert text == tables.markdown(name, None, worlds), name
+    page = (ROOT / "experiments" / "README.md").read_text()
+    shown = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL))
+    assert shown.keys() == paper.TABLES.keys()
+    for name, text in shown.items():
+        assert text == tables.markdown(name, None), name
 
 
 def test_results_belong_to_the_list():
-    """Each file in experiments/results is of an experiment that some table shows, made by today's commands."""
-    worlds = runs.fingerprint_of_worlds()
-    names = {e.name: e for table in paper.TABLES.values() for e in needed(table, range(2))}
+    """Each result is of an experiment that some table shows, made by today's commands."""
+    experiments = {}
+    for table in ALL_TABLES:
+        for experiment in needed(table, range(2)):
+            experiments[experiment.name] = experiment
     for file in runs.RESULTS.glob("*.json"):
-        assert file.stem in names and result(names[file.stem], worlds), file.name
+        assert file.stem in experiments, file.name
+        assert result(experiments[file.stem]), file.name
         assert json.loads(file.read_text())["recipe"] in paper.RECIPES, file.name
-
-
-def test_names_tell_experiments_apart():
-    every = [e for table in paper.TABLES.values() for e in needed(table, range(2))]
-    assert len({e.name for e in every}) == len(set(every))
-    assert Experiment("a", "hard", "--static --theta 0.7", 1).name == "a-hard-static-theta-0.7-1"

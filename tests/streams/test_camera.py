@@ -33,6 +33,7 @@ from streams.camera import Camera, Recording
 from streams.fast import open_stream
 from streams.subtitles import outputs
 from streams.together import DirectPasses, Failed, side_by_side
+from support.common.addresses import without_secrets
 from support.common.errors import BadData
 from support.files.features import pairs
 from support.files.video import Video
@@ -139,11 +140,11 @@ def until(true, seconds: float = 10):
 def test_what_is_live():
     for source in ("camera", "camera:1", "camera:USB 2.0", "/dev/video0", "rtsp://a/b", "RTSPS://a", "rtmp://a",
                    "srt://a", "udp://@:5000", "rtp://a", "tcp://a:1", "lavfi:testsrc"):
-        assert sources.is_live(source) and not sources.is_elsewhere(source), source
+        assert sources.is_live(source) and not sources.is_pipe_or_url(source), source
     for source in ("a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a", "file:///a.mp4"):
-        assert not sources.is_live(source) and not sources.is_elsewhere(source), source
+        assert not sources.is_live(source) and not sources.is_pipe_or_url(source), source
     for source in ("-", "http://a/b.mp4", "HTTPS://a"):
-        assert not sources.is_live(source) and sources.is_live(source, True) and sources.is_elsewhere(source), source
+        assert not sources.is_live(source) and sources.is_live(source, True) and sources.is_pipe_or_url(source), source
     with pytest.raises(BadData, match="--live"):
         sources.is_live("a.mp4", True)
     with pytest.raises(BadData, match="two commands"):
@@ -179,8 +180,8 @@ def test_what_is_live():
         "pw", "pin", "p", "jwt", "sid", "session", "credential", "X-Amz-Credential", "apikey", "x")])
 def test_secrets_are_masked(source, shown):
     """In messages, in names of outputs, and where the address is a wrong value of an option."""
-    assert sources.masked(source) == shown
-    assert sources.masked(shown) == shown and "SEC" not in sources.source_name(source)
+    assert without_secrets(source) == shown
+    assert without_secrets(shown) == shown and "SEC" not in sources.source_name(source)
     code, err = call(stream_command, ["a.mp4", "--serve", source])
     assert code == 2 and "SEC" not in err and "***" in err
 
@@ -188,7 +189,7 @@ def test_secrets_are_masked(source, shown):
 def test_what_has_no_secret_stays():
     for source in ("rtsp://a:554/b", "http://a:80/b%20c.mp4", "rtsp://signal.example:554/keys", "rtsp://[::1]:554/1",
                    "a.mp4", "a@b.mp4", "camera:1", "lavfi:a=b:c=d@e"):
-        assert sources.masked(source) == source
+        assert without_secrets(source) == source
 
 
 def test_a_wrong_address_is_no_file_name():

@@ -128,11 +128,11 @@ def test_a_record_knows_what_is_in_the_cache(changes):
         first, last = decision.kept or (0, -1)
         assert there == list(range(first, last + 1))
         if decision.narration:
-            y = record.said[-1]
+            y = record.narrations[-1]
             seen.append((sorted(set(cache.number[cache.kind == NARRATION].tolist())), cache.text))
-    for (there, text), y in zip(seen, record.said, strict=True):
+    for (there, text), y in zip(seen, record.narrations, strict=True):
         assert there == list(range(y["n"] + 1 - y["kept"], y["n"] + 1))
-        sizes = sum(z["size"] for z in record.said[y["n"] + 1 - y["kept"]:y["n"] + 1])
+        sizes = sum(z["size"] for z in record.narrations[y["n"] + 1 - y["kept"]:y["n"] + 1])
         left = y["n"] + 1 - y["kept"] if changes.get("keep_newline") else 0
         assert record.sizes["prompt"] + sizes - 2 * (y["kept"] > 0) + left == text
     layout = model.layout
@@ -146,7 +146,7 @@ def test_a_few_sentences_of_which_none_is_kept():
     for decision in narrate(model, x, forced=dict(given)):
         row = trace_row(decision, model.layout)
         record.add(row, decision.narration and vars(decision.narration))
-        assert [y["kept"] for y in record.said] == [0] * len(record.said)
+        assert [y["kept"] for y in record.narrations] == [0] * len(record.narrations)
         prompt = model.layout.prompt + model.layout.user + model.layout.newline
         assert record.sizes["prompt"] == len(prompt)
 
@@ -157,7 +157,7 @@ def test_a_trace_of_before_does_not_say_what_is_kept():
         del row["kept"]
     page = filled("a.safetensors", trace, said)
     assert page.record.sizes == {"prompt": 0, "memory": 12, "frame": 11}
-    assert [y["kept"] for y in page.record.said] == [0] * 5
+    assert [y["kept"] for y in page.record.narrations] == [0] * 5
 
 
 def test_a_record_goes_on_after_a_restart():
@@ -167,8 +167,8 @@ def test_a_record_goes_on_after_a_restart():
     record = player.Record()
     for row in trace[100:]:
         record.add(row, frames.get(row["frame"]))
-        assert record.sizes["prompt"] == (41 if len(record.said) >= 10 else 0)
-    assert {y["kept"] for y in record.said} == {10}
+        assert record.sizes["prompt"] == (41 if len(record.narrations) >= 10 else 0)
+    assert {y["kept"] for y in record.narrations} == {10}
 
 
 def test_a_record_stays_as_it_was(monkeypatch):
@@ -200,7 +200,7 @@ def test_a_record_is_bounded(monkeypatch):
     page = filled("rtsp://user:secret@10.0.0.7/door?password=x", trace, said)
     rows = page.record.content(live=None)["rows"]
     assert 50 <= len(rows["p"]) <= 100 and rows["first"] + len(rows["p"]) == 1000
-    assert rows["text"][-1] == trace[-1]["text_tokens"] and page.record.said[0]["frame"] >= rows["first"]
+    assert rows["text"][-1] == trace[-1]["text_tokens"] and page.record.narrations[0]["frame"] >= rows["first"]
     assert "secret" not in page.html() and page.title == "rtsp://***@10.0.0.7/door?password=***"
     assert not len(filled("camera", trace, said, wanted=False).record)
 
@@ -208,7 +208,7 @@ def test_a_record_is_bounded(monkeypatch):
 def test_files_that_do_not_fit_get_one_line(tmp_path):
     trace, said = made(40)
     good, other = lines(tmp_path / "n.jsonl", said), lines(tmp_path / "t.jsonl", trace)
-    assert len(player.read_record(good, other)) == 40 and len(player.read_record(good, None).said) == 5
+    assert len(player.read_record(good, other)) == 40 and len(player.read_record(good, None).narrations) == 5
     for rows, words in ((said[:-1], "differ"), ([{**said[0], "end": -1}], "line 1"), ([{"text": 3}], "line 1")):
         with pytest.raises(BadData, match=words):
             player.read_record(lines(tmp_path / "bad.jsonl", rows), other)

@@ -468,9 +468,9 @@ def test_another_vision_model(tmp_path):
         eyes = Eyes()
         eyes.encode_batches = lambda videos, scale=scale: [y * torch.arange(32) * scale for y in Eyes().encode_batches(videos)]
         proofs.append(model_answers(model, open_stream(model), lambda pictures: eyes.encode_batches([pictures])[0]))
-    suspend.check_proof("s", proofs[1], proofs[0], 5e-2)
+    suspend.check_model_answers("s", proofs[1], proofs[0], 5e-2)
     with pytest.raises(BadData, match="another vision model"):
-        suspend.check_proof("s", proofs[2], proofs[0], 5e-2)
+        suspend.check_model_answers("s", proofs[2], proofs[0], 5e-2)
 
 
 def test_another_format(tmp_path):
@@ -483,9 +483,9 @@ def test_another_format(tmp_path):
     half_precision.llm.to(torch.bfloat16)
     other = open_stream(half_precision)
     proof, (about, tensors) = model_answers(half_precision, other, None), read_state(tmp_path / "s")
-    suspend.check_proof("s", tensors, proof, 5e-2)
+    suspend.check_model_answers("s", tensors, proof, 5e-2)
     with pytest.raises(BadData):
-        suspend.check_proof("s", tensors, proof, 1e-6)
+        suspend.check_model_answers("s", tensors, proof, 1e-6)
     unpack(other, about["stream"], tensors)
     assert other.cache.keys[0].dtype == torch.bfloat16
     one, two = next(steps), next(narrate(half_precision, x[12:], context=other))
