@@ -62,42 +62,28 @@ def option(default, text: str, kind: Callable | tuple = str):
 
 @dataclass(init=False)
 class Options:
-    """The options, and which of them were `given`: with --init, only those replace the checkpoint's
-    settings.
+    """The options of the command line: first the paper's recipe, then all others.
+
+    given       names of the options that were given. With --init, only these replace the settings
+                of the checkpoint
     """
+    # The paper's recipe (§3.5, App. B.6).
     data: str = option("ego4d",
         " | ".join(data.DATASETS) + " | FOLDER of your own videos (support/files/own_videos.py)",
         dataset,
     )
-    root: str | None = option(None, "folder of the data set; default data/NAME")
-    output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     llm: str | None = option(None,
         "frozen language model: hub id, folder or .gguf (toy: trained, if not given)",
     )
     vision: str | None = option(None,
         "frozen vision encoder: hub id or folder (toy: trained, if not given)",
     )
-    look: str | None = option(None,
-        "the toy starts with LoRA and connector of this training's stage `look`",
-    )
     init: str | None = option(None,
         "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)",
     )
-    start: str = option("published",
-        "first weights: as in the published code, or from statistics of training features with "
-        "learned targets in CLAM (not the paper's)",
-        ("published", "statistics"),
-    )
-    resume: bool = option(False, "continue an interrupted run in --output")
-    overwrite: bool = option(False,
-        "train anew where --output holds a finished narrator, which is then lost",
-    )
+    output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
     memory_tokens: int = option(20, "memory tokens, M", positive_int)
-    memory_heads: int = option(8,
-        "heads of the memory, if it has any (published, not in the paper)",
-        positive_int,
-    )
     readout: str = option("frame",
         "the memory is read after the whole frame (the paper) or after its first token (the "
         "published code)",
@@ -106,22 +92,6 @@ class Options:
     last_k: int | None = option(None,
         'narrations kept in context (FlowNar-C: 10; 0: none), or "all"',
         kept_narrations,
-    )
-    narration_memory: int = option(0,
-        "tokens of a second CLAM, on narrations, which are then not kept; 0: none",
-        non_negative_int,
-    )
-    no_prune: bool = option(False,
-        "the baseline VideoLLM-online: nothing is removed from the context",
-    )
-    mod_keep: float | None = option(None,
-        "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept",
-        probability,
-    )
-    width_second: int = option(0,
-        "LION-FS: width of a second encoder's features, which follow the first one's in each "
-        "frame token (toy: a stand-in's, which is trained); 0: none",
-        non_negative_int,
     )
     lr: float = option(2e-4, "peak learning rate", positive_float)
     warmup: float = option(0.05,
@@ -136,6 +106,17 @@ class Options:
     )
     lora_rank: int = option(128, "rank of the LoRA matrices", positive_int)
     lora_alpha: int = option(256, "scale of LoRA times its rank", positive_int)
+
+    # In the published code, but not in the paper.
+    start: str = option("published",
+        "first weights: as in the published code, or from statistics of training features with "
+        "learned targets in CLAM (not the paper's)",
+        ("published", "statistics"),
+    )
+    memory_heads: int = option(8,
+        "heads of the memory, if it has any (published, not in the paper)",
+        positive_int,
+    )
     lora_dropout: float = option(0.05,
         "dropout on LoRA's input (published, not in the paper)",
         probability,
@@ -144,24 +125,62 @@ class Options:
         "dropout in CLAM's self-attention (published, not in the paper)",
         probability,
     )
-    long: float = option(0.0,
-        "fraction of the videos trained on as if late in a long stream",
-        probability,
-    )
     max_frames: int = option(1200,
         "longer videos are cut (published, not in the paper)",
         positive_int,
     )
+
+    # Baselines, and variants of the method.
+    no_prune: bool = option(False,
+        "the baseline VideoLLM-online: nothing is removed from the context",
+    )
+    mod_keep: float | None = option(None,
+        "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept",
+        probability,
+    )
+    width_second: int = option(0,
+        "LION-FS: width of a second encoder's features, which follow the first one's in each "
+        "frame token (toy: a stand-in's, which is trained); 0: none",
+        non_negative_int,
+    )
+    narration_memory: int = option(0,
+        "tokens of a second CLAM, on narrations, which are then not kept; 0: none",
+        non_negative_int,
+    )
+    long: float = option(0.0,
+        "fraction of the videos trained on as if late in a long stream",
+        probability,
+    )
+
+    # How the training runs.
+    root: str | None = option(None, "folder of the data set; default data/NAME")
+    limit: int | None = option(None, "use at most this many training videos", positive_int)
+    val_limit: int = option(256,
+        "videos for the validation loss after each epoch; 0: none",
+        non_negative_int,
+    )
+    resume: bool = option(False, "continue an interrupted run in --output")
+    overwrite: bool = option(False,
+        "train anew where --output holds a finished narrator, which is then lost",
+    )
+    save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
+    seed: int = option(0,
+        "of first weights and order of the videos",
+        in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
+    )
     checkpointing: bool = option(False,
         "recompute activations in the backward pass: less memory, more time",
     )
-    val_limit: int = option(256, "videos for the validation loss after each epoch; 0: none", non_negative_int)
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto",
         "of the frozen language model; auto: bfloat16 on CUDA",
         ("auto", "float32", "bfloat16"),
     )
-    limit: int | None = option(None, "use at most this many training videos", positive_int)
+
+    # Only for the toy.
+    look: str | None = option(None,
+        "the toy starts with LoRA and connector of this training's stage `look`",
+    )
     grid: int = option(3,
         "pooled tokens per side of a toy's frame; 0: CLS only",
         in_range(int, 0, 100, "0 to 100"),
@@ -178,15 +197,11 @@ class Options:
     no_remember: bool = option(False,
         "the toy's memory has no stage `remember`, and starts from the published first weights",
     )
-    seed: int = option(0,
-        "of first weights and order of the videos",
-        in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
-    )
-    save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
 
     def __init__(self, **given):
         defaults = {f.name: f.default for f in fields(self)}
-        if unknown := given.keys() - defaults:
+        unknown = given.keys() - defaults
+        if unknown:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
         # An option that is not given has the value of the toy, or of own videos, or else its default.
@@ -197,7 +212,8 @@ class Options:
         elif data_set not in data.DATASETS:
             values |= own_videos.DEFAULTS
         if given.get("narration_memory"):
-            values["last_k"] = 0                                # it stands for past narrations
+            # the second memory stands for past narrations
+            values["last_k"] = 0
         values |= given
         if values["last_k"] == "all":
             values["last_k"] = None
