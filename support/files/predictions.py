@@ -44,16 +44,22 @@ class Predictions:
         write_json(file, settings)
 
     def finished(self, name: str, fingerprint: str) -> bool:
-        """Whether the video is finished. Raises BadData if the folder has another video with this
-        name."""
+        """Whether the video is finished.
+
+        Raises BadData if the folder has another video with this name.
+        """
         mark = self.mark_of(name)
-        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
-            raise BadData(f"{self.folder} holds predictions of another video {name}, or of one that has changed since: "
+        if not mark.exists():
+            return False
+        if read_json(mark) != {"fingerprint": fingerprint}:
+            raise BadData(f"{self.folder} holds predictions of another video {name}, "
+                          f"or of one that has changed since: "
                           f"choose another --output, or delete it")
-        return mark.exists() and self.file_of(name).exists()
+        return self.file_of(name).exists()
 
     def save_rows(self, name: str, rows: list[dict], fingerprint: str):
-        write_text(self.file_of(name), "".join(json.dumps(row) + "\n" for row in rows))
+        lines = [json.dumps(row) + "\n" for row in rows]
+        write_text(self.file_of(name), "".join(lines))
         write_json(self.mark_of(name), {"fingerprint": fingerprint})
 
     def load_rows(self, name: str) -> list[dict]:
