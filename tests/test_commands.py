@@ -1,4 +1,4 @@
-"""Every command, with nonsense for every option: exit code 1 or 2 and a few lines, never a traceback."""
+"""Every command, with nonsense for every option: exit code 1 or 2 and a few lines, no traceback."""
 import argparse
 import io
 import json
@@ -25,22 +25,28 @@ from streams import speech
 from support.common.errors import command_line
 
 NONSENSE = ("nonsense", "-1", "")                # the types themselves are tested in test_common.py
-# each command with arguments that work, and quickly, in a folder that `world` has furnished
+# Each command with arguments that work, and quickly, in the folder of the fixture `world`.
 COMMANDS = {
     "stream": (stream_command, "x.safetensors --device cpu"),
     "score": (evaluate_command, "score --pred p.json --gt g.json"),
-    "evaluate stream": (evaluate_command, "stream --data toy --root toys --limit 1 --device cpu"),
-    "evaluate teacher": (evaluate_command, "teacher --data toy --root toys --limit 1 --device cpu"),
+    "evaluate stream": (
+        evaluate_command, "stream --data toy --root toys --limit 1 --device cpu"),
+    "evaluate teacher": (
+        evaluate_command, "teacher --data toy --root toys --limit 1 --device cpu"),
     "data stats": (data_command, "stats --data toy --root toys"),
     "data toy": (data_command, "toy --seed 1 --minutes 0.02 --output new.mp4"),
-    "data encode": (data_command, f"encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu"),
-    "data rewrite": (data_command, f"rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu"),
+    "data encode": (
+        data_command,
+        f"encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu"),
+    "data rewrite": (
+        data_command, f"rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu"),
     "train": (train_command, "--data ek100 --root nowhere --device cpu"),
     "clam": (clam, ""),
     "clam forms": (clam_forms, "--width 16 --heads 2 --length 20 --reads 2 --no-compile"),
     "narrator": (narrator_command, ""),
-    "efficiency": (efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --streams 2 "
-                               "--variants FlowNar --video toys/a.mp4 --device cpu"),
+    "efficiency": (
+        efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --streams 2 "
+                    "--variants FlowNar --video toys/a.mp4 --device cpu"),
     "training step": (training_step, "--frames 4 --device cpu"),
     "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
     "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
@@ -65,18 +71,23 @@ def catch_parser():
 
 def options(module, line: str) -> list[str]:
     """The options of a command that take a value."""
-    with catch_parser(), pytest.raises(Parsed) as found:
+    with catch_parser(), pytest.raises(Parsed) as parsed:
         module.main()
-    actions, first = found.value.args[0]._actions, line.split(" ")[0]
-    for action in actions:
-        if isinstance(action, argparse._SubParsersAction) and first in action.choices:
-            actions = action.choices[first]._actions
-    return [action.option_strings[-1] for action in actions if action.option_strings and action.nargs != 0]
+    parser = parsed.value.args[0]
+    actions = parser._actions
+    subcommand = line.split(" ")[0]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and subcommand in action.choices:
+            actions = action.choices[subcommand]._actions
+    return [action.option_strings[-1] for action in actions
+            if action.option_strings and action.nargs != 0]
 
 
 def call(module, words: list[str]) -> tuple[int, str]:
+    """Run a command -> (exit code, what it wrote to stderr)."""
     err = io.StringIO()
-    with mock.patch("sys.argv", ["command", *words]), redirect_stdout(io.StringIO()), redirect_stderr(err):
+    with (mock.patch("sys.argv", ["command", *words]),
+          redirect_stdout(io.StringIO()), redirect_stderr(err)):
         try:
             command_line(module.main)
         except SystemExit as end:
@@ -85,55 +96,74 @@ def call(module, words: list[str]) -> tuple[int, str]:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """A folder with a little of everything; models are loaded once, Java is not started, pictures are not encoded."""
+    """A folder with the inputs of COMMANDS. Models are loaded once, Java is not started, pictures
+    are not encoded.
+    """
     monkeypatch.chdir(tmp_path)
     save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
     (tmp_path / "toys").mkdir()
     data_command.write_toy(1, 0.02, tmp_path / "toys" / "a.mp4")
-    (tmp_path / "s.jsonl").write_text(json.dumps({"start": 0.0, "end": 1.0, "text": "You look."}))
+    row = {"start": 0.0, "end": 1.0, "text": "You look."}
+    (tmp_path / "s.jsonl").write_text(json.dumps(row))
     for name in ("p.json", "g.json"):
         (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
-    loaded = cache(variants.load_narrator)
+    load_once = cache(variants.load_narrator)
     for module in (variants, stream_command, efficiency):
-        monkeypatch.setattr(module, "load_narrator", loaded)
+        monkeypatch.setattr(module, "load_narrator", load_once)
     monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **how: Path(path).write_bytes(b"PNG"))
-    monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **how: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig",
+                        lambda figure, path, **settings: Path(path).write_bytes(b"PNG"))
+    monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **settings: None)
     return tmp_path
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nonsense_is_refused_in_a_few_lines(name, world):
     module, line = COMMANDS[name]
-    found = options(module, line)
-    assert found or name in ("clam", "narrator")
+    valued_options = options(module, line)
+    assert valued_options or name in ("clam", "narrator")
     refused = 0
-    for option in found:
+    for option in valued_options:
         for value in NONSENSE:
             code, err = call(module, line.split() + [f"{option}={value}"])
-            errors = [one for one in err.splitlines() if re.match(r"error: |[\w. -]+: error: ", one)]
+            errors = [line for line in err.splitlines()
+                      if re.match(r"error: |[\w. -]+: error: ", line)]
             assert code in (0, 1, 2) and "Traceback" not in err, (option, value, err)
-            assert len(errors) == (code != 0), (option, value, err)
-            refused += code != 0
-    assert refused >= len(found)
+            assert len(errors) == (0 if code == 0 else 1), (option, value, err)
+            if code != 0:
+                refused += 1
+    assert refused >= len(valued_options)
 
 
 @pytest.mark.parametrize("module, line", [
-    (evaluate_command, "stream --data toy --root nowhere"), (evaluate_command, "stream --data ek100 --root nowhere"),
-    (evaluate_command, "stream --data toys"), (evaluate_command, "stream --data toy --output p.json/new"),
-    (evaluate_command, "stream --data toy --vision owner/nowhere"), (evaluate_command, "teacher --data toy --vision ./nowhere"),
-    (evaluate_command, "teacher --data toy --per-video p.json/new"), (train_command, "--data toy --output p.json/new"),
-    (data_command, "encode nowhere.mp4 --output new"), (data_command, "encode toys/a.mp4 --output p.json/new"),
-    (data_command, "encode toys/a.mp4 --output new"), (figures, "timeline nowhere.mp4"),
-    (figures, "timeline toys/a.mp4 --png p.json/new"), (figures, "timeline toys/a.mp4 --vision owner/nowhere"),
-    (efficiency, "--png p.json/new"), (summary, "--pred p.json --llm owner/nowhere --answers p.json/new")])
+    (evaluate_command, "stream --data toy --root nowhere"),
+    (evaluate_command, "stream --data ek100 --root nowhere"),
+    (evaluate_command, "stream --data toys"),
+    (evaluate_command, "stream --data toy --output p.json/new"),
+    (evaluate_command, "stream --data toy --vision owner/nowhere"),
+    (evaluate_command, "teacher --data toy --vision ./nowhere"),
+    (evaluate_command, "teacher --data toy --per-video p.json/new"),
+    (train_command, "--data toy --output p.json/new"),
+    (data_command, "encode nowhere.mp4 --output new"),
+    (data_command, "encode toys/a.mp4 --output p.json/new"),
+    (data_command, "encode toys/a.mp4 --output new"),
+    (figures, "timeline nowhere.mp4"),
+    (figures, "timeline toys/a.mp4 --png p.json/new"),
+    (figures, "timeline toys/a.mp4 --vision owner/nowhere"),
+    (efficiency, "--png p.json/new"),
+    (summary, "--pred p.json --llm owner/nowhere --answers p.json/new"),
+])
 def test_what_cannot_work_is_refused_before_anything_is_loaded(module, line, world, monkeypatch):
-    """A missing input, an output that cannot be written, a vision model that is nowhere: an error, and no new file."""
+    """A missing input, an output that cannot be written, a missing vision model: an error, and no
+    new file.
+    """
     for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
-        monkeypatch.setattr(f"transformers.{name}.from_pretrained", lambda *_, **__: pytest.fail("a model is loaded"))
+        monkeypatch.setattr(f"transformers.{name}.from_pretrained",
+                            lambda *_, **__: pytest.fail("a model is loaded"))
     before = sorted(world.rglob("*"))
     code, err = call(module, line.split())
-    assert code == 1 and sum(one.startswith("error: ") for one in err.splitlines()) == 1, err
+    assert code == 1
+    assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
     assert sorted(world.rglob("*")) == before
 
 
@@ -142,5 +172,7 @@ def test_a_mistaken_option_is_one_line(name, world):
     """The error, and how to get help; no usage."""
     module, line = COMMANDS[name]
     code, err = call(module, [*line.split(), "--nonsense"])
-    assert code == 2 and len(err.splitlines()) == 1 and "error: unrecognized arguments: --nonsense; see python " in err
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "error: unrecognized arguments: --nonsense; see python " in err
     assert err.endswith(" --help\n")
