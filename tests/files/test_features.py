@@ -63,7 +63,8 @@ def bad_features(tmp_path_factory):
         (folder / cut).write_bytes(content[:len(content) // 2])
     (folder / "text.pt").write_text("hello")
     (folder / "empty.pt").touch()
-    torch.save(subprocess.Popen, folder / "code.pt")           # a pickle that needs more than tensors
+    # a pickle that needs more than tensors
+    torch.save(subprocess.Popen, folder / "code.pt")
     return folder
 
 

@@ -1,8 +1,9 @@
-"""Your own videos (--data FOLDER): narrations as people write them, splits, features made once, the whole way."""
+"""Your own videos (--data FOLDER): narrations as people write them, splits, features made once, and
+the whole way from videos to a narrator.
+"""
 import json
 import os
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,104 +36,141 @@ def no_java(monkeypatch):
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory):
-    """Three toy videos with their .json in `toy`; in `own` the same videos with .srt files alone, encoded."""
-    toy, mine = tmp_path_factory.mktemp("toy"), tmp_path_factory.mktemp("own")
-    data_command.run(["toy", "--seed", "4", "--minutes", "0.15", "--count", "3", "--output", str(toy)])
+    """Two folders of the same three toy videos: one with their .json, and one with .srt files
+    alone, encoded.
+    """
+    toy = tmp_path_factory.mktemp("toy")
+    own = tmp_path_factory.mktemp("own")
+    data_command.run(["toy", "--seed", "4", "--minutes", "0.15", "--count", "3",
+                      "--output", str(toy)])
     for path in toy.glob("*.json"):
-        rows = [(0.0, ""), *((y["time"], y["text"]) for y in json.loads(path.read_text())["narrations"])]
-        (mine / f"{path.stem}.srt").write_text("".join(
-            srt_cue(n, start, end, text) for n, ((start, _), (end, text)) in enumerate(pairwise(rows))))
-        shutil.copy(path.with_suffix(".mp4"), mine)
-    encode(mine)
-    return toy, mine
+        start = 0.0
+        cues = []
+        for number, narration in enumerate(json.loads(path.read_text())["narrations"]):
+            cues.append(srt_cue(number, start, narration["time"], narration["text"]))
+            start = narration["time"]
+        (own / f"{path.stem}.srt").write_text("".join(cues))
+        shutil.copy(path.with_suffix(".mp4"), own)
+    encode(own)
+    return toy, own
 
 
-def encode(folder, *more):
-    data_command.run(["encode", "--data", str(folder), "--model", str(TOY), "--device", "cpu", *more])
+def encode(folder, *options):
+    data_command.run(["encode", "--data", str(folder), "--model", str(TOY), "--device", "cpu",
+                      *options])
 
 
-def made(folder, frames, text="0.5,You look.\n4,You sit.\n", width=4, **settings):
-    """A folder of videos that need not be decoded: their features are there, and .csv files."""
+def make_folder(folder, frames, text="0.5,You look.\n4,You sit.\n", width=4, **settings):
+    """A folder of videos {name: number of frames} with .csv files and features, as if the videos
+    had been encoded.
+    """
     (folder / "features").mkdir(parents=True, exist_ok=True)
     for name, count in frames.items():
-        (folder / f"{name}.mp4").write_bytes(b"a video")
+        (folder / f"{name}.mp4").write_bytes(b"a video")       # 7 bytes
         (folder / f"{name}.csv").write_text(text)
         x = torch.arange(float(count))[:, None, None].expand(count, 10, width).contiguous()
-        save_file({"features": x}, folder / "features" / f"{name}.safetensors",
-                  {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2), "size": "7"} | settings)
+        header = {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2),
+                  "size": "7"} | settings
+        save_file({"features": x}, folder / "features" / f"{name}.safetensors", header)
     encoding.write_metadata(folder / "features")
     return folder
 
 
-def samples(folder, split="all", **more):
-    return list(data.load_dataset(str(folder), split=split, **more))
+def samples(folder, split="all", **options):
+    return list(data.load_dataset(str(folder), split=split, **options))
 
 
 # ---------------------------------------------------------------------- the whole way
 
+
 def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
     """The same narrations on the same frames, the same tokens (up to bf16), the same figures."""
-    toy, mine = toys
+    toy, own = toys
     vision = nar.VisionEncoder(str(TOY / "vision"))
-    pairs = list(zip(samples(mine), data.load_dataset("toy", toy), strict=True))
-    for ours, theirs in pairs:
+    for ours, theirs in zip(samples(own), data.load_dataset("toy", toy), strict=True):
         for name in ("name", "narrations", "fps", "num_frames", "duration", "offset", "origin"):
             assert getattr(ours, name) == getattr(theirs, name), name
-        one, two = (torch.stack(list(sample.tokens(vision, 8))) for sample in (ours, theirs))
-        assert one.shape == two.shape and torch.allclose(one, two, atol=0.02, rtol=0.02)
-    ours = command("stream", "--data", mine, "--split", "all", "--json")
+        our_tokens = torch.stack(list(ours.tokens(vision, 8)))
+        their_tokens = torch.stack(list(theirs.tokens(vision, 8)))
+        assert our_tokens.shape == their_tokens.shape
+        assert torch.allclose(our_tokens, their_tokens, atol=0.02, rtol=0.02)
+
+    ours = command("stream", "--data", own, "--split", "all", "--json")
     theirs = command("stream", "--data", "toy", "--root", toy, "--json")
     assert ours == {name: value for name, value in theirs.items() if name in ours}
     assert ours["videos"] == 3 and ours["f1"] > 0.8
-    ours = command("teacher", "--data", mine, "--split", "all", "--json")
-    assert ours == pytest.approx(command("teacher", "--data", "toy", "--root", toy, "--json"), rel=0.01)
+    ours = command("teacher", "--data", own, "--split", "all", "--json")
+    theirs = command("teacher", "--data", "toy", "--root", toy, "--json")
+    assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_four_commands(toys, tmp_path, capsys):
-    """From the folder to a narrator fine-tuned on it, whose features, rate and models are those of the folder."""
-    mine, out = toys[1], tmp_path / "out"
-    encode(mine)
-    data_command.run(["stats", "--data", str(mine), "--json"])
-    printed = capsys.readouterr()
-    stats = json.loads(printed.out.splitlines()[-1])
-    assert stats["videos"] == 3 and stats["split"] == "all" and "segments [s]: " in printed.out
-    train_command.train(train.Options(data=str(mine), init=str(TOY), output=str(out), device="cpu", epochs=4.0, batch=2))
+    """From the folder to a narrator fine-tuned on it, with the features, the rate and the models of
+    the folder.
+    """
+    _, own = toys
+    out = tmp_path / "out"
+    encode(own)
+    data_command.run(["stats", "--data", str(own), "--json"])
+    printed = capsys.readouterr().out
+    stats = json.loads(printed.splitlines()[-1])
+    assert stats["videos"] == 3 and stats["split"] == "all"
+    assert "segments [s]: " in printed
+
+    train_command.train(train.Options(data=str(own), init=str(TOY), output=str(out), device="cpu",
+                                      epochs=4.0, batch=2))
     log = [json.loads(line) for line in (out / "narrator-log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"] and log[-1]["val_loss"] > 0
-    result = command("stream", "--data", mine, "--model", out, "--json", "--output", tmp_path / "kept")
-    assert result["videos"] == 1 and result["f1"] > 0.5
     assert Path(load_narrator(str(out)).config.vision) == TOY / "vision"
-    encode(mine, "--model", str(out))                                  # nothing to do: the same vision model
-    name, = read_predictions(tmp_path / "kept" / "predictions")
-    scored = command("score", "--pred", tmp_path / "kept" / "predictions", "--gt", mine, "--partial", "--json")
-    assert scored["cider"] == pytest.approx(result["cider"]) and scored["f1"] == result["f1"]
-    assert name in {path.stem for path in mine.glob("*.srt")}
+    encode(own, "--model", str(out))           # nothing to do: the same vision model
+
+    result = command("stream", "--data", own, "--model", out, "--json",
+                     "--output", tmp_path / "kept")
+    assert result["videos"] == 1 and result["f1"] > 0.5
+    predictions = tmp_path / "kept" / "predictions"
+    name, = read_predictions(predictions)
+    assert name in {path.stem for path in own.glob("*.srt")}
+    scored = command("score", "--pred", predictions, "--gt", own, "--partial", "--json")
+    assert scored["cider"] == pytest.approx(result["cider"])
+    assert scored["f1"] == result["f1"]
 
 
-def test_published_weights_are_fine_tuned_and_new_ones_started(tmp_path):
-    """--init with a folder of the published format; without it, the features' vision model and rate are taken over."""
-    folder, x = tmp_path / "own", load_file(GOLDEN / "video.safetensors")["video_101"]
-    made(folder, {"a": len(x), "b": len(x)}, "1,You put the pot.\n5,You talk to a woman.\n", x.shape[2])
-    known = {"data": str(folder), "output": str(tmp_path / "out"), "device": "cpu", "epochs": 1.0}
-    train_command.train(train.Options(**known, init=str(GOLDEN / "flownar")))
-    model = load_narrator(str(tmp_path / "out"))
-    assert model.config.readout == "cls" and model.config.width == x.shape[2]
-    slow = made(tmp_path / "slow", {"a": 20, "b": 20}, width=16, fps="1.0", vision="some/model")
-    known |= {"data": str(slow), "memory_heads": 2, "memory_tokens": 4, "lora_rank": 4}
-    with pytest.raises(BadData, match="1 frames a second; the narrator needs .* 2"):
-        train_command.train(train.Options(data=str(slow), init=str(TOY), output=str(tmp_path / "no"), device="cpu"))
-    train_command.train(train.Options(**known, llm=str(TOY / "llm"), overwrite=True))
+def test_published_weights_are_fine_tuned(tmp_path):
+    """--init with a folder of the published format."""
+    x = load_file(GOLDEN / "video.safetensors")["video_101"]
+    folder = make_folder(tmp_path / "own", {"a": len(x), "b": len(x)},
+                         "1,You put the pot.\n5,You talk to a woman.\n", x.shape[2])
+    train_command.train(train.Options(data=str(folder), init=str(GOLDEN / "flownar"),
+                                      output=str(tmp_path / "out"), device="cpu", epochs=1.0))
     config = load_narrator(str(tmp_path / "out")).config
+    assert config.readout == "cls" and config.width == x.shape[2]
+
+
+def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
+    slow = make_folder(tmp_path / "slow", {"a": 20, "b": 20}, width=16, fps="1.0",
+                       vision="some/model")
+    with pytest.raises(BadData, match="1 frames a second; the narrator needs .* 2"):
+        train_command.train(train.Options(data=str(slow), init=str(TOY),
+                                          output=str(tmp_path / "no"), device="cpu"))
+    out = tmp_path / "out"
+    train_command.train(train.Options(data=str(slow), llm=str(TOY / "llm"), output=str(out),
+                                      device="cpu", epochs=1.0, memory_heads=2, memory_tokens=4,
+                                      lora_rank=4))
+    config = load_narrator(str(out)).config
     assert (config.fps, config.vision) == (1.0, "some/model")
-    assert "2 frames a second, the narrator needs 1" in command(
-        "stream", "--data", folder, "--model", tmp_path / "out", ok=False)
+    fast = make_folder(tmp_path / "fast", {"a": 20, "b": 20}, width=16)
+    message = command("stream", "--data", fast, "--model", out, ok=False)
+    assert "2 frames a second, the narrator needs 1" in message
 
 
 def test_options_of_training():
-    """Few videos need small batches; what is given stays."""
-    few, many = train.Options(data="."), train.Options(data="ego4d")
-    assert (few.batch, few.epochs, many.batch, many.epochs) == (4, 10.0, 64, 2.0)
-    assert train.Options(data=".", batch=3).batch == 3 and few.lr == many.lr
+    """Few videos need small batches. Options that are given stay."""
+    few = train.Options(data=".")
+    many = train.Options(data="ego4d")
+    assert (few.batch, few.epochs) == (4, 10.0)
+    assert (many.batch, many.epochs) == (64, 2.0)
+    assert few.lr == many.lr
+    assert train.Options(data=".", batch=3).batch == 3
 
 
 # ---------------------------------------------------------------------- narrations
@@ -170,165 +208,226 @@ first
 1:00:03.000 --> 1:00:04.000
 You cut a &lt;3 shaped cake!
 """
+# file: (content, sentences, counts of corrections)
 SENTENCES = {
-    "a.srt": (SRT, [(1.5, "You look around the room."), (3.5, "42 cups & a pan."), (8, "Is it done?")],
-              {"cues with markup cleaned": 1, "sentences without a full stop given one": 1,
-               "narrations without words left out": 2, "overlapping cues, each put at its end": 3,
-               "narrations that were not in order of time": 2}),
-    "a.vtt": (VTT, [(2, "You sit."), (3604, "You cut a <3 shaped cake!")],
-              {"cues with markup cleaned": 1, "sentences without a full stop given one": 1}),
-    "a.csv": ("62.5,You sit.\n0:01,\"You cut, then stir.\"\n\n00:00:03.5,\n", [(1, "You cut, then stir."),
-              (62.5, "You sit.")], {"narrations that were not in order of time": 3,
-                                    "narrations without words left out": 1}),
-    "b.csv": ("Start,End,Text,by\n0,1.5,You sit,x\n1.5,1:02,You « go »,y\n", [(1.5, "You sit."), (62, "You « go ».")],
-              {"sentences without a full stop given one": 2}),
-    "c.csv": ("0,5;You cut, then stir.\n2;You sit.\n", [(0.5, "You cut, then stir."), (2, "You sit.")], {}),
-    "d.csv": ("time\ttext\n1\tYou sit…\n2\tYou say \"go!\"\n", [(1, "You sit…"), (2, 'You say "go!"')], {})}
+    "a.srt": (
+        SRT,
+        [(1.5, "You look around the room."), (3.5, "42 cups & a pan."), (8, "Is it done?")],
+        {"cues with markup cleaned": 1,
+         "sentences without a full stop given one": 1,
+         "narrations without words left out": 2,
+         "overlapping cues, each put at its end": 3,
+         "narrations that were not in order of time": 2}),
+    "a.vtt": (
+        VTT,
+        [(2, "You sit."), (3604, "You cut a <3 shaped cake!")],
+        {"cues with markup cleaned": 1,
+         "sentences without a full stop given one": 1}),
+    "a.csv": (
+        "62.5,You sit.\n0:01,\"You cut, then stir.\"\n\n00:00:03.5,\n",
+        [(1, "You cut, then stir."), (62.5, "You sit.")],
+        {"narrations that were not in order of time": 3,
+         "narrations without words left out": 1}),
+    "b.csv": (
+        "Start,End,Text,by\n0,1.5,You sit,x\n1.5,1:02,You « go »,y\n",
+        [(1.5, "You sit."), (62, "You « go ».")],
+        {"sentences without a full stop given one": 2}),
+    "c.csv": (
+        "0,5;You cut, then stir.\n2;You sit.\n",
+        [(0.5, "You cut, then stir."), (2, "You sit.")],
+        {}),
+    "d.csv": (
+        "time\ttext\n1\tYou sit…\n2\tYou say \"go!\"\n",
+        [(1, "You sit…"), (2, 'You say "go!"')],
+        {}),
+}
 
 
 @pytest.mark.parametrize("name", SENTENCES)
 def test_sentences_of_subtitles_and_tables(tmp_path, name):
-    content, rows, counts = SENTENCES[name]
+    content, sentences, counts = SENTENCES[name]
     (tmp_path / name).write_text(content)
     notes = Notes()
-    assert read_cues(tmp_path / name, notes) == rows
+    assert read_cues(tmp_path / name, notes) == sentences
     assert {what: n for what, n in notes.counts.items() if n} == counts
 
 
-@pytest.mark.parametrize("name, content, says", [
+@pytest.mark.parametrize("name, content, message", [
     ("a.srt", "1\n00:00:01,000 -> 00:00:02,000\nYou sit.\n", "line 1: expected a cue's number"),
     ("a.srt", "1\n00:00:01,000 --> 2,x\nYou sit.\n", "line 2: expected times"),
     ("a.srt", "1\n00:61:00,000 --> 00:62:00,000\nYou sit.\n", "line 2: expected times"),
     ("a.srt", "1\n00:00:03,000 --> 00:00:02,000\nYou sit.\n", "line 2: the cue ends before"),
-    ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nYou sit.\n\nYou stand.\n", "line 5: .*empty line inside"),
-    ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n\n", "has no narrations"), ("a.srt", "", "has no narrations"),
-    ("a.vtt", "1\n00:01.000 --> 00:02.000\nYou sit.\n", "line 1: .*WEBVTT"), ("a.vtt", "", "WEBVTT"),
+    ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nYou sit.\n\nYou stand.\n",
+     "line 5: .*empty line inside"),
+    ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n\n", "has no narrations"),
+    ("a.srt", "", "has no narrations"),
+    ("a.vtt", "1\n00:01.000 --> 00:02.000\nYou sit.\n", "line 1: .*WEBVTT"),
+    ("a.vtt", "", "WEBVTT"),
     ("a.csv", "0.5,You sit.\n1,You cut, then stir.\n", "line 2: has 3 columns, not 2; quote"),
     ("a.csv", "0.5,You sit.\nsoon,You stir.\n", "line 2: the time must be"),
-    ("a.csv", "when,what\n0.5,You sit.\n", "line 1: expected time,text"), ("a.csv", "You sit.\n", "line 1: expected"),
-    ("a.csv", "-1,You sit.\n", "line 1"), ("a.csv", "", "has no narrations"),
+    ("a.csv", "when,what\n0.5,You sit.\n", "line 1: expected time,text"),
+    ("a.csv", "You sit.\n", "line 1: expected"),
+    ("a.csv", "-1,You sit.\n", "line 1"),
+    ("a.csv", "", "has no narrations"),
     ("a.csv", f"1,\"{'x' * 200_000}\"\n", "is not CSV"),
-    ("a.json", "{", "is not JSON"), ("a.json", '{"narrations": 3}', "expected a list"), ("a.json", "3", "a list"),
+    ("a.csv", "1,Öffne.".encode("latin-1"), "is not UTF-8"),
+    ("a.json", "{", "is not JSON"),
+    ("a.json", '{"narrations": 3}', "expected a list"),
+    ("a.json", "3", "a list"),
     ("a.json", '[{"time": "1", "text": "x"}]', "narration 0"),
-    ("a.json", '[{"time": -1, "text": "x"}]', "narration 0")])
-def test_bad_narrations_are_refused_by_name(tmp_path, name, content, says):
-    made(tmp_path, {"a": 20})
+    ("a.json", '[{"time": -1, "text": "x"}]', "narration 0"),
+])
+def test_bad_narrations_are_refused_by_name(tmp_path, name, content, message):
+    make_folder(tmp_path, {"a": 20})
     (tmp_path / "a.csv").unlink()
-    (tmp_path / name).write_text(content)
-    for attempt in (samples, encode):
-        with pytest.raises(BadData, match=says) as error:
-            attempt(tmp_path)
+    if isinstance(content, str):
+        content = content.encode()
+    (tmp_path / name).write_bytes(content)
+    for read in (samples, encode):
+        with pytest.raises(BadData, match=message) as error:
+            read(tmp_path)
         assert name in str(error.value) and "\n" not in str(error.value)
 
 
-def test_bytes_that_are_no_text(tmp_path):
-    made(tmp_path, {"a": 20})
-    (tmp_path / "a.csv").write_bytes("1,Öffne.".encode("latin-1"))
-    with pytest.raises(BadData, match=r"a\.csv: is not UTF-8"):
-        samples(tmp_path)
-
-
 def test_placed_on_frames(tmp_path, capsys):
-    """Points on frames of their own, none beyond the end; a sample begins with its first narration."""
-    text = "2.2,You look.\n4,You sit.\n4,You stand.\n3.8,You cut.\n9.9,You stir.\n11,You eat.\n12,You go.\n"
-    sample, = samples(made(tmp_path, {"a": 20}, text))
-    assert sample.narrations == [(0, "You look."), (3, "You cut."), (4, "You sit."), (5, "You stand."),
-                                 (14, "You stir."), (15, "You eat.")]
-    assert (sample.num_frames, sample.duration, sample.offset, sample.origin) == (16, 10.0, 2.0, 2.0)
+    """Each narration on a frame of its own, none beyond the end. A sample begins with its first
+    narration.
+    """
+    text = ("2.2,You look.\n4,You sit.\n4,You stand.\n3.8,You cut.\n9.9,You stir.\n"
+            "11,You eat.\n12,You go.\n")
+    folder = make_folder(tmp_path, {"a": 20}, text)
+    sample, = samples(folder)
+    assert sample.narrations == [(0, "You look."), (3, "You cut."), (4, "You sit."),
+                                 (5, "You stand."), (14, "You stir."), (15, "You eat.")]
+    assert (sample.num_frames, sample.duration) == (16, 10.0)
+    assert (sample.offset, sample.origin) == (2.0, 2.0)
     assert sample.read(0, 16)[:, 0, 0].tolist() == list(range(4, 20))
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "1 narrations beyond the end of their video moved to its last frame" in said
-    assert "3 narrations moved by a frame or more" in said and "1 narrations beyond the end of their video left" in said
-    cut, = samples(tmp_path, max_frames=7)
-    assert (cut.num_frames, len(cut.narrations), cut.duration) == (6, 4, 10.0)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "1 narrations beyond the end of their video moved to its last frame" in err
+    assert "3 narrations moved by a frame or more" in err
+    assert "1 narrations beyond the end of their video left" in err
+
+    short, = samples(folder, max_frames=7)
+    assert (short.num_frames, len(short.narrations), short.duration) == (6, 4, 10.0)
     truth = evaluate_command.truth_of(sample)
-    assert [y.time for y in truth.annotators[0]] == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0] and truth.start == 2.0
-    made(tmp_path, {"a": 20}, "1,You sit.\n11,You cut.\n12,You stir.\n")
-    with pytest.raises(BadData, match=r"a\.csv: 2 of 3 narrations are beyond the end of the video \(10 s\)"):
+    times = [sentence.time for sentence in truth.annotators[0]]
+    assert times == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0] and truth.start == 2.0
+
+
+def test_narrations_of_another_video_are_refused(tmp_path):
+    make_folder(tmp_path, {"a": 20}, "1,You sit.\n11,You cut.\n12,You stir.\n")
+    message = r"a\.csv: 2 of 3 narrations are beyond the end of the video \(10 s\)"
+    with pytest.raises(BadData, match=message):
         samples(tmp_path)
 
 
 def test_own_json_with_memory_words(tmp_path):
-    """The toy's form, its words for memory included; a plain list will do."""
-    folder = made(tmp_path, {"a": 20, "b": 20})
+    """The toy's form with its words for memory, or a plain list."""
+    folder = make_folder(tmp_path, {"a": 20, "b": 20})
     for path in folder.glob("*.csv"):
         path.unlink()
-    rows = [{"time": 0.5, "text": "You look."}, {"time": 3, "text": "You tap the red cup", "memory": ["red"]}]
-    (folder / "a.json").write_text(json.dumps({"video": "a.mp4", "fps": 30, "duration": 3, "narrations": rows}))
+    rows = [{"time": 0.5, "text": "You look."},
+            {"time": 3, "text": "You tap the red cup", "memory": ["red"]}]
+    as_toy = {"video": "a.mp4", "fps": 30, "duration": 3, "narrations": rows}
+    (folder / "a.json").write_text(json.dumps(as_toy))
     (folder / "b.json").write_text(json.dumps(rows))
-    one, two = samples(folder)
-    assert one.narrations == two.narrations == [(0, "You look."), (5, "You tap the red cup.")]
-    assert one.memory_words == two.memory_words == [(), ("red",)]
+    for sample in samples(folder):
+        assert sample.narrations == [(0, "You look."), (5, "You tap the red cup.")]
+        assert sample.memory_words == [(), ("red",)]
 
 
 def test_scores_of_subtitles(tmp_path):
-    """evaluate.py score reads them on both sides; a .jsonl beside its own .srt counts once."""
+    """evaluate.py score reads them on both sides. A .jsonl beside its own .srt counts once."""
     for name, text in (("a", "You sit."), ("b", "You stand.")):
-        (tmp_path / f"{name}.srt").write_text(srt_cue(0, 0, 1, "You look.") + srt_cue(1, 1, 3, text))
-    (tmp_path / "pred").mkdir()
-    (tmp_path / "pred" / "a.jsonl").write_text('{"end": 1.0, "text": "You look."}\n{"end": 3.0, "text": "You sit."}\n')
-    (tmp_path / "pred" / "a.srt").write_text("not read")
-    (tmp_path / "pred" / "b.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:03.000\nYou sit.\n")
-    assert {name: len(y.annotators[0]) for name, y in read_truth(tmp_path).items()} == {"a": 2, "b": 2}
-    scored = command("score", "--pred", tmp_path / "pred", "--gt", tmp_path, "--json")
+        cues = srt_cue(0, 0, 1, "You look.") + srt_cue(1, 1, 3, text)
+        (tmp_path / f"{name}.srt").write_text(cues)
+    predictions = tmp_path / "pred"
+    predictions.mkdir()
+    (predictions / "a.jsonl").write_text('{"end": 1.0, "text": "You look."}\n'
+                                         '{"end": 3.0, "text": "You sit."}\n')
+    (predictions / "a.srt").write_text("not read")
+    (predictions / "b.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:03.000\nYou sit.\n")
+    truths = read_truth(tmp_path)
+    assert {name: len(truth.annotators[0]) for name, truth in truths.items()} == {"a": 2, "b": 2}
+    scored = command("score", "--pred", predictions, "--gt", tmp_path, "--json")
     assert (scored["videos"], scored["predicted"], scored["recall"]) == (2, 3, 0.75)
-    alone = command("score", "--pred", tmp_path / "pred" / "b.vtt", "--gt", tmp_path / "b.srt", "--json")
+    alone = command("score", "--pred", predictions / "b.vtt", "--gt", tmp_path / "b.srt", "--json")
     assert (alone["predicted"], alone["precision"], alone["recall"]) == (1, 1.0, 0.5)
 
 
 # ---------------------------------------------------------------------- files and splits
+
 
 def names(folder, split):
     return [sample.name for sample in samples(folder, split)]
 
 
 def test_split_by_share(tmp_path):
-    """A fifth for validation, by name: never none, never all, and the same when others come."""
-    folder = made(tmp_path, {f"v{n}": 20 for n in range(40)})
-    train_, val = names(folder, "train"), names(folder, "val")
-    assert sorted(train_ + val) == names(folder, "all") and 3 <= len(val) <= 13
-    with pytest.raises(BadData, match=r"none of its 40 videos is for test; write their names into .*test\.txt"):
-        samples(folder, "test")
-    with pytest.raises(BadData, match="unknown split 'dev'; choose one of train, val, test, all"):
-        samples(folder, "dev")
-    made(folder, {f"w{n}": 20 for n in range(40)})
-    assert set(names(folder, "val")) >= set(val)
-    pair = made(tmp_path / "pair", {"a": 20, "b": 20})
-    assert {*names(pair, "train"), *names(pair, "val")} == {"a", "b"} and len(names(pair, "val")) == 1
-    single = made(tmp_path / "single", {"a": 20})
+    """A fifth for validation, by name, and the same when others come."""
+    folder = make_folder(tmp_path, {f"v{n}": 20 for n in range(40)})
+    for_training = names(folder, "train")
+    for_validation = names(folder, "val")
+    assert sorted(for_training + for_validation) == names(folder, "all")
+    assert 3 <= len(for_validation) <= 13
+    make_folder(folder, {f"w{n}": 20 for n in range(40)})
+    assert set(names(folder, "val")) >= set(for_validation)
+
+
+def test_split_of_two_videos_and_of_one(tmp_path):
+    pair = make_folder(tmp_path / "pair", {"a": 20, "b": 20})
+    assert len(names(pair, "val")) == 1
+    assert {*names(pair, "train"), *names(pair, "val")} == {"a", "b"}
+    single = make_folder(tmp_path / "single", {"a": 20})
     assert names(single, "train") == ["a"]
     with pytest.raises(BadData, match=r"val\.txt \(train.py --val-limit 0 needs none\)"):
         samples(single, "val")
 
 
 def test_split_by_file(tmp_path, capsys):
-    folder = made(tmp_path, {name: 20 for name in "abcd"} | {"e.f": 20})
+    folder = make_folder(tmp_path, dict.fromkeys(["a", "b", "c", "d", "e.f"], 20))
     (folder / "val.txt").write_text("b.mp4\n\ne.f\n")
-    assert (names(folder, "train"), names(folder, "val")) == (["a", "c", "d"], ["b", "e.f"])
+    assert names(folder, "train") == ["a", "c", "d"]
+    assert names(folder, "val") == ["b", "e.f"]
     assert [sample.name for sample in samples(folder, "train", limit=2)] == ["a", "c"]
     (folder / "test.txt").write_text("c")
-    assert (names(folder, "train"), names(folder, "test")) == (["a", "d"], ["c"])
-    capsys.readouterr()
+    assert names(folder, "train") == ["a", "d"]
+    assert names(folder, "test") == ["c"]
+    # with train.txt and val.txt, other videos are left out
     (folder / "train.txt").write_text("a")
-    assert names(folder, "train") == ["a"] and "1 videos of no split left out" in capsys.readouterr().err
+    capsys.readouterr()
+    assert names(folder, "train") == ["a"]
+    assert "1 videos of no split left out" in capsys.readouterr().err
+    # with train.txt alone, they are for validation
     (folder / "val.txt").unlink()
     assert names(folder, "val") == ["b", "d", "e.f"]
-    (folder / "train.txt").write_text("a\nc\n")
-    with pytest.raises(BadData, match=r"test\.txt, line 1: c is in train\.txt, too"):
-        samples(folder)
-    (folder / "test.txt").write_text("x.mp4\n")
-    with pytest.raises(BadData, match=r"test\.txt, line 1: .* has no video 'x\.mp4' with narrations"):
-        samples(folder)
+
+
+@pytest.mark.parametrize("files, split, message", [
+    ({}, "test", r"none of its 3 videos is for test; write their names into .*test\.txt"),
+    ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
+    ({"train": "a\nc\n", "test": "c"}, "all", r"test\.txt, line 1: c is in train\.txt, too"),
+    ({"test": "x.mp4\n"}, "all", r"test\.txt, line 1: .* has no video 'x\.mp4' with narrations"),
+])
+def test_bad_splits_are_refused(tmp_path, files, split, message):
+    folder = make_folder(tmp_path, dict.fromkeys("abc", 20))
+    for name, content in files.items():
+        (folder / f"{name}.txt").write_text(content)
+    with pytest.raises(BadData, match=message):
+        samples(folder, split)
 
 
 def test_what_lies_in_the_folder(tmp_path, capsys):
-    """Other files do not matter, features stand for a video that is gone; what is ambiguous is refused."""
-    folder = made(tmp_path, {"a": 20, "b": 20})
+    """Other files do not matter. Features stand for a video that is gone. Two files of one name are
+    refused.
+    """
+    folder = make_folder(tmp_path, {"a": 20, "b": 20})
     (folder / "b.mp4").unlink()
     (folder / "c.MP4").write_bytes(b"x")
     for name in ("notes.csv", "readme.txt", ".a.srt", "settings.json"):
         (folder / name).write_text("x")
-    assert names(folder, "all") == ["a", "b"] and "1 videos without narrations left out" in capsys.readouterr().err
+    assert names(folder, "all") == ["a", "b"]
+    assert "1 videos without narrations left out" in capsys.readouterr().err
     (folder / "a.srt").write_text(srt_cue(0, 0, 1, "You sit."))
     with pytest.raises(BadData, match=r"a\.srt: a\.csv has the same name"):
         samples(folder)
@@ -342,88 +441,132 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
 
 # ---------------------------------------------------------------------- features
 
-def test_only_what_is_new_or_has_changed_is_encoded(toys, tmp_path, monkeypatch):
+
+def test_only_new_and_changed_videos_are_encoded(toys, tmp_path, monkeypatch):
+    _, own = toys
     folder = tmp_path / "own"
-    shutil.copytree(toys[1], folder)
+    shutil.copytree(own, folder)
     first, second, third = sorted(folder.glob("*.mp4"))
     files = [own_videos.feature_file(folder, video.stem) for video in (first, second, third)]
-    before = [file.read_bytes() for file in files]
-    done = []
-    monkeypatch.setattr(encoding, "Video", lambda source, *more, real=encoding.Video, **how: (
-        done.append(Path(source).name), real(source, *more, **how))[1])
+    first_content = files[0].read_bytes()
+    encoded = []
+
+    class RecordedVideo(encoding.Video):
+        def __init__(self, source, *arguments, **settings):
+            encoded.append(Path(source).name)
+            super().__init__(source, *arguments, **settings)
+
+    monkeypatch.setattr(encoding, "Video", RecordedVideo)
     encode(folder)
-    assert done == []
+    assert encoded == []
+
     os.utime(second, (1, 1))
     files[2].unlink()
     encode(folder)
-    assert done == [second.name, third.name] and files[0].read_bytes() == before[0]
-    assert all(torch.equal(load_file(file)["features"], load_file(own_videos.feature_file(toys[1], file.stem))["features"])
-               for file in files)
+    assert encoded == [second.name, third.name]
+    assert files[0].read_bytes() == first_content
+    for file in files:
+        original = load_file(own_videos.feature_file(own, file.stem))["features"]
+        assert torch.equal(load_file(file)["features"], original)
+
+    encoded.clear()
     encode(folder, "--fps", "4")
-    assert done[2:] == [first.name, second.name, third.name] and samples(folder)[0].fps == 4.0
-    shutil.copy(own_videos.feature_file(toys[1], first.stem), files[0])
-    with pytest.raises(BadData, match="was made with fps = 4.0, others with 2.0: python data.py encode --data"):
+    assert encoded == [first.name, second.name, third.name]
+    assert samples(folder)[0].fps == 4.0
+
+
+def test_features_of_other_settings_or_videos_are_refused(tmp_path):
+    """Each time with the command that encodes them."""
+    folder = make_folder(tmp_path, {"a": 20, "b": 20})
+    make_folder(folder, {"b": 20}, fps="4.0")
+    with pytest.raises(BadData, match="b.safetensors: was made with fps = 4.0, others with 2.0: "
+                                      "python data.py encode --data"):
         samples(folder)
-    shutil.copy(second, first)
-    with pytest.raises(BadData, match=rf"was not made of the {first.stem} that is there now: python data.py encode"):
+    (folder / "a.mp4").write_bytes(b"another video")
+    with pytest.raises(BadData, match="was not made of the a that is there now: "
+                                      "python data.py encode"):
         samples(folder)
-    files[0].unlink()
-    with pytest.raises(BadData, match=f"{first.stem} is not encoded yet: python data.py encode --data"):
+    own_videos.feature_file(folder, "a").unlink()
+    with pytest.raises(BadData, match="a is not encoded yet: python data.py encode --data"):
         samples(folder)
 
 
-def test_a_video_of_the_same_size_and_another_time_is_said(tmp_path, capsys):
-    """It may be a copy, or another video: one line for all of them, and the features are used."""
-    times = {"mtime": "1000000000"}
-    folder = made(tmp_path, dict.fromkeys("abc", 10), **times)
+def test_a_video_of_the_same_size_and_another_time_is_named(tmp_path, capsys):
+    """It may be a copy, or another video. One line names all of them, and the features are used."""
+    folder = make_folder(tmp_path, dict.fromkeys("abc", 10), mtime="1000000000")
     for name in "abc":
         os.utime(folder / f"{name}.mp4", ns=(10 ** 9, 10 ** 9))
-    assert len(samples(folder)) == 3 and "written after" not in capsys.readouterr().err
+    assert len(samples(folder)) == 3
+    assert "written after" not in capsys.readouterr().err
     os.utime(folder / "a.mp4")
     assert len(samples(folder)) == 3
-    assert f"{folder}: a.mp4 was written after the encoding, or copied" in capsys.readouterr().err
+    warning = f"{folder}: a.mp4 was written after the encoding, or copied"
+    assert warning in capsys.readouterr().err
     os.utime(folder / "c.mp4")
     assert len(samples(folder)) == 3
     lines = [line for line in capsys.readouterr().err.splitlines() if "written after" in line]
-    assert len(lines) == 1 and lines[0].startswith(f"{folder}: a.mp4 and 1 more were written after")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{folder}: a.mp4 and 1 more were written after")
 
 
-def test_the_narrator_says_how_videos_are_encoded(tmp_path):
-    """Its own encoder, rate and grid, unless others are given; a published folder has the published ones."""
-    assert own_videos.encoder_settings(str(TOY), fps=None) == {"vision": str(TOY / "vision"), "fps": 2.0, "grid": 3}
-    assert own_videos.encoder_settings(str(TOY), vision="x", fps=4.0, grid=None) == {"vision": "x", "fps": 4.0, "grid": 3}
-    assert own_videos.encoder_settings(str(GOLDEN / "flownar")) == own_videos.encoder_settings(None, fps=None) == {}
-    shutil.copytree(TOY, tmp_path / "two")
+def test_encoder_settings():
+    """Those of the narrator, unless others are given. A published folder has none."""
+    settings = own_videos.encoder_settings
+    assert settings(str(TOY), fps=None) == {"vision": str(TOY / "vision"), "fps": 2.0, "grid": 3}
+    given = {"vision": "x", "fps": 4.0}
+    assert settings(str(TOY), **given, grid=None) == given | {"grid": 3}
+    assert settings(str(GOLDEN / "flownar")) == {}
+    assert settings(None, fps=None) == {}
+
+
+def test_narrators_without_encoder_settings_are_refused(tmp_path):
+    two = tmp_path / "two"
+    shutil.copytree(TOY, two)
     settings = json.loads((TOY / "narrator.json").read_text()) | {"width_second": 8}
-    (tmp_path / "two" / "narrator.json").write_text(json.dumps(settings))
-    for model, says in ((tmp_path / "two", "two encoders"), (tmp_path, "missing"), (tmp_path / "no", "not a folder")):
-        with pytest.raises(BadData, match=says):
+    (two / "narrator.json").write_text(json.dumps(settings))
+    for model, message in ((two, "two encoders"), (tmp_path, "missing"),
+                           (tmp_path / "no", "not a folder")):
+        with pytest.raises(BadData, match=message):
             own_videos.encoder_settings(str(model))
 
 
-# ---------------------------------------------------------------------- statistics and the command line
+# ---------------------------------------------------------------------- statistics, command line
+
 
 def test_numbers_to_choose_options_by():
-    found = own_videos.spread([1.0] * 150 + [6.0] * 49 + [30.0])
-    assert found["segment_50%"] == 1.0 and found["segments_within_4_s"] == 0.75
-    assert 6.0 <= found["segment_99.5%"] < 30.0 == found["segment_100%"]
-    assert "the longest 30.0" in own_videos.advice(found) and "75% within 4 s" in own_videos.advice(found)
-    assert own_videos.spread([]) == {} and "one narration" in own_videos.advice({})
+    stats = own_videos.spread([1.0] * 150 + [6.0] * 49 + [30.0])
+    assert stats["segment_50%"] == 1.0
+    assert 6.0 <= stats["segment_99.5%"] < 30.0
+    assert stats["segment_100%"] == 30.0
+    assert stats["segments_within_4_s"] == 0.75
+    advice = own_videos.advice(stats)
+    assert "the longest 30.0" in advice and "75% within 4 s" in advice
+    assert own_videos.spread([]) == {}
+    assert "one narration" in own_videos.advice({})
 
 
-def test_a_folder_is_no_name_and_has_no_root(tmp_path, capsys):
-    folder = made(tmp_path, {"a": 20, "b": 20})
+def test_a_folder_is_no_name_and_has_no_root(tmp_path):
+    folder = make_folder(tmp_path, {"a": 20, "b": 20})
+    missing = tmp_path / "gone"
     with pytest.raises(BadData, match="--root x is for the data sets with names"):
         samples(folder, root="x")
-    with pytest.raises(BadData, match="unknown data set '.*gone'; choose one of toy, .*, or a folder of videos"):
-        samples(tmp_path / "gone")
+    with pytest.raises(BadData, match="unknown data set '.*gone'; choose one of toy, .*, "
+                                      "or a folder of videos"):
+        samples(missing)
     with pytest.raises(BadData, match="no such folder"):
-        encode(tmp_path / "gone")
-    assert "or a folder" in command("stream", "--data", tmp_path / "gone", ok=False)
-    for words in (["encode", "a.mp4"], ["encode", "a.mp4", "--output", "x", "--data", str(folder)], ["encode"],
-                  ["encode", "--data", str(folder), "--output", "x"], ["stats", "--data", str(tmp_path / "gone")]):
-        with pytest.raises(SystemExit) as exited:
-            data_command.run(words)
-        assert exited.value.code == 2
-    assert "a folder of videos with narrations beside them, not" in capsys.readouterr().err
+        encode(missing)
+    assert "or a folder" in command("stream", "--data", missing, ok=False)
     assert data.DATASETS is DATASETS and "" not in DATASETS
+
+
+@pytest.mark.parametrize("words", [
+    "encode a.mp4", "encode a.mp4 --output x --data .", "encode", "encode --data . --output x",
+    "stats --data gone",
+])
+def test_mistaken_commands(words, capsys):
+    with pytest.raises(SystemExit) as exited:
+        data_command.run(words.split())
+    assert exited.value.code == 2
+    if words.startswith("stats"):
+        err = capsys.readouterr().err
+        assert "a folder of videos with narrations beside them, not" in err
