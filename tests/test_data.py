@@ -27,7 +27,8 @@ from support.files.video import Video, write_video
 from toy import world
 
 
-# --------------------------------------------------------------------------------------------------------- samples
+# ---------------------------------------------------------------------- samples
+
 
 @pytest.mark.parametrize("fps", [2, 2.5, 8, 30000 / 1001])
 def test_time_and_frame_are_inverse(fps):
@@ -47,12 +48,17 @@ def test_toy_round_trip_through_files(tmp_path):
     assert read.narrations == written.narrations and len(read.narrations) > 3
     assert read.memory_words == written.memory_words
     assert abs(read.num_frames / 2 - 24) < 6
-    pairs = list(zip(read.frames(), written.frames(), strict=True))
-    assert len(pairs) == read.num_frames
-    assert max(np.abs(a.astype(int) - b).mean() for a, b in pairs) < 12                # lossy, but in step:
-    shifted = [np.abs(pairs[i][0].astype(int) - pairs[i - 1][1]).mean() for i in range(1, len(pairs))]
-    assert np.mean([np.abs(a.astype(int) - b).mean() for a, b in pairs]) < np.mean(shifted)
     assert sorted(os.listdir(tmp_path)) == ["k.json", "k.mp4"]
+
+
+def test_toy_pictures_of_files_are_in_step(tmp_path):
+    """The video is lossy, but each picture is closest to the one of the same frame."""
+    written = list(data_command.write_toy(3, 0.4, tmp_path / "k.mp4").frames())
+    read = [picture.astype(int) for picture in read_sample(tmp_path / "k.json").frames()]
+    differences = [np.abs(a - b).mean() for a, b in zip(read, written, strict=True)]
+    shifted = [np.abs(a - b).mean() for a, b in zip(read[1:], written)]
+    assert max(differences) < 12
+    assert np.mean(differences) < np.mean(shifted)
 
 
 def test_an_interrupted_toy_leaves_no_ground_truth(tmp_path, monkeypatch):
@@ -86,23 +92,34 @@ def test_two_narrations_on_one_frame_the_later_stays(tmp_path):
     assert (sample.num_frames, sample.duration) == (20, 10)
 
 
-def test_shorten(tmp_path):
-    """At most so many frames, up to the last narration that fits, exactly; also of samples that are read from files."""
-    rows = [{"time": time, "text": "x", "memory": ["x"]} for time in (0.5, 3, 6.5, 9)]          # frames 0, 5, 12, 17
-    sample = read_sample(described(tmp_path, narrations=rows))
+@pytest.fixture
+def four_narrations(tmp_path):
+    """A file that describes 20 frames, with narrations on frames 0, 5, 12 and 17."""
+    rows = [{"time": time, "text": "x", "memory": ["x"]} for time in (0.5, 3, 6.5, 9)]
+    return described(tmp_path, narrations=rows)
 
-    def frames(most: int | None) -> tuple:
-        cut = data.shorten(sample, most)
-        return len(cut.narrations), len(cut.memory_words), cut.num_frames, cut.duration
 
-    assert frames(None) == frames(20) == (4, 4, 20, 10) and frames(19) == frames(18) == (4, 4, 18, 10)
-    assert frames(17) == frames(13) == (3, 3, 13, 10) and frames(12) == (2, 2, 6, 10) and frames(1) == (1, 1, 1, 10)
-    write_video(tmp_path / "v.mp4", (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20)), 2)
-    assert [round(picture.mean() / 10) for picture in data.shorten(sample, 7).frames()] == list(range(6))
-    long, = data.load_dataset("toy", tmp_path)
-    cut, = data.load_dataset("toy", tmp_path, max_frames=14)
-    streamed, = data.load_dataset("toy", tmp_path, max_frames=14, streaming=True)
-    assert (long.num_frames, cut.num_frames, streamed.num_frames) == (20, 13, 20)
+@pytest.mark.parametrize("max_frames, narrations, frames", [
+    (None, 4, 20), (20, 4, 20), (19, 4, 18), (18, 4, 18), (17, 3, 13), (13, 3, 13), (12, 2, 6),
+    (1, 1, 1),
+])
+def test_shorten(four_narrations, max_frames, narrations, frames):
+    """At most so many frames, up to the last narration that fits."""
+    short = data.shorten(read_sample(four_narrations), max_frames)
+    assert len(short.narrations) == len(short.memory_words) == narrations
+    assert (short.num_frames, short.duration) == (frames, 10)
+
+
+def test_samples_of_files_are_shortened(four_narrations):
+    folder = four_narrations.parent
+    pictures = (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20))
+    write_video(folder / "v.mp4", pictures, 2)
+    short = data.shorten(read_sample(four_narrations), 7)
+    assert [round(picture.mean() / 10) for picture in short.frames()] == list(range(6))
+    whole, = data.load_dataset("toy", folder)
+    short, = data.load_dataset("toy", folder, max_frames=14)
+    streamed, = data.load_dataset("toy", folder, max_frames=14, streaming=True)
+    assert (whole.num_frames, short.num_frames, streamed.num_frames) == (20, 13, 20)
 
 
 def one_narration(**fields):
@@ -154,83 +171,113 @@ def test_ground_truth_that_is_missing_or_lacks_its_video(tmp_path):
 
 
 def test_toy_samples_are_the_kitchens():
-    found = list(data.load_dataset("toy", split="test", limit=3))
-    for sample, (seed, kitchen) in zip(found, world.kitchens("test", 3), strict=True):
-        assert sample.name == f"toy-{seed}" and sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
+    samples = list(data.load_dataset("toy", split="test", limit=3))
+    for sample, (seed, kitchen) in zip(samples, world.kitchens("test", 3), strict=True):
+        assert sample.name == f"toy-{seed}"
+        assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
         assert sample.memory_words == [n.memory_words for n in kitchen.narrations]
         assert sample.duration == sample.num_frames / 2
-        assert np.array_equal(next(sample.frames()), kitchen.render(0)) and len(list(sample.frames())) == len(kitchen)
+        pictures = list(sample.frames())
+        assert len(pictures) == len(kitchen)
+        assert np.array_equal(pictures[0], kitchen.render(0))
 
 
 def test_load_dataset(tmp_path):
     (tmp_path / "test").mkdir()
     for name in ("b", "a", "test/c"):
         data_command.write_toy(5, 0.1, tmp_path / f"{name}.mp4")
-    night, (_, kitchen) = *data.load_dataset("toy", limit=1, variant="night"), *world.kitchens("val", 1)
-    assert [text for _, text in night.narrations] == [n.text for n in kitchen.narrations]
-    assert night.num_frames == len(kitchen) + 240
     assert [sample.name for sample in data.load_dataset("toy", tmp_path)] == ["a", "b"]
     assert [sample.name for sample in data.load_dataset("toy", tmp_path, limit=1)] == ["a"]
     assert [sample.name for sample in data.load_dataset("toy", tmp_path, "test")] == ["c"]
-    (tmp_path / "bare").mkdir()
-    cases = {("ek100",): "--data toy", ("ego5d",): "choose one of toy, ego4d",
-             ("toy", None, "dev"): "unknown split", ("toy", None, "val", 0): "limit",
-             ("toy", None, "val", 1, False, 0): "limit",
-             ("toy", None, "val", 1, False, None, (), "noon"): "choose one of plain, idle",
-             ("toy", tmp_path, "val", 1, False, None, (), "idle"): "without --root",
-             ("ek100", None, "val", 1, False, None, (), "idle"): "toy's rendered",
-             ("toy", tmp_path / "bare"): "no .json", ("toy", tmp_path / "gone"): "no such folder"}
-    for arguments, message in cases.items():
-        with pytest.raises(BadData, match=message):
-            data.load_dataset(*arguments)
 
 
-# ---------------------------------------------------------------------------------------------------------- encode
+def test_load_another_world():
+    night, = data.load_dataset("toy", limit=1, variant="night")
+    (_, kitchen), = world.kitchens("val", 1)
+    assert [text for _, text in night.narrations] == [n.text for n in kitchen.narrations]
+    assert night.num_frames == len(kitchen) + 240
+
+
+@pytest.mark.parametrize("name, settings, message", [
+    ("ek100", {}, "--data toy"),
+    ("ego5d", {}, "choose one of toy, ego4d"),
+    ("toy", {"split": "dev"}, "unknown split"),
+    ("toy", {"limit": 0}, "limit"),
+    ("toy", {"max_frames": 0}, "limit"),
+    ("toy", {"variant": "noon"}, "choose one of plain, idle"),
+    ("toy", {"root": ".", "variant": "idle"}, "without --root"),
+    ("ek100", {"variant": "idle"}, "toy's rendered"),
+    ("toy", {"root": "."}, "no .json"),
+    ("toy", {"root": "gone"}, "no such folder"),
+])
+def test_data_sets_that_cannot_be_loaded(tmp_path, monkeypatch, name, settings, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadData, match=message):
+        data.load_dataset(name, **settings)
+
+
+# ---------------------------------------------------------------------- encode
+
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("videos")
-    data_command.run(["toy", "--seed", "4", "--minutes", "0.2", "--count", "3", "--output", str(folder)])
+    data_command.run(["toy", "--seed", "4", "--minutes", "0.2", "--count", "3",
+                      "--output", str(folder)])
     return sorted(map(str, folder.glob("*.mp4")))
 
 
-def encode(videos, output, *more):
-    data_command.run(["encode", *videos, "--output", str(output), "--vision", str(TOY / "vision"), "--device", "cpu", *more])
+def encode_arguments(videos, output, *options):
+    return ["encode", *videos, "--output", str(output), "--vision", str(TOY / "vision"),
+            "--device", "cpu", *options]
+
+
+def encode(videos, output, *options):
+    data_command.run(encode_arguments(videos, output, *options))
 
 
 def test_encode_is_what_streaming_sees(videos, tmp_path):
     encode(videos, tmp_path / "features", "--batch", "7")
-    vision, found = VisionEncoder(str(TOY / "vision")), Store(tmp_path)
+    vision = VisionEncoder(str(TOY / "vision"))
+    store = Store(tmp_path)
     for video in videos:
-        name = os.path.basename(video)[:-4]
-        x = torch.cat([vision(torch.from_numpy(picture)[None]) for picture in Video(video, 2.0)])
-        encoded = found.read(name, 0, None)
-        assert encoded.shape == x.shape and found.entry(name)["duration"] == len(x) / 2
-        assert torch.allclose(encoded, x, atol=0.02, rtol=0.02)                      # stored in bf16
+        name = Path(video).stem
+        tokens = [vision(torch.from_numpy(picture)[None]) for picture in Video(video, 2.0)]
+        x = torch.cat(tokens)                  # [T, J, D]
+        encoded = store.read(name, 0, None)
+        assert store.entry(name)["duration"] == len(x) / 2
+        assert encoded.shape == x.shape
+        assert torch.allclose(encoded, x, atol=0.02, rtol=0.02)            # stored in bf16
         with safe_open(tmp_path / "features" / f"{name}.safetensors", "pt") as file:
             assert file.get_slice("features").get_dtype() == "BF16"
 
 
 def test_encode_resumes_after_a_kill(videos, tmp_path):
-    """kill -9 after the first video: no half file; the second run makes what the first would have made."""
-    encode(videos, tmp_path / "whole")
-    line = [sys.executable, str(ROOT / "data.py"), "encode", *videos, "--output", str(tmp_path / "killed"), "--vision",
-            str(TOY / "vision"), "--device", "cpu", "--batch", "1"]
+    """kill -9 after the first video leaves no half file. The second run makes what the first one
+    would have made.
+    """
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    encode(videos, whole)
+    line = [sys.executable, str(ROOT / "data.py"),
+            *encode_arguments(videos, killed, "--batch", "1")]
     process = subprocess.Popen(line, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not list((tmp_path / "killed").glob("*.safetensors")):
+    while process.poll() is None and not list(killed.glob("*.safetensors")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    done = sorted((tmp_path / "killed").glob("*.safetensors"))
-    stamps = [path.stat().st_mtime_ns for path in done]
-    assert done and all(load_file(path) for path in done)
-    encode(videos, tmp_path / "killed")
-    assert [path.stat().st_mtime_ns for path in done] == stamps
-    for path in (tmp_path / "whole").glob("*.safetensors"):
-        assert torch.allclose(load_file(path)["features"].float(),
-                              load_file(tmp_path / "killed" / path.name)["features"].float(), atol=0.02, rtol=0.02)
-    one, two = ((tmp_path / name / "features_metadata.json").read_text() for name in ("whole", "killed"))
-    assert one == two
+    finished = sorted(killed.glob("*.safetensors"))
+    times = [path.stat().st_mtime_ns for path in finished]
+    assert finished and all(load_file(path) for path in finished)
+
+    encode(videos, killed)
+    assert [path.stat().st_mtime_ns for path in finished] == times
+    for path in whole.glob("*.safetensors"):
+        expected = load_file(path)["features"].float()
+        resumed = load_file(killed / path.name)["features"].float()
+        assert torch.allclose(resumed, expected, atol=0.02, rtol=0.02)
+    metadata = "features_metadata.json"
+    assert (killed / metadata).read_text() == (whole / metadata).read_text()
 
 
 def test_shards_make_the_same(videos, tmp_path):
@@ -240,17 +287,21 @@ def test_shards_make_the_same(videos, tmp_path):
 
 
 def feature_file(path, frames=4):
-    save_file({"features": torch.zeros(frames, 10, 8)}, path, metadata={"duration": str(frames / 2)})
+    x = torch.zeros(frames, 10, 8)
+    save_file({"features": x}, path, metadata={"duration": str(frames / 2)})
 
 
 def test_metadata_of_processes_that_end_at_once(tmp_path):
-    """One process has looked, sees one file, and is slow to write; meanwhile another one adds its file and writes."""
+    """One process has seen one file, and is slow to write. Meanwhile another one adds its file and
+    writes.
+    """
     feature_file(tmp_path / "a.safetensors")
-    slow = """
+    slow_process = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
 from support.files import encoding
-folder, write = pathlib.Path(sys.argv[2]), encoding.write_json
+folder = pathlib.Path(sys.argv[2])
+write = encoding.write_json
 def wait(path, content):
     (folder / "looked").touch()
     while not (folder / "go").exists():
@@ -259,7 +310,7 @@ def wait(path, content):
 encoding.write_json = wait
 encoding.write_metadata(folder)
 """
-    process = subprocess.Popen([sys.executable, "-c", slow, str(ROOT), str(tmp_path)])
+    process = subprocess.Popen([sys.executable, "-c", slow_process, str(ROOT), str(tmp_path)])
     try:
         while not (tmp_path / "looked").exists():
             assert process.poll() is None
@@ -271,8 +322,8 @@ encoding.write_metadata(folder)
     finally:
         process.kill()
     entries = json.loads((tmp_path / "features_metadata.json").read_text())
-    assert entries == {name: {"duration": n / 2, "path": f"{name}.safetensors", "frames": n}
-                       for name, n in (("a", 4), ("b", 6))}
+    assert entries == {"a": {"duration": 2.0, "path": "a.safetensors", "frames": 4},
+                       "b": {"duration": 3.0, "path": "b.safetensors", "frames": 6}}
 
 
 def test_damaged_videos_are_listed(videos, tmp_path, capsys):
@@ -286,51 +337,72 @@ def test_damaged_videos_are_listed(videos, tmp_path, capsys):
 
 
 def test_settings_and_names_must_agree(videos, tmp_path):
+    """Features of two settings are not mixed in one folder, nor two videos of one name."""
     encode(videos[:1], tmp_path)
     with pytest.raises(BadData, match="other settings"):
-        encode(videos[1:], tmp_path, "--fps", "1")                   # nor are two settings mixed in one folder
+        encode(videos[1:], tmp_path, "--fps", "1")
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    shutil.copy(videos[0], tmp_path / os.path.basename(videos[0]))
+    copy = shutil.copy(videos[0], tmp_path)
     with pytest.raises(BadData, match="2 of the videos are named"):
-        encode([videos[0], str(tmp_path / os.path.basename(videos[0]))], tmp_path / "x")
+        encode([videos[0], str(copy)], tmp_path / "x")
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 50, None])
 def test_encode_beside_a_damaged_file(videos, tmp_path, content):
-    """Named at once, before any video is encoded; with `None` it is whole, but somebody else's."""
+    """Named at once, before any video is encoded. None: a complete file, but not of features."""
+    file = tmp_path / "x.safetensors"
     if content is None:
-        save_file({"weights": torch.zeros(2)}, tmp_path / "x.safetensors")
+        save_file({"weights": torch.zeros(2)}, file)
     else:
-        (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(BadData, match=r"x\.safetensors: is damaged, or was not written.*; delete it") as error:
+        file.write_bytes(content)
+    message = r"x\.safetensors: is damaged, or was not written.*; delete it"
+    with pytest.raises(BadData, match=message) as error:
         encode(videos[:1], tmp_path)
-    assert "\n" not in str(error.value) and os.listdir(tmp_path) == ["x.safetensors"]
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 def test_another_video_of_the_same_name_is_refused(videos, tmp_path):
-    """Nothing that is there counts as done if it was made of something else: features, or the toy's videos."""
-    (tmp_path / "other").mkdir()
-    write_video(tmp_path / "other" / os.path.basename(videos[0]), [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
+    """Features count as finished only if they were made of this video."""
     encode(videos[:1], tmp_path / "features")
-    with pytest.raises(BadData, match="was made of another video than .*other.*; delete it, or choose another"):
-        encode([str(tmp_path / "other" / os.path.basename(videos[0]))], tmp_path / "features")
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / Path(videos[0]).name
+    write_video(other, [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
+    message = "was made of another video than .*other.*; delete it, or choose another"
+    with pytest.raises(BadData, match=message):
+        encode([str(other)], tmp_path / "features")
+
+
+def test_toy_videos_of_another_length_or_world_are_refused(tmp_path):
     line = ["toy", "--seed", "4", "--count", "2", "--output", str(tmp_path / "toys")]
     data_command.run([*line, "--minutes", "0.1"])
     data_command.run([*line, "--minutes", "0.1"])
+    message = r"toy-0000004\.mp4: is of another length or world; delete it"
     for other in (["--minutes", "0.3"], ["--minutes", "0.1", "--world", "hard"]):
-        with pytest.raises(BadData, match=r"toy-0000004\.mp4: is of another length or world; delete it"):
+        with pytest.raises(BadData, match=message):
             data_command.run([*line, *other])
 
 
 def test_encode_reads_large_pictures_scaled(tmp_path, monkeypatch):
-    """A picture that stands still is encoded once, and none is larger than twice what the vision model looks at."""
-    write_video(tmp_path / "v.mp4", [np.full((300, 400, 3), k, np.uint8) for k in (20, 120, 220)], 0.5)
-    seen, forward = [], VisionEncoder.forward
-    monkeypatch.setattr(VisionEncoder, "forward", lambda self, x: seen.append(tuple(x.shape)) or forward(self, x))
+    """No picture is larger than twice what the vision model looks at. A picture that stands still
+    is encoded once.
+    """
+    pictures = [np.full((300, 400, 3), k, np.uint8) for k in (20, 120, 220)]
+    write_video(tmp_path / "v.mp4", pictures, 0.5)             # each picture lasts four frames
+    shapes = []
+    forward = VisionEncoder.forward
+
+    def recorded(self, x):
+        shapes.append(tuple(x.shape))
+        return forward(self, x)
+
+    monkeypatch.setattr(VisionEncoder, "forward", recorded)
     encode([str(tmp_path / "v.mp4")], tmp_path / "out", "--batch", "5")
-    assert seen == [(2, 144, 192, 3), (1, 144, 192, 3)]        # of frames 0-4, 5-9 and 10-11; each picture lasts four
+    # frames 0 to 4 have two new pictures, 5 to 9 one, 10 and 11 none
+    assert shapes == [(2, 144, 192, 3), (1, 144, 192, 3)]
     x = load_file(tmp_path / "out" / "v.safetensors")["features"]
-    assert len(x) == 12 and torch.equal(x[0], x[3]) and torch.equal(x[4], x[7]) and not torch.equal(x[3], x[4])
+    assert len(x) == 12
+    assert torch.equal(x[0], x[3]) and torch.equal(x[4], x[7]) and not torch.equal(x[3], x[4])
 
 
 def test_encoded_videos_are_a_data_set(videos, tmp_path):
@@ -345,13 +417,14 @@ def test_encoded_videos_are_a_data_set(videos, tmp_path):
     (tmp_path / "annotations" / "refined_train_narrations.json").write_text(
         json.dumps({name: rows}))
     sample, = data.load_dataset("ek100", tmp_path, "train", shape=(10, 128))
-    last = store.rows(name) - 2                # counted from the first narration, which is on frame 1
+    last = store.rows(name) - 2                # counted from frame 1, with the first narration
     assert [frame for frame, _ in sample.narrations] == [0, last - 1, last]
     assert sample.num_frames == last + 1
     assert len(sample.read(0, sample.num_frames)) == sample.num_frames
 
 
-# ---------------------------------------------------------------------------------------------------- command line
+# ---------------------------------------------------------------------- command line
+
 
 def command(*arguments, cwd) -> subprocess.CompletedProcess:
     line = [sys.executable, str(ROOT / "data.py"), *map(str, arguments)]
@@ -361,40 +434,51 @@ def command(*arguments, cwd) -> subprocess.CompletedProcess:
 def test_the_command_line_writes_and_counts(tmp_path):
     written = command("toy", "--seed", 7, "--minutes", 0.3, "--output", "kitchen.mp4", cwd=tmp_path)
     assert written.returncode == 0, written.stderr
-    assert sorted(os.listdir(tmp_path)) == ["kitchen.json", "kitchen.mp4"] and "kitchen.mp4" in written.stdout
-    stats = command("stats", "--data", "toy", "--root", ".", "--json", cwd=tmp_path)
-    assert stats.returncode == 0, stats.stderr
-    counted = json.loads(stats.stdout.splitlines()[-1])
+    assert "kitchen.mp4" in written.stdout
+    assert sorted(os.listdir(tmp_path)) == ["kitchen.json", "kitchen.mp4"]
+    printed = command("stats", "--data", "toy", "--root", ".", "--json", cwd=tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    stats = json.loads(printed.stdout.splitlines()[-1])
     content = json.loads((tmp_path / "kitchen.json").read_text())
+    duration = content["duration"]
     rows = content["narrations"]
-    assert counted["videos"] == 1 and counted["length_mean"] == content["duration"] and counted["length_std"] == 0
-    assert counted["segments_per_video"] == len(rows) and counted["segment_duration"] == content["duration"] / len(rows)
-    assert counted["words_per_narration"] == pytest.approx(np.mean([len(n["text"].split()) for n in rows]))
-    assert counted["memory_share"] == pytest.approx(sum("memory" in n for n in rows) / len(rows))
+    words = [len(row["text"].split()) for row in rows]
+    with_memory = [row for row in rows if "memory" in row]
+    assert stats["videos"] == 1
+    assert (stats["length_mean"], stats["length_std"]) == (duration, 0)
+    assert stats["segments_per_video"] == len(rows)
+    assert stats["segment_duration"] == duration / len(rows)
+    assert stats["words_per_narration"] == pytest.approx(np.mean(words))
+    assert stats["memory_share"] == pytest.approx(len(with_memory) / len(rows))
 
 
 def test_bad_input_is_one_line_and_bad_usage_is_2(tmp_path):
     bad = command("stats", "--data", "ek100", "--json", cwd=tmp_path)
-    assert (bad.returncode, bad.stdout) == (1, "") and "--data toy" in bad.stderr and "Traceback" not in bad.stderr
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert "--data toy" in bad.stderr and "Traceback" not in bad.stderr
     with pytest.raises(SystemExit) as exited:
-        data_command.run(["toy", "--minutes", "1"])                       # no --output
+        data_command.run(["toy", "--minutes", "1"])            # no --output
     assert exited.value.code == 2
 
 
 def test_many_videos_resume(tmp_path):
-    arguments = ["toy", "--seed", "4", "--minutes", "0.1", "--count", "3", "--output", str(tmp_path / "many")]
+    folder = tmp_path / "many"
+    arguments = ["toy", "--seed", "4", "--minutes", "0.1", "--count", "3", "--output", str(folder)]
     data_command.run(arguments)
-    names = sorted(os.listdir(tmp_path / "many"))
+    names = sorted(os.listdir(folder))
     assert names == [f"toy-000000{seed}.{end}" for seed in (4, 5, 6) for end in ("json", "mp4")]
-    before = {name: (tmp_path / "many" / name).stat().st_mtime_ns for name in names}
-    (tmp_path / "many" / names[2]).unlink()                        # the second was interrupted before its .json
+    before = {name: (folder / name).stat().st_mtime_ns for name in names}
+    (folder / "toy-0000005.json").unlink()     # as if interrupted before it was written
     data_command.run(arguments)
-    again = {name for name in names if (tmp_path / "many" / name).stat().st_mtime_ns != before[name]}
-    assert again == {"toy-0000005.json", "toy-0000005.mp4"}
+    written = {name for name in names if (folder / name).stat().st_mtime_ns != before[name]}
+    assert written == {"toy-0000005.json", "toy-0000005.mp4"}
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--output", "a.mov"], ["--output", "a.mp4", "--count", "2"], ["--output", "a.mp4", "--minutes", "1e6"]])
+    ["--output", "a.mov"],
+    ["--output", "a.mp4", "--count", "2"],
+    ["--output", "a.mp4", "--minutes", "1e6"],
+])
 def test_toy_arguments_that_do_not_fit(tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadData):
@@ -403,13 +487,22 @@ def test_toy_arguments_that_do_not_fit(tmp_path, monkeypatch, arguments):
 
 
 @pytest.mark.parametrize("arguments", [
-    "toy --output a --count 0", "toy --output a.mp4 --minutes nan", "toy --output a.mp4 --seed -1",
+    "toy --output a --count 0",
+    "toy --output a.mp4 --minutes nan",
+    "toy --output a.mp4 --seed -1",
     "stats --data toy --limit 0",
-    "stats --data nonsense", "encode a.mp4 --output b --fps 0", "encode a.mp4 --output b --grid -1",
-    "encode a.mp4 --output b --batch -1", "encode a.mp4 --output b --shard 3/2", "encode a.mp4 --output b --shard 0/2",
-    "encode a.mp4 --output b --shard x", "rewrite --data toy --llm x"])
+    "stats --data nonsense",
+    "encode a.mp4 --output b --fps 0",
+    "encode a.mp4 --output b --grid -1",
+    "encode a.mp4 --output b --batch -1",
+    "encode a.mp4 --output b --shard 3/2",
+    "encode a.mp4 --output b --shard 0/2",
+    "encode a.mp4 --output b --shard x",
+    "rewrite --data toy --llm x",
+])
 def test_usage(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exited:
         data_command.run(arguments.split())
-    assert exited.value.code == 2 and "error: argument" in capsys.readouterr().err
+    assert exited.value.code == 2
+    assert "error: argument" in capsys.readouterr().err
