@@ -157,7 +157,7 @@ class CLAM(nn.Module):
         """
         a, q, output_gate = self.queries() if queries is None else queries
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e")   # Q S, in fp32
-        # norm, output gate and projection as in gated linear attention (published, not in the paper)
+        # norm, output gate, projection: of gated linear attention (published, not in the paper)
         o = rearrange(self.norm_o(o.to(a.dtype)), "... h e -> ... (h e)")
         o = self.w_o(o * output_gate)
         y = self.norm_y(a + o)
@@ -273,7 +273,7 @@ def check(x: Tensor, read_at: Tensor, width: int):
                          f"got {read_at.tolist()}")
 
 
-# ---------------------------------------------------------------------- python clam.py
+# ------------------------------------------------------ python clam.py
 
 def worked_example():
     """Eq. 2 with a state of 2 x 2 and three tokens: one head, keys and values of two channels."""

@@ -44,7 +44,7 @@ from support.files.video import Video
 from toy import world
 
 
-# ---------------------------------------------------------------------- samples
+# ------------------------------------------------------ samples
 
 
 @dataclass
@@ -61,11 +61,11 @@ class Sample:
                 a published data set; None otherwise
     """
     name: str
-    narrations: list[tuple[int, str]]          # (frame, text), frames strictly increasing
-    memory_words: list[tuple[str, ...]]        # of each narration: the words that need visual memory
+    narrations: list[tuple[int, str]]       # (frame, text), frames strictly increasing
+    memory_words: list[tuple[str, ...]]     # of each narration: the words that need visual memory
     fps: float
     num_frames: int
-    duration: float                            # seconds of the whole video
+    duration: float                         # seconds of the whole video
     source: Callable[[], Iterator[np.ndarray]] | None
     read: Callable[[int, int], Tensor] | None = None
     tracks: list[list[tuple[float, str]]] | None = None
@@ -164,7 +164,7 @@ def decode_pictures(path: Path, fps: float, num_frames: int) -> Iterator[np.ndar
                       "get the video again")
 
 
-# ---------------------------------------------------------------------- the toy world
+# ------------------------------------------------------ the toy world
 
 
 def toy_sample(kitchen: world.Kitchen) -> Sample:
@@ -178,7 +178,7 @@ def toy_sample(kitchen: world.Kitchen) -> Sample:
     return make_sample(f"toy-{kitchen.seed}", narrations, world.FPS, len(kitchen), render_pictures)
 
 
-# ---------------------------------------------------------------------- any data set
+# ------------------------------------------------------ any data set
 
 
 def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
@@ -211,7 +211,8 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
     if streaming:
         max_frames = None
     if name != "toy":
-        return annotated(name, dataset_folder(name, root), split, limit, streaming, max_frames, shape)
+        folder = dataset_folder(name, root)
+        return annotated(name, folder, split, limit, streaming, max_frames, shape)
     if split not in world.SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(world.SEEDS)}")
     if root is None:
@@ -338,7 +339,7 @@ def own_sample(video: own_videos.Narrated, shape: tuple) -> Sample:
     )
 
 
-# ---------------------------------------------------------------------- statistics
+# ------------------------------------------------------ statistics
 
 # Table 8 (App. B.4): videos for training, videos for validation, then the columns of `statistics`:
 # mean length and its standard deviation [s], segments a video, segment duration [s], and the length

@@ -40,7 +40,7 @@ from support.files.narrations import Sentence, Truth
 TAU = 0.5                     # IoU from which two segments match
 
 
-# ---------------------------------------------------------------------- temporal alignment (App. B.5)
+# ------------------------------------------------------ temporal alignment (App. B.5)
 
 
 def segments(times: list[float], start: float = 0.0) -> np.ndarray:
@@ -97,7 +97,8 @@ def measure_video(truth: Truth, predicted: list[Sentence],
     return measures, list(zip(sentences, texts))
 
 
-def pace(truth: Truth, true_segments: np.ndarray, predicted_segments: np.ndarray) -> dict[str, float | None]:
+def pace(truth: Truth, true_segments: np.ndarray,
+         predicted_segments: np.ndarray) -> dict[str, float | None]:
     """Narrations a minute, and the mean length of segments in seconds (Fig. 9), of one video.
 
     If the length of the video is not known (`score`), it is the span of the true narrations.
@@ -213,7 +214,7 @@ def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
     return [(label, names) for label, names in groups.items() if names]
 
 
-# ---------------------------------------------------------------------- caption scores (§4.1)
+# ------------------------------------------------------ caption scores (§4.1)
 
 # In the formulas below, r is the true sentence (the reference) and s is the predicted one.
 
@@ -410,7 +411,7 @@ def ptb(pairs: list[Pair]) -> list[Pair]:
     return [(true[i][0], predicted[i][0]) for i in range(len(pairs))]
 
 
-# ---------------------------------------------------------------------- teacher forcing (§4.1)
+# ------------------------------------------------------ teacher forcing (§4.1)
 
 
 @dataclass
@@ -432,7 +433,8 @@ class SegmentScores:
 
 @torch.no_grad()
 def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]],
-                   reply_theta: float = 0.0, forward: Callable | None = None) -> list[SegmentScores]:
+                   reply_theta: float = 0.0,
+                   forward: Callable | None = None) -> list[SegmentScores]:
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or
@@ -443,7 +445,7 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
     """
     with keys_and_values(narrator.llm.model) as kept:
         hidden, labels, tokens = (forward or narrator)(x, narrations)
-    segment = torch.tensor(tokens.segment)                              # on the CPU, as the labels are
+    segment = torch.tensor(tokens.segment)                          # on the CPU, as the labels are
     of_frame = torch.tensor(tokens.ids) == nar.FRAME
     skip = narrator.layout.skip
 
@@ -484,7 +486,7 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
             if True in ended:
                 score.difference = -(ended.index(True) + 1)
             else:
-                score.difference = -more                                # not in the frames that it was fed
+                score.difference = -more                        # not in the frames that it was fed
         if score.difference == 0:
             right_decisions = frames + right_words
         else:
@@ -509,7 +511,8 @@ def keys_and_values(llm: torch.nn.Module) -> Iterator:
         hook.remove()
 
 
-def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int, more: int) -> Tensor:
+def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
+            more: int) -> Tensor:
     """The last hidden state of each of `more` frames that follow segment n in place of its closing
     [more, D_lm].
 
@@ -523,13 +526,13 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     end = of_frames[-1] + 1
     kind, segment, number = tokens.for_rule(device)[:, :end]
     seen = nar.visible(kind, segment, number, n, config.last_k, config.prune).nonzero()[:, 0]
-    frame = tokens.ids[:end].count(nar.FRAME) // config.J               # the first of the further frames
+    frame = tokens.ids[:end].count(nar.FRAME) // config.J       # the first of the further frames
 
-    routing = getattr(narrator, "routing", None)                        # VideoLLM-MoD (baselines/mod.py)
+    routing = getattr(narrator, "routing", None)                # VideoLLM-MoD (baselines/mod.py)
     cache = type(kept)()
     for i, layer in enumerate(kept.layers):
         keys_here = len(seen)
-        if routing is not None:                                         # layers with routers kept fewer tokens
+        if routing is not None:                             # layers with routers kept fewer tokens
             keys_here -= routing.skipped[i] * frame
         keys = layer.keys.index_select(2, seen[:keys_here])
         values = layer.values.index_select(2, seen[:keys_here])

@@ -47,7 +47,8 @@ from support.engine.training import cross_entropy
 from support.files.features import letterbox
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
-          "Below is their conversation, interleaved with the list of video frames received by the assistant.")
+          "Below is their conversation, interleaved with the list of video frames received by the "
+          "assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 
 MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
@@ -61,18 +62,19 @@ class Config(MoreSettings):
     The settings of the published code, of the baselines and of streams without end are in
     support/engine/settings.py. They are fields of the same object, and of the same narrator.json.
     """
-    llm: str = "meta-llama/Llama-3.2-1B-Instruct"         # hub id or folder, relative ones inside the checkpoint
-    vision: str = "google/siglip-large-patch16-384"       # likewise
-    grid: int = 3                                         # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
-    width: int = 1024                                     # D
-    fps: float = 2.0                                      # frames per second
-    memory: str = "clam"                                  # one of MEMORIES
-    memory_tokens: int = 20                               # M
-    prune: bool = True                                    # dynamic context management; off: VideoLLM-online
-    last_k: int | None = None                             # FlowNar-C: narrations kept, 0 for none; None: all
-    theta: float = 0.8                                    # narrate when p([SKIP]) <= theta
-    theta_low: float = 0.5                                # the threshold soon after a narration
-    refractory: float = 4.0                               # for how long after it [seconds]
+    # hub ids or folders; relative folders are inside the checkpoint
+    llm: str = "meta-llama/Llama-3.2-1B-Instruct"
+    vision: str = "google/siglip-large-patch16-384"
+    grid: int = 3                 # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
+    width: int = 1024             # D
+    fps: float = 2.0              # frames per second
+    memory: str = "clam"          # one of MEMORIES
+    memory_tokens: int = 20       # M
+    prune: bool = True            # dynamic context management; off: VideoLLM-online
+    last_k: int | None = None     # FlowNar-C: narrations kept, 0 for none; None: all
+    theta: float = 0.8            # narrate when p([SKIP]) <= theta
+    theta_low: float = 0.5        # the threshold soon after a narration
+    refractory: float = 4.0       # for how long after it [seconds]
     lora_rank: int = 128
     lora_alpha: int = 256
 
@@ -85,7 +87,7 @@ class Config(MoreSettings):
         return 1 + self.grid ** 2
 
 
-# ---------------------------------------------------------------------- §3.1 visual feature extraction
+# ------------------------------------------------------ §3.1 visual feature extraction
 
 class VisionEncoder(nn.Module):
     """Frozen vision model: frames uint8 [T, H, W, 3] -> X [T, J, D], the CLS token and grid x grid
@@ -106,7 +108,7 @@ class VisionEncoder(nn.Module):
         self.width = model.config.hidden_size
         self.mean = processor["image_mean"]
         self.std = processor["image_std"]
-        speed_up(self)                                      # faster matrix products, the same function
+        speed_up(self)                                  # faster matrix products, the same function
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
@@ -131,7 +133,7 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     """
     output = model(pixel_values=pixels)
     side = model.config.image_size // model.config.patch_size
-    patches = output.last_hidden_state[:, -side * side:]                    # drops a leading CLS token, if any
+    patches = output.last_hidden_state[:, -side * side:]        # drops a leading CLS token, if any
     patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
     pooled = F.adaptive_avg_pool2d(patches, grid) if grid else patches[..., :0]
     pooled = rearrange(pooled, "t d h w -> t (h w) d")
@@ -139,12 +141,12 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     return torch.cat([output.pooler_output[:, None], pooled], dim=1)
 
 
-# ---------------------------------------------------------------------- §3.2 tokens: one layout for both
+# ------------------------------------------------------ §3.2 tokens: one layout for both
 
 # kinds of tokens
-PROMPT = 0              # never removed
-VISUAL = 1              # frames, memory, and what stands around them: removed with their segment
-NARRATION = 2           # "Assistant:", words, end of text, newline: removed where only the last k are kept
+PROMPT = 0      # never removed
+VISUAL = 1      # frames, memory, and what stands around them: removed with their segment
+NARRATION = 2   # "Assistant:", words, end of text, newline: removed where only the last k are kept
 
 # placeholder ids, where the embeddings of frames and of memory tokens go
 FRAME = -1
@@ -157,7 +159,7 @@ class Tokens:
     ids: list[int] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)       # PROMPT, VISUAL, NARRATION
     segment: list[int] = field(default_factory=list)    # in which it is fed
-    number: list[int] = field(default_factory=list)     # of the narration that it belongs to, -1: none
+    number: list[int] = field(default_factory=list)     # of the narration it belongs to, -1: none
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
     def add(self, ids: list[int], kind: int, segment: int, number: int = -1,
@@ -228,15 +230,15 @@ class Layout:
     *belong to* narration n - 1 (`number`) but are *fed in* segment n (`segment`).
 
     After each frame the model predicts "," (the paper's [SKIP]: nothing to say yet) or "]\n" (the
-    segment ends: narrate now). Each piece of text (SYSTEM, "[", "]\n", ",", ...) is tokenised on its
-    own, so that no two ever merge, and no id is written as a number.
+    segment ends: narrate now). Each piece of text (SYSTEM, "[", "]\n", ",", ...) is tokenised on
+    its own, so that no two ever merge, and no id is written as a number.
     """
 
     def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False):
         self.tokenizer = tokenizer
         self.J = J
         self.M = M
-        self.keep_newline = keep_newline                # of removed narrations, as the published FlowNar-C does
+        self.keep_newline = keep_newline    # of removed narrations, as the published FlowNar-C does
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open = self.encode("[")
@@ -246,7 +248,7 @@ class Layout:
         self.assistant = self.encode("Assistant:")
         skip = self.encode(",")
         self.eot = tokenizer.eos_token_id
-        if "<|eot_id|>" in tokenizer.get_vocab():       # Llama 3 ends a turn with a token of its own
+        if "<|eot_id|>" in tokenizer.get_vocab():   # Llama 3 ends a turn with a token of its own
             self.eot = tokenizer.convert_tokens_to_ids("<|eot_id|>")
         if self.eot is None or len(skip) != 1:
             raise BadData("this tokenizer has no end-of-text token or splits ','; "
@@ -323,7 +325,7 @@ class Layout:
         return tokens
 
 
-# ---------------------------------------------------------------------- §3.4, §3.5 what a token sees
+# ------------------------------------------------------ §3.4, §3.5 what a token sees
 
 def visible(kind, segment, number, now, last_k: int | None = None, prune: bool = True):
     """The one visibility rule: does a token fed in segment `now` see one of this kind, segment and
@@ -374,12 +376,12 @@ def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor
     return rows
 
 
-# ---------------------------------------------------------------------- §3.2 the model
+# ------------------------------------------------------ §3.2 the model
 
 class Past(NamedTuple):
     """The past of a video that is late in a long stream (train.py --long); not in the paper."""
-    state: object = None            # of the memory, S_t; None: the initial one
-    tokens: int = 0                 # how many were fed, and pruned, between the prompt and the video
+    state: object = None        # of the memory, S_t; None: the initial one
+    tokens: int = 0             # how many were fed, and pruned, between the prompt and the video
 
 
 class Narrator(nn.Module):
@@ -391,9 +393,10 @@ class Narrator(nn.Module):
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()
         if config.of_baseline and type(self) is Narrator:
-            raise ValueError("these settings are of a baseline; baselines/variants.py makes its narrator")
+            raise ValueError("these settings are of a baseline; baselines/variants.py makes its "
+                             "narrator")
         self.config = config
-        family.adapt(llm, config.prune)                     # its attention takes the rows of `segment_rows`
+        family.adapt(llm, config.prune)             # its attention takes the rows of `segment_rows`
         self.llm = llm.requires_grad_(False)
         self.add_connector(llm.config.hidden_size)
         self.add_memory(llm.config.hidden_size)
@@ -401,7 +404,7 @@ class Narrator(nn.Module):
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         speed_up(self)
         self.decoder = passes.Plain(self)
-        self.slow_because: str | None = "its LoRA is not merged"      # None: passes take the fast path
+        self.slow_because: str | None = "its LoRA is not merged"   # None: passes take the fast path
         self.merged = False
 
     def add_connector(self, hidden: int) -> None:
@@ -447,7 +450,7 @@ class Narrator(nn.Module):
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         if x is not None:
             e = e.masked_scatter((ids == FRAME)[:, None], self.embed_frames(x).to(e.dtype))
-        if memory is not None:                  # <=: baselines/narration_memory.py has one more placeholder
+        if memory is not None:          # <=: baselines/narration_memory.py has one more placeholder
             e = e.masked_scatter((ids <= MEMORY)[:, None], memory.to(e.dtype))
         return e
 
@@ -488,11 +491,11 @@ class Narrator(nn.Module):
         """
         x = self.used_frames(x, narrations)
         tokens = self.layout.sequence(narrations)
-        memory = self.memory_at_ends(x, narrations, past)               # of all segments but the first
+        memory = self.memory_at_ends(x, narrations, past)   # of all segments but the first
         e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
         positions = tokens.positions(past.tokens).to(self.device)
-        rectangles = None                                               # nothing pruned: causal attention
-        if self.config.prune:                                           # the rows of Fig. 4, without an [L, L]
+        rectangles = None                                   # nothing pruned: causal attention
+        if self.config.prune:                               # the rows of Fig. 4, without an [L, L]
             rows = segment_rows(tokens, self.config.last_k)
             rectangles = attention.rectangles(rows, len(tokens), self.device)
         # transformers hands `rectangles` on to each layer's attention (support/engine/attention.py)
@@ -529,7 +532,7 @@ class Narrator(nn.Module):
         """How many frame tokens the memory has absorbed when it is read at the end of `frame`."""
         if self.config.readout == "frame":
             return (frame + 1) * self.config.J
-        return frame * self.config.J + 1                                # published weights: after the CLS token
+        return frame * self.config.J + 1                    # published weights: after the CLS token
 
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]],
              past: Past = Past()) -> tuple[Tensor, int]:
@@ -602,7 +605,7 @@ class Narrator(nn.Module):
                    dtype: torch.dtype) -> Narrator:
         llm, tokenizer = checkpoint.load_llm(config.llm, dtype)
         file = files.folder / checkpoint.WEIGHTS
-        with torch.device("meta"):                          # shapes alone take no memory, however large
+        with torch.device("meta"):                      # shapes alone take no memory, however large
             shapes = cls(checkpoint.without_weights(llm), tokenizer, config).trainable()
         checkpoint.compare(shapes, files.weights, file)
         narrator = cls(llm, tokenizer, config)
@@ -633,7 +636,7 @@ class Narrator(nn.Module):
         width.
         """
         config = self.config
-        encoder = VisionEncoder(source or config.vision, config.grid, device=self.device, dtype=dtype)
+        encoder = VisionEncoder(source or config.vision, config.grid, self.device, dtype)
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
                           f"the narrator needs {config.width}")

@@ -123,11 +123,11 @@ class Decision:
     position: int
     text_tokens: int
     visual_tokens: int
-    kept: list[int]                 # Cache.kept
+    kept: list[int]         # Cache.kept
     narration: Narration | None
-    forced: bool                    # narrates whatever p_skip is: frame 0, the last frame, given narrations
-    fed: Tokens                     # what was fed with this frame, without the narration
-    pruned: int                     # how many tokens were removed after the narration
+    forced: bool            # narrates whatever p_skip is: frame 0, the last frame, given narrations
+    fed: Tokens             # what was fed with this frame, without the narration
+    pruned: int             # how many tokens were removed after the narration
 
 
 class Context:
@@ -140,18 +140,18 @@ class Context:
     def __init__(self, narrator: Narrator):
         self.narrator = narrator
         self.layout = narrator.layout
-        self.cache = Cache(narrator.device)                                 # C^vid, C^nar
-        self.state = narrator.memory.initial_state().to(narrator.device)    # S_t
-        self.readable = self.state                                          # the state that M_t is read from
-        self.queries = narrator.memory.queries()                            # Q: the same all the time
-        self.memory: Tensor | None = None                                   # M_{t_{n-1}}
-        self.position = 0                                                   # l
-        self.segment = 0                                                    # n
-        self.opening: Tokens | None = self.layout.first()                   # b_new: this is not None
-        self.frame = 0                                                      # t of the next frame
-        self.now = 0.0                                                      # seconds at the latest frame's end
-        self.last_narration_time = 0.0                                      # seconds, of t_{n-1}
-        self.p_skip: float | None = None                                    # of the latest frame
+        self.cache = Cache(narrator.device)                 # C^vid, C^nar
+        self.state = narrator.memory.initial_state().to(narrator.device)  # S_t
+        self.readable = self.state                          # the state that M_t is read from
+        self.queries = narrator.memory.queries()            # Q: the same all the time
+        self.memory: Tensor | None = None                   # M_{t_{n-1}}
+        self.position = 0                                   # l
+        self.segment = 0                                    # n
+        self.opening: Tokens | None = self.layout.first()   # b_new: this is not None
+        self.frame = 0                                      # t of the next frame
+        self.now = 0.0                                      # seconds at the latest frame's end
+        self.last_narration_time = 0.0                      # seconds, of t_{n-1}
+        self.p_skip: float | None = None                    # of the latest frame
         self.theta: float | None = None
 
     def seconds(self) -> float:
@@ -192,18 +192,18 @@ class Context:
             self.memory = self.narrator.memory.read(self.readable, self.queries)
 
     def memory_embedding(self, tokens: Tokens) -> Tensor | None:
-        """Line 7, M_{t_{n-1}}: embeddings [1, M, D_lm] of the memory tokens, if `tokens` has them."""
+        """Line 7, M_{t_{n-1}}: the memory tokens' embeddings [1, M, D_lm], if `tokens` has them."""
         if MEMORY not in tokens.ids:
             return None
         return self.narrator.embed_visual(self.memory)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
-        """Lines 9-12, Fig. 7: new tokens through the language model; logits [V] of the last token."""
+        """Lines 9-12, Fig. 7: new tokens through the language model; logits [V] of the last one."""
         narrator = self.narrator
         ids = torch.tensor(tokens.ids, device=narrator.device)
         e = narrator.embed(ids, x, self.memory_embedding(tokens))                   # line 9
         next_position = self.position + len(tokens)
-        positions = torch.arange(self.position, next_position, device=narrator.device)      # line 10
+        positions = torch.arange(self.position, next_position, device=narrator.device)  # line 10
         self.position = next_position                                               # line 11
         slots = self.cache.reserve(len(tokens))
         self.cache.insert(tokens, slots)
@@ -264,7 +264,8 @@ def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Nar
 
 @torch.no_grad()
 def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
-            forced: dict[int, list[int]] | None = None, context: Context | None = None) -> Iterator[Decision]:
+            forced: dict[int, list[int]] | None = None,
+            context: Context | None = None) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there
     is one.
 
@@ -278,28 +279,28 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     """
     if forced is not None and 0 not in forced:
         raise ValueError("given narrations begin with one of frame 0")
-    c = Context(narrator) if context is None else context                       # lines 1-3
-    for x in c.take(frames):                                                    # line 4
+    c = Context(narrator) if context is None else context               # lines 1-3
+    for x in c.take(frames):                                            # line 4
         t = c.frame
-        c.update_memory(x)                                                      # line 5
-        if c.opening is not None:                                               # line 6: b_new
-            fed = c.opening                                                     # line 7: [M_{t_{n-1}}; X_t]
+        c.update_memory(x)                                              # line 5
+        if c.opening is not None:                                       # line 6: b_new
+            fed = c.opening                                             # line 7: [M_{t_{n-1}}; X_t]
             c.opening = None
         else:
             fed = c.layout.frame(c.segment)
-        logits = c.feed(fed, x)                                                 # lines 9-12
-        if t > 0:                                       # frame 0 stands in the prompt and always narrates
-            c.p_skip = c.trigger(logits)                                        # Eq. 1
+        logits = c.feed(fed, x)                                         # lines 9-12
+        if t > 0:                           # frame 0 stands in the prompt, and always narrates
+            c.p_skip = c.trigger(logits)                                # Eq. 1
             c.theta = threshold(c.now - c.last_narration_time, narrator.config, static)
         must = t == 0 if forced is None else t in forced
         given = None if forced is None else forced.get(t)
         narration = None
         pruned = 0
-        if must or (forced is None and c.p_skip <= c.theta):                    # line 13
-            narration, pruned = end_segment(c, t, given)                        # lines 14-19
+        if must or (forced is None and c.p_skip <= c.theta):            # line 13
+            narration, pruned = end_segment(c, t, given)                # lines 14-19
         c.frame = t + 1
         yield decision(c, t, narration, must, fed, pruned)
-    segment_is_open = c.opening is None                                         # the last frame has not narrated
+    segment_is_open = c.opening is None     # the last frame has not narrated
     if forced is None and segment_is_open:
         narration, pruned = end_segment(c, c.frame - 1)
         yield decision(c, c.frame - 1, narration, True, Tokens(), pruned)

@@ -1,4 +1,4 @@
-"""Training (paper §3.5, App. B.6): cross entropy on narration tokens and the trigger, through LoRA,
+"""Training (paper §3.5, App. B.6): cross entropy on narration tokens and the trigger, of LoRA,
 connector and CLAM.
 
 The paper's recipe is the default: AdamW, 2e-4, cosine with 5 % warm-up, gradients clipped at 1,
@@ -204,7 +204,7 @@ class Options:
         if unknown:
             raise TypeError(f"no such options: {', '.join(unknown)}")
         self.given = set(given)
-        # An option that is not given has the value of the toy, or of own videos, or else its default.
+        # An option that is not given has the value of the toy, of own videos, or its default.
         values = dict(defaults)
         data_set = given.get("data", self.data)
         if data_set == "toy":
@@ -233,7 +233,7 @@ class Options:
         return settings
 
 
-# ---------------------------------------------------------------------- one training loop for all stages
+# ------------------------------------------------------ one training loop for all stages
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
@@ -275,7 +275,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
             run.after(step, loss, tokens)
 
 
-# ---------------------------------------------------------------------- stage narrator (§3.5)
+# ------------------------------------------------------ stage narrator (§3.5)
 
 
 @dataclass
@@ -296,7 +296,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
     steps_per_epoch = max(1, round(len(examples) / options.batch))
-    coming = None                                               # this process's examples, from the present step on
+    coming = None                               # this process's examples, from the present step on
 
     def examples_from(step: int) -> Iterator[tuple[Example, list[Example], int]]:
         """This process's examples: (video, earlier videos, number of earlier tokens)."""
@@ -365,7 +365,7 @@ def memory_after(narrator: nar.Narrator, videos: list[Example]):
     return narrator.state_after(x, narrations)
 
 
-# ---------------------------------------------------------------------- how a training begins and ends
+# ------------------------------------------------------ how a training begins and ends
 
 
 def new_config(options: Options, llm: str, vision: str, J: int, width: int) -> nar.Config:
@@ -381,7 +381,7 @@ def pretrained(options: Options, dtype: torch.dtype = torch.float32) -> nar.Narr
     weights.
     """
     given = options.config(options.given)
-    free = {}                                                   # what does not depend on the weights
+    free = {}                                               # what does not depend on the weights
     for name in ("llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"):
         if name in given:
             free[name] = given.pop(name)
@@ -426,7 +426,7 @@ def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = N
     narrator.save(options.output, dtype, **models)
 
 
-# ---------------------------------------------------------------------- Ego4D, EgoExo4D, EPIC-Kitchens-100
+# ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100
 
 
 class Annotated(Sequence):
