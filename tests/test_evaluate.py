@@ -21,6 +21,7 @@ import narrator as nar
 from baselines.variants import load_narrator
 from commands import evaluate as evaluate_command
 from helpers import GOLDEN, ROOT, TOY, published, tiny, two_ranks, video
+from support.common.disk import read_jsonl
 from support.common.options import model_options
 from support.files.narrations import Sentence, Truth, read_predictions
 from support.files.predictions import Predictions
@@ -133,7 +134,10 @@ def test_several_annotators_are_chained_apart():
     [], [Sentence(2, "a")], [Sentence(2, "a"), Sentence(2, "b")], [Sentence(99, "late")],
     [Sentence(5, "a"), Sentence(1, "b")], [Sentence(2, "")]])
 @pytest.mark.parametrize("true", [
-    [Sentence(2, "a")], [Sentence(2, ""), Sentence(2, "b")], [Sentence(3, "a b c"), Sentence(1, "d")]])
+    [Sentence(2, "a")],
+    [Sentence(2, ""), Sentence(2, "b")],
+    [Sentence(3, "a b c"), Sentence(1, "d")],
+])
 def test_edges_give_finite_numbers(true, predicted):
     result, rows = evaluate.evaluate({"v": Truth([true])}, {"v": predicted})
     assert all(np.isfinite(value) for value in result.values() if value is not None)
@@ -349,66 +353,85 @@ def test_the_bundled_narrator_is_as_good_as_the_readme_says():
 
 
 def test_stream_in_two_processes(tmp_path):
-    """Three videos on two processes, which find no Java: the result of one process, and each video streamed once."""
+    """Three videos on two processes, which find no Java: the result of one process, and each video
+    is narrated once.
+    """
     epic(tmp_path / "root", videos=3)
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
-    ours = ("stream", "--data", "ek100", "--root", tmp_path / "root", "--model", tmp_path / "model", "--json")
-    line = [sys.executable, ROOT / "evaluate.py", *ours, "--device", "cpu", "--output", tmp_path]
-    running = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                env=environment | {"PATH": ""}) for environment in two_ranks()]
-    (printed, said), (nothing, more) = (one.communicate() for one in running)
-    assert [one.returncode for one in running] == [0, 0], said[-2000:] + more[-2000:]
-    assert len(list((tmp_path / "predictions").iterdir())) == 3 and nothing == ""
-    assert json.loads(printed.splitlines()[-1]) == command(*ours)
+    arguments = ("stream", "--data", "ek100", "--root", tmp_path / "root",
+                 "--model", tmp_path / "model", "--json")
+    line = [sys.executable, ROOT / "evaluate.py", *arguments, "--device", "cpu",
+            "--output", tmp_path]
+    processes = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  env=environment | {"PATH": ""})
+                 for environment in two_ranks()]
+    (out, err), (second_out, second_err) = [process.communicate() for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0, 0], err[-2000:] + second_err[-2000:]
+    assert len(list((tmp_path / "predictions").iterdir())) == 3
+    assert second_out == ""                    # the first process prints the scores of all
+    assert json.loads(out.splitlines()[-1]) == command(*arguments)
 
 
 def test_annotated_data_sets(tmp_path):
-    """Features instead of pictures; times count from the start of the video, several annotators are scored together."""
-    root, model = tmp_path / "root", tiny(width=16, max_new_tokens=5)
-    epic(root)
-    model.save(tmp_path / "model")
-    ours = ("--data", "ek100", "--root", root, "--model", tmp_path / "model")
-    result = command("stream", *ours, "--output", tmp_path / "out", "--json")
+    """Features instead of pictures. Times count from the start of the video; several annotators are
+    scored together.
+    """
+    epic(tmp_path / "root")
+    tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
+    data_set = ("--data", "ek100", "--root", tmp_path / "root", "--json")
+    arguments = (*data_set, "--model", tmp_path / "model")
+    result = command("stream", *arguments, "--output", tmp_path / "out")
     assert result["videos"] == 6 and result["narrations"] == 2 * 2 + 2 * 3 + 2 * 4
-    assert result["true_narrations_per_minute"] == pytest.approx(60 * (2 / 3 + 3 / 5.5 + 4 / 7.5) / 3)   # of frames
-    first = json.loads((tmp_path / "out" / "predictions" / "val_0_0_6.jsonl").read_text().splitlines()[0])
-    assert (first["start"], first["end"]) == (0.4, 0.9)
-    assert command("stream", *ours, "--batch", 4, "--json") == result == command("stream", *ours, "--lookahead", 1,
-                                                                                 "--json")
-    teacher = command("teacher", *ours, "--json")
+    paces = [2 / 3, 3 / 5.5, 4 / 7.5]          # narrations / seconds that were streamed
+    expected = 60 * np.mean(paces)
+    assert result["true_narrations_per_minute"] == pytest.approx(expected)
+    first_row, *_ = read_jsonl(tmp_path / "out" / "predictions" / "val_0_0_6.jsonl")
+    assert (first_row["start"], first_row["end"]) == (0.4, 0.9)
+    assert command("stream", *arguments, "--batch", 4) == result
+    assert command("stream", *arguments, "--lookahead", 1) == result
+
+    teacher = command("teacher", *arguments)
     assert teacher["videos"] == 6 and teacher["ppl"] > 1
-    assert command("teacher", *ours, "--json", "--max-frames", 6)["ppl"] != teacher["ppl"]
+    assert command("teacher", *arguments, "--max-frames", 6)["ppl"] != teacher["ppl"]
     tiny(width=32).save(tmp_path / "wide")
-    assert "32" in command("teacher", "--data", "ek100", "--root", root, "--model", tmp_path / "wide", ok=False)
+    assert "32" in command("teacher", *data_set, "--model", tmp_path / "wide", ok=False)
 
 
 def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     """The same folder and names, but other weights, another root, another dtype, another video."""
-    root, other, model = tmp_path / "root", tmp_path / "other", tiny(width=16, max_new_tokens=2)
+    root = tmp_path / "root"
+    other_root = tmp_path / "other"
     epic(root, videos=1)
-    epic(other, videos=1)
+    epic(other_root, videos=1)
+    model = tiny(width=16, max_new_tokens=2)
     model.save(tmp_path / "model")
 
-    def again(*more, root=root, ok=False):
-        return command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model", "--limit", 1,
-                       "--output", tmp_path / "out", "--json", *more, ok=ok)
+    def run(*options, root=root, ok=True):
+        return command("stream", "--data", "ek100", "--root", root, "--model", tmp_path / "model",
+                       "--limit", 1, "--output", tmp_path / "out", "--json", *options, ok=ok)
 
-    first = again(ok=True)
-    assert again(ok=True) == first
-    assert "(root)" in again(root=other)
-    assert "(dtype, weights)" in again("--dtype", "bfloat16")
-    assert "(static)" in again("--static") and "(last_k)" in again("--last-k", 3)
+    first = run()
+    assert run() == first
+    assert "(root)" in run(root=other_root, ok=False)
+    assert "(dtype, weights)" in run("--dtype", "bfloat16", ok=False)
+    assert "(static)" in run("--static", ok=False)
+    assert "(last_k)" in run("--last-k", 3, ok=False)
+
     features = load_file(root / "features.safetensors")
-    for frame in (0, 5):                                                  # the first of the video, and a later one
-        changed = {name: y + (torch.arange(len(y)) == frame)[:, None, None] for name, y in features.items()}
+    for frame in (0, 5):                       # the first of the video, and a later one
+        changed = {name: x.clone() for name, x in features.items()}
+        for x in changed.values():
+            x[frame:frame + 1] += 1
         save_file(changed, root / "features.safetensors")
-        assert "another video val_0" in again()
+        assert "another video val_0" in run(ok=False)
     save_file(features, root / "features.safetensors")
-    assert again(ok=True) == first
+    assert run() == first
+
     for p in model.trainable().values():
         torch.nn.init.zeros_(p)
     model.save(tmp_path / "model")
-    assert "(weights)" in again()
+    assert "(weights)" in run(ok=False)
 
 
 def test_a_fingerprint_is_of_every_picture():
@@ -481,117 +504,158 @@ def test_videos_are_grouped_by_their_own_length(tmp_path, protocol):
 # ---------------------------------------------------------------------- teacher
 
 class Scripted:
-    """Stands in for a narrator: frames of 2 tokens, and logits that the test prescribes."""
+    """Stands in for a narrator: frames of 2 tokens, and logits that the test prescribes.
+
+    replies     frames after which the model would narrate; after the others, it gives [SKIP]
+    words       which learned words (by their number) are wrong
+    """
 
     def __init__(self, replies, words):
         self.model = tiny(grid=1)
-        self.layout, self.config, self.llm = self.model.layout, self.model.config, self.model.llm
-        self.replies, self.words = replies, words
+        self.layout = self.model.layout
+        self.config = self.model.config
+        self.llm = self.model.llm
+        self.replies = replies
+        self.words = words
 
     def __call__(self, x, narrations):
         tokens = self.layout.sequence(narrations)
-        labels = torch.tensor([i if learn else -100 for i, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100])
-        skip, logits, frame = self.layout.skip, torch.zeros(len(tokens), len(self.layout.tokenizer)), 0
-        for row, (i, label) in enumerate(zip(tokens.ids, labels.tolist())):
-            logits[row, label if label != -100 else 0] = 3.0
-            if i == nar.FRAME:
-                frame += 1
-                t = (frame - 1) // self.config.J
-                logits[row] = 0
-                logits[row, self.layout.close[0] if t in self.replies else skip] = 3.0
-        for row in self.words:                                                        # rows counted among learned words
-            words = [r for r, (i, label) in enumerate(zip(tokens.ids, labels.tolist()))
-                     if label != -100 and i != nar.FRAME]
-            logits[words[row], labels[words[row]]] = -3.0
-        return logits, labels, tokens
+        labels = [token if learn else -100
+                  for token, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100]
+        logits = torch.zeros(len(tokens), len(self.layout.tokenizer))
+        word_rows = []                         # rows of the learned words
+        frame_tokens = 0
+        for row, (token, label) in enumerate(zip(tokens.ids, labels)):
+            if token == nar.FRAME:
+                frame = frame_tokens // self.config.J
+                frame_tokens += 1
+                reply = self.layout.close[0] if frame in self.replies else self.layout.skip
+                logits[row, reply] = 3.0
+            elif label == -100:
+                logits[row, 0] = 3.0
+            else:
+                logits[row, label] = 3.0
+                word_rows.append(row)
+        for word in self.words:
+            row = word_rows[word]
+            logits[row, labels[row]] = -3.0
+        return logits, torch.tensor(labels), tokens
 
     def logits(self, hidden):
         return hidden
 
 
 def by_whole_forwards(narrations):
-    """Stands in for evaluate.further: a whole forward for every segment that continues; simple and slow."""
+    """Stands in for evaluate.further: a whole forward for each segment that goes on; simple and
+    slow.
+    """
     def further(narrator, x, tokens, kept, n, more):
-        *before, (frame, ids) = narrations[:n + 1]
-        hidden, _, tokens = narrator(x, [*before, (frame + more, ids)])
-        ends = [i for i, (token, m) in enumerate(zip(tokens.ids, tokens.segment)) if token == nar.FRAME and m == n]
-        return hidden[ends[narrator.config.J - 1::narrator.config.J]][-more:]
+        *earlier, (frame, ids) = narrations[:n + 1]
+        hidden, _, tokens = narrator(x, [*earlier, (frame + more, ids)])
+        frame_rows = [row for row, (token, segment) in enumerate(zip(tokens.ids, tokens.segment))
+                      if token == nar.FRAME and segment == n]
+        J = narrator.config.J
+        last_of_each_frame = frame_rows[J - 1::J]
+        return hidden[last_of_each_frame[-more:]]
     return further
 
 
 def assert_segments_go_on(model, x, narrations):
-    """`further` gives the hidden states of whole forwards, which are returned as a stand-in for it."""
+    """`further` gives the hidden states of whole forwards. Returns the slow stand-in for it."""
     slow = by_whole_forwards(narrations)
     with evaluate.keys_and_values(model.llm.model) as kept:
         _, _, tokens = model(x, narrations)
     for n in (1, 2, 3, 4):
         for more in (1, 4):
-            found = evaluate.further(model, x, tokens, kept, n, more)
-            assert (found - slow(model, x, tokens, kept, n, more)).abs().max() < 1e-4
+            hidden = evaluate.further(model, x, tokens, kept, n, more)
+            expected = slow(model, x, tokens, kept, n, more)
+            assert (hidden - expected).abs().max() < 1e-4
     return slow
 
 
-@pytest.mark.parametrize("variant", [{}, {"last_k": 1}, {"memory": "none", "prune": False}, {"memory": "recent"},
-                                     {"readout": "cls", "keep_newline": True, "last_k": 1},
-                                     {"last_k": 0, "narration_memory": 4}, {"grid": 0}], ids=str)
+@pytest.mark.parametrize("variant", [
+    {},
+    {"last_k": 1},
+    {"memory": "none", "prune": False},
+    {"memory": "recent"},
+    {"readout": "cls", "keep_newline": True, "last_k": 1},
+    {"last_k": 0, "narration_memory": 4},
+    {"grid": 0},
+], ids=str)
 @torch.no_grad()
 def test_segments_go_on_from_the_keys_and_values(variant):
-    """One forward for all late turns: the hidden states, and the turns, of a whole forward for each."""
+    """One forward for all late segments gives the hidden states, and the scores, of a whole forward
+    for each.
+    """
     model = tiny(**variant)
     x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
     slow = assert_segments_go_on(model, x, narrations)
-    logits, skip, forwards = model.logits, torch.tensor(model.layout.skip), []
+    logits = model.logits
+    forwards = []
     hook = model.register_forward_hook(lambda *_: forwards.append(1))
-    for push in (100, 12, 10):                                                        # [SKIP] always, often, sometimes
-        more = torch.nn.functional.one_hot(skip, len(model.layout.tokenizer)) * push
-        with mock.patch.object(model, "logits", lambda hidden: logits(hidden) + more):
+    for push in (100, 12, 10):                 # [SKIP] always, often, sometimes
+        pushed = torch.zeros(len(model.layout.tokenizer))
+        pushed[model.layout.skip] = push
+        with mock.patch.object(model, "logits", lambda hidden: logits(hidden) + pushed):
             forwards.clear()
             fast = evaluate.score_segments(model, x, narrations)
             assert len(forwards) == 1
             if push == 100:
-                assert [turn.difference for turn in fast[1:]] == [-2, -5, -1, 0, 0]
+                assert [score.difference for score in fast[1:]] == [-2, -5, -1, 0, 0]
             with mock.patch.object(evaluate, "further", slow):
                 assert evaluate.score_segments(model, x, narrations) == fast
     hook.remove()
 
 
-def test_turns_by_hand(monkeypatch):
-    """Turn 1 ends two frames early; turn 2 two frames late; turn 3, by the same reply, one frame early."""
+def test_segments_by_hand(monkeypatch):
+    """Segment 1 ends two frames early; segment 2 two frames late; segment 3, by the same reply, one
+    frame early.
+    """
     narrations = [(0, [7, 8]), (5, [7, 8, 9]), (9, [7]), (12, [7, 8])]
+    x = torch.zeros(13, 2, 32)
     monkeypatch.setattr(evaluate, "further", by_whole_forwards(narrations))
     model = Scripted(replies={3, 11}, words=[])
-    found = evaluate.score_segments(model, torch.zeros(13, 2, 32), narrations)
-    assert [turn.difference for turn in found] == [None, 2, -2, 1]
-    count = len(model.layout.assistant) + 1                                           # Assistant: ... EOT
-    words = [count + n for n in (2, 3, 1, 2)]
-    assert found[1].fluency == pytest.approx((5 - 2) / (5 + words[1]))
-    assert found[2].fluency == pytest.approx((4 - 1) / (4 + words[2]))
-    assert found[3].fluency == pytest.approx((3 - 1) / (3 + words[3])) and all(turn.correctness == 1 for turn in found)
+    scores = evaluate.score_segments(model, x, narrations)
+    assert [score.difference for score in scores] == [None, 2, -2, 1]
+    assert all(score.correctness == 1 for score in scores)
+    assert evaluate.summary(scores, fps=2.0)["time_diff"] == pytest.approx((2 + 2 + 1) / 3 / 2)
+    # tokens of a narration: Assistant: ... EOT
+    words = [len(model.layout.assistant) + len(ids) + 1 for _, ids in narrations]
+    assert scores[1].fluency == pytest.approx((5 - 2) / (5 + words[1]))
+    assert scores[2].fluency == pytest.approx((4 - 1) / (4 + words[2]))
+    assert scores[3].fluency == pytest.approx((3 - 1) / (3 + words[3]))
     vocabulary = len(model.layout.tokenizer)
-    assert found[0].ppl == pytest.approx((np.exp(3) + vocabulary - 1) / np.exp(3))
-    assert evaluate.summary(found, fps=2.0)["time_diff"] == pytest.approx((2 + 2 + 1) / 3 / 2)
-    never = evaluate.score_segments(Scripted(replies={3}, words=[]), torch.zeros(13, 2, 32), narrations)
-    assert [turn.difference for turn in never] == [None, 2, -3, 0] and never[3].fluency == 1
+    assert scores[0].ppl == pytest.approx((np.exp(3) + vocabulary - 1) / np.exp(3))
+
+    # a segment that never ends
+    scores = evaluate.score_segments(Scripted(replies={3}, words=[]), x, narrations)
+    assert [score.difference for score in scores] == [None, 2, -3, 0]
+    assert scores[3].fluency == 1
 
 
 def test_correctness_is_the_length_of_the_right_beginning():
     model = Scripted(replies=set(), words=[1])
-    first = evaluate.score_segments(model, torch.zeros(4, 2, 32), [(0, [7, 8, 9]), (3, [7])])[0]
+    narrations = [(0, [7, 8, 9]), (3, [7])]
+    first, *_ = evaluate.score_segments(model, torch.zeros(4, 2, 32), narrations)
     assert first.correctness == pytest.approx(1 / (len(model.layout.assistant) + 4))
 
 
 def test_reply_threshold():
+    """p([SKIP]) is below a threshold of almost 1 at the first frame of the segment."""
     model = Scripted(replies=set(), words=[])
-    found = evaluate.score_segments(model, torch.zeros(4, 2, 32), [(0, [7]), (3, [7])], reply_theta=0.999999)
-    assert found[1].difference == 2                                                   # p([SKIP]) is below at once
+    narrations = [(0, [7]), (3, [7])]
+    _, second = evaluate.score_segments(model, torch.zeros(4, 2, 32), narrations,
+                                        reply_theta=0.999999)
+    assert second.difference == 2
 
 
 @golden
 @pytest.mark.parametrize("name", ["flownar", "flownar_c", "videollm"])
 @torch.no_grad()
 def test_teacher_forced_is_the_published(name):
-    """With the published mask and tokens: the published loss and metrics. With ours: how far the stricter mask and the
-    unmerged token move them."""
+    """With the published mask and tokens: the published loss and metrics. With ours: how far the
+    stricter mask and the unmerged token move them.
+    """
     base = GOLDEN / name
     last_k = 2 if name == "flownar_c" else None
     model = load_narrator(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
@@ -599,29 +663,35 @@ def test_teacher_forced_is_the_published(name):
     for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
         x = features[key.split("/")[0]][:case["num_frames"]]
         narrations = [(frame, model.layout.encode(" " + text)) for frame, text in case["events"]]
-        calls, parallel = [], published(model, x, case)
+        published_forward = published(model, x, case)
+        calls = []
 
         def forward(x, narrations):
             calls.append(narrations)
-            return parallel
+            return published_forward
 
-        hidden, labels, _ = parallel
+        hidden, labels, _ = published_forward
         loss = torch.nn.functional.cross_entropy(model.logits(hidden), labels)
         # logits agree to 4e-6; a fp32 log-softmax over 128,256 words is itself only right to 7e-4
         assert loss.item() == pytest.approx(case["loss"], abs=1e-4), key
         for theta in (0.0, 0.8):
-            theirs = case[f"interval_threshold_{theta}"]
-            right = theirs["per_turn"]["lm_correctness"]
-            found = evaluate.score_segments(model, x, narrations, theta, forward)
-            assert [turn.ppl for turn in found] == pytest.approx(theirs["per_turn"]["lm_ppl"], abs=1e-3), key
-            assert [turn.correctness for turn in found] == pytest.approx(right, abs=1e-6), key
-            assert [abs(turn.difference) for turn in found[1:]] == theirs["per_turn"]["abs_frame_diff"], key
-            assert [turn.fluency for turn in found[1:]] == pytest.approx(theirs["per_turn"]["fluency"], abs=1e-6), key
+            metrics = case[f"interval_threshold_{theta}"]
+            theirs = metrics["per_turn"]
+            scores = evaluate.score_segments(model, x, narrations, theta, forward)
+            ppl = [score.ppl for score in scores]
+            correctness = [score.correctness for score in scores]
+            difference = [abs(score.difference) for score in scores[1:]]
+            fluency = [score.fluency for score in scores[1:]]
+            assert ppl == pytest.approx(theirs["lm_ppl"], abs=1e-3), key
+            assert correctness == pytest.approx(theirs["lm_correctness"], abs=1e-6), key
+            assert difference == theirs["abs_frame_diff"], key
+            assert fluency == pytest.approx(theirs["fluency"], abs=1e-6), key
+
             ours = evaluate.score_segments(model, x, narrations, theta)
-            difference = evaluate.summary(ours, model.config.fps)["time_diff"]
-            assert difference == pytest.approx(theirs["time_diff_s"], abs=0.5), key
-            later = [turn.ppl for turn in ours[1:]]
-            assert later == pytest.approx(theirs["per_turn"]["lm_ppl"][1:], rel=0.1), key
+            time_diff = evaluate.summary(ours, model.config.fps)["time_diff"]
+            assert time_diff == pytest.approx(metrics["time_diff_s"], abs=0.5), key
+            ppl = [score.ppl for score in ours[1:]]
+            assert ppl == pytest.approx(theirs["lm_ppl"][1:], rel=0.1), key
         assert len(calls) == 2
 
 
@@ -633,17 +703,18 @@ def test_teacher_command():
 
 
 def test_teacher_forcing_restarts_nothing(tmp_path, capsys):
-    """`max_segment`, shorter than the true segments, changes no turn; the command says so."""
+    """`max_segment`, shorter than the true segments, changes no score. The command says so."""
     model = tiny()
     x, narrations = video(model)
-    found = evaluate.score_segments(model, x, narrations)
+    scores = evaluate.score_segments(model, x, narrations)
     model.config.max_segment = 1.0
-    assert evaluate.score_segments(model, x, narrations) == found
-    shutil.copytree(TOY, tmp_path / "toy")
-    settings = json.loads((tmp_path / "toy" / "narrator.json").read_text())
-    write(tmp_path / "toy" / "narrator.json", settings | {"max_segment": 1.0})
-    given = ["teacher", "--data", "toy", "--limit", "1", "--model", str(tmp_path / "toy")]
-    with mock.patch("sys.argv", ["evaluate.py", *given]), pytest.raises(SystemExit) as end:
+    assert evaluate.score_segments(model, x, narrations) == scores
+    folder = tmp_path / "toy"
+    shutil.copytree(TOY, folder)
+    settings = json.loads((folder / "narrator.json").read_text())
+    write(folder / "narrator.json", settings | {"max_segment": 1.0})
+    line = f"evaluate.py teacher --data toy --limit 1 --model {folder}"
+    with mock.patch("sys.argv", line.split()), pytest.raises(SystemExit) as end:
         evaluate_command.main()
     assert end.value.code == 0
     assert "max_segment has no effect" in capsys.readouterr().err
