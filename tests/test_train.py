@@ -32,22 +32,32 @@ from toy import stages, train as toy_train
 
 
 def test_defaults_are_the_paper():
-    o = train.Options()
-    assert (o.lr, o.warmup, o.clip, o.batch, o.epochs) == (2e-4, 0.05, 1.0, 64, 2.0)
-    assert (o.lora_rank, o.lora_alpha, o.lora_dropout, o.memory_tokens, o.max_frames) == (128, 256, 0.05, 20, 1200)
+    options = train.Options()
+    assert (options.lr, options.warmup, options.clip) == (2e-4, 0.05, 1.0)
+    assert (options.batch, options.epochs) == (64, 2.0)
+    assert (options.lora_rank, options.lora_alpha, options.lora_dropout) == (128, 256, 0.05)
+    assert (options.memory_tokens, options.max_frames) == (20, 1200)
 
 
 def test_schedule():
+    """5 % warm-up, then half a cosine."""
     rates = [train.schedule(step, 200, 0.05) for step in range(200)]
-    assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])          # 5 % warm-up
-    assert rates[10] == pytest.approx(1) and rates[105] == pytest.approx(0.5)    # then half a cosine
-    assert rates[-1] < 1e-3 and all(a >= b for a, b in zip(rates[9:], rates[10:]))
+    assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
+    assert rates[10] == pytest.approx(1)
+    assert rates[105] == pytest.approx(0.5)
+    assert rates[-1] < 1e-3
+    assert rates[9:] == sorted(rates[9:], reverse=True)
 
 
 def test_order_covers_every_epoch():
-    seen = [i for step in range(6) for i in train.order(8, 4, step, seed=3)]
-    assert all(sorted(seen[e * 8:e * 8 + 8]) == list(range(8)) for e in range(3))
-    assert seen[:8] != seen[8:16] and train.order(8, 4, 1, 3) == seen[4:8] and train.order(8, 4, 1, 4) != seen[4:8]
+    indices = []
+    for step in range(6):
+        indices += train.order(8, 4, step, seed=3)
+    first, second, third = indices[:8], indices[8:16], indices[16:]
+    assert sorted(first) == sorted(second) == sorted(third) == list(range(8))
+    assert first != second
+    assert train.order(8, 4, 1, seed=3) == first[4:]           # at any step
+    assert train.order(8, 4, 1, seed=4) != first[4:]
 
 
 def examples(model, count=6, at=(0, 4, 9)):
@@ -55,29 +65,29 @@ def examples(model, count=6, at=(0, 4, 9)):
 
 
 def losses(folder):
-    return [json.loads(line)["loss"] for line in (folder / "narrator-log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in read_jsonl(folder / "narrator-log.jsonl")]
 
 
 def interrupted(folder, monkeypatch, error=RuntimeError, at=None, videos=examples, **given):
-    """train_narrator, stopped by an error in step `at`; the model and the steps that it ran."""
+    """Train, stopped by an error in step `at` -> the model, and the steps that it ran."""
     torch.manual_seed(1)
-    model, calls, order = tiny(memory_dropout=0.1, lora_dropout=0.1), [], train.order
+    model = tiny(memory_dropout=0.1, lora_dropout=0.1)
+    steps = []
+    order = train.order
 
-    def watched(count, batch, step, seed):
-        calls.append(step)
+    def recorded_order(count, batch, step, seed):
+        steps.append(step)
         if step == at:
             raise error
         return order(count, batch, step, seed)
 
-    monkeypatch.setattr(train, "order", watched)
-    options = train.Options(output=str(folder), **{"batch": 2, "epochs": 3.0, "lr": 1e-3, "save_every": 2} | given)
-    if at is None:
+    monkeypatch.setattr(train, "order", recorded_order)
+    given = {"batch": 2, "epochs": 3.0, "lr": 1e-3, "save_every": 2} | given
+    options = train.Options(output=str(folder), **given)
+    with nullcontext() if at is None else pytest.raises(error):
         train.train_narrator(model, videos(model), options)
-    else:
-        with pytest.raises(error):
-            train.train_narrator(model, videos(model), options)
     monkeypatch.setattr(train, "order", order)
-    return model, calls
+    return model, steps
 
 
 def few_memories(model):
@@ -87,53 +97,64 @@ def few_memories(model):
 
 @pytest.mark.parametrize("videos, batch", [(examples, 2), (few_memories, 1)])
 def test_resumed_is_as_if_never_interrupted(tmp_path, monkeypatch, videos, batch):
-    """Killed between two snapshots: the same losses and weights to the bit; dropout and missing gradients included."""
-    whole, _ = interrupted(tmp_path / "a", monkeypatch, videos=videos, batch=batch)
-    interrupted(tmp_path / "b", monkeypatch, at=5, videos=videos, batch=batch)
-    resumed, calls = interrupted(tmp_path / "b", monkeypatch, videos=videos, batch=batch, resume=True)
-    assert calls[0] == 4                                                         # the last snapshot before the kill
-    assert losses(tmp_path / "b") == losses(tmp_path / "a") and len(losses(tmp_path / "a")) == 18 // batch
+    """Killed between two snapshots: the same losses and weights to the bit, with dropout and
+    missing gradients.
+    """
+    setup = {"videos": videos, "batch": batch}
+    whole, _ = interrupted(tmp_path / "a", monkeypatch, **setup)
+    interrupted(tmp_path / "b", monkeypatch, at=5, **setup)
+    resumed, steps = interrupted(tmp_path / "b", monkeypatch, resume=True, **setup)
+    assert steps[0] == 4                       # the last snapshot before the kill
+    assert losses(tmp_path / "b") == losses(tmp_path / "a")
+    assert len(losses(tmp_path / "a")) == 18 // batch
     for name, p in whole.trainable().items():
         assert torch.equal(p, resumed.trainable()[name]), name
     assert (tmp_path / "b" / "narrator-loss.png").stat().st_size > 1000
 
 
 def test_ctrl_c_keeps_the_state(tmp_path, monkeypatch):
-    """Nothing is lost: resumed at the very step, whatever --save-every says, and as if never interrupted."""
+    """Nothing is lost, whatever --save-every says: resumed at the same step, as if never
+    interrupted.
+    """
     whole, _ = interrupted(tmp_path / "a", monkeypatch)
     interrupted(tmp_path / "b", monkeypatch, KeyboardInterrupt, at=5, save_every=50)
-    resumed, calls = interrupted(tmp_path / "b", monkeypatch, resume=True)
-    assert calls[0] == 5 and losses(tmp_path / "b") == losses(tmp_path / "a")
-    assert all(torch.equal(p, resumed.trainable()[name]) for name, p in whole.trainable().items())
+    resumed, steps = interrupted(tmp_path / "b", monkeypatch, resume=True)
+    assert steps[0] == 5
+    assert losses(tmp_path / "b") == losses(tmp_path / "a")
+    for name, p in whole.trainable().items():
+        assert torch.equal(p, resumed.trainable()[name]), name
 
 
 def test_interrupted_while_it_validates(tmp_path):
-    """The step is in the log and in the state; what the validation would have said is said on --resume."""
+    """The step is in the log and in the state. Its validation is made up for on --resume."""
     def run(folder, resume=False, at=None):
         p = torch.nn.Parameter(torch.ones(3))
 
         def backward(step):
-            (p ** 2).sum().backward()
-            return (p ** 2).sum().item(), 1
+            loss = (p ** 2).sum()
+            loss.backward()
+            return loss.item(), 1
 
         def validate(step):
             if step == at:
                 raise KeyboardInterrupt
             return {"val_loss": step} if step % 2 else {}
 
-        options = train.Options(output=str(folder), **({"resume": True} if resume else {}))
+        options = train.Options(output=str(folder))
+        options.resume = resume
         with nullcontext() if at is None else pytest.raises(KeyboardInterrupt):
             train.fit("narrator", {"p": p}, backward, 6, 0.1, options, validate)
         log = read_jsonl(folder / "narrator-log.jsonl")
         return [(line["step"], line["loss"], line.get("val_loss")) for line in log]
 
     whole = run(tmp_path / "a")
-    assert len(run(tmp_path / "b", at=3)) == 4 and training.unfinished(tmp_path / "b") and not training.unfinished(
-        tmp_path / "a")
+    assert not training.unfinished(tmp_path / "a")
+    assert len(run(tmp_path / "b", at=3)) == 4
+    assert training.unfinished(tmp_path / "b")
+    message = "is of an interrupted training; give --resume to go on, or delete it"
+    with pytest.raises(BadData, match=message):
+        train_command.train(train.Options(data="toy", output=str(tmp_path / "b")))
     assert run(tmp_path / "b", resume=True) == whole
-    run(tmp_path / "c", at=3)
-    with pytest.raises(BadData, match="is of an interrupted training; give --resume to go on, or delete it"):
-        train_command.train(train.Options(data="toy", output=str(tmp_path / "c")))
 
 
 def test_loss_falls():
@@ -152,47 +173,61 @@ def test_loss_falls():
 
 
 def test_the_loss_in_parts_is_the_whole():
-    """Value and gradients; the last part is shorter; the head's logits are made twice, never for all rows at once."""
+    """Value and gradients. The last part is shorter. Logits are made twice, and never for all rows
+    at once.
+    """
     torch.manual_seed(0)
-    head, seen = torch.nn.Linear(16, 50), []
-    head.register_forward_hook(lambda module, args, y: seen.append(len(y)))
-    hidden, labels = torch.randn(70, 16, requires_grad=True), torch.randint(50, (70,))
+    head = torch.nn.Linear(16, 50)
+    rows = []
+    head.register_forward_hook(lambda module, arguments, logits: rows.append(len(logits)))
+    hidden = torch.randn(70, 16, requires_grad=True)
+    labels = torch.randint(50, (70,))
     loss = training.cross_entropy(head, hidden, labels, rows=32)
-    found = torch.autograd.grad(loss, [hidden, head.weight])
-    assert seen[:3] == [32, 32, 6] and sorted(seen[3:]) == [6, 32, 32]
+    gradients = torch.autograd.grad(loss, [hidden, head.weight])
+    assert rows[:3] == [32, 32, 6]
+    assert sorted(rows[3:]) == [6, 32, 32]
     whole = torch.nn.functional.cross_entropy(head(hidden), labels, reduction="sum")
     assert torch.allclose(loss, whole)
-    for gradient, expected in zip(found, torch.autograd.grad(whole, [hidden, head.weight])):
+    for gradient, expected in zip(gradients, torch.autograd.grad(whole, [hidden, head.weight])):
         assert torch.allclose(gradient, expected, atol=1e-5)
 
 
-def test_checkpointing_changes_nothing(tmp_path):
+def test_checkpointing_changes_nothing():
     gradients = []
     for checkpointing in (False, True):
         model = tiny()
         if checkpointing:
             model.llm.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        model.loss(*video(model))[0].backward()
-        gradients.append({n: p.grad for n, p in model.trainable().items()})
-    for name, gradient in gradients[0].items():
-        assert torch.allclose(gradient, gradients[1][name], atol=1e-5), name
+        loss, _ = model.loss(*video(model))
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.trainable().items()})
+    without, with_checkpoints = gradients
+    for name, gradient in without.items():
+        assert torch.allclose(gradient, with_checkpoints[name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"lr": 2e-3}, "lr = 0.001, not 0.002"), ({"batch": 3}, "batch = 2, not 3"), ({"seed": 1}, "seed = 0, not 1"),
-    ({"epochs": 4.0}, "epochs = 0.34, not 4.0"), ({"data": "ek100"}, "data = ego4d, not ek100"),
-    ({"root": "elsewhere"}, "root = None, not elsewhere"), ({"limit": 3}, "limit = None, not 3"),
-    ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None)])
-def test_resume_with_other_settings_is_refused(tmp_path, change, says):
+@pytest.mark.parametrize("change, message", [
+    ({"lr": 2e-3}, "lr = 0.001, not 0.002"),
+    ({"batch": 3}, "batch = 2, not 3"),
+    ({"seed": 1}, "seed = 0, not 1"),
+    ({"epochs": 4.0}, "epochs = 0.34, not 4.0"),
+    ({"data": "ek100"}, "data = ego4d, not ek100"),
+    ({"root": "elsewhere"}, "root = None, not elsewhere"),
+    ({"limit": 3}, "limit = None, not 3"),
+    ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None),
+])
+def test_resume_with_other_settings_is_refused(tmp_path, change, message):
+    """Except those that do not change the result (message None)."""
     given = {"output": str(tmp_path), "batch": 2, "epochs": 0.34, "lr": 1e-3}
     train.train_narrator(tiny(), examples(tiny()), train.Options(**given))
     options = train.Options(**given | change, resume=True)
-    if says is None:
-        return train.train_narrator(tiny(), examples(tiny()), options)
-    with pytest.raises(BadData, match=says) as caught:
+    if message is None:
         train.train_narrator(tiny(), examples(tiny()), options)
-    assert "\n" not in str(caught.value)
+        return
+    with pytest.raises(BadData, match=message) as error:
+        train.train_narrator(tiny(), examples(tiny()), options)
+    assert "\n" not in str(error.value)
 
 
 def test_resume_with_other_videos_or_weights_is_refused(tmp_path):
@@ -208,13 +243,16 @@ def test_resume_with_other_videos_or_weights_is_refused(tmp_path):
 
 
 def test_late_in_a_long_stream():
-    """`long` gives a video the memory of others and a far position; from the seed and the step alone."""
+    """`long` gives a video the memory of others and a far position; the random state decides."""
     model = tiny()
     videos = examples(model, 3)
     earlier, before = train.earlier_videos(3, random.Random(3))
-    assert (earlier, before) == train.earlier_videos(3, random.Random(3)) and 1 <= before <= 100_000
+    assert (earlier, before) == train.earlier_videos(3, random.Random(3))
+    assert 1 <= before <= 100_000
     state = train.memory_after(model, [videos[i] for i in earlier])
-    assert state.shape == model.memory.initial_state().shape and state.abs().sum() > 0 and not state.requires_grad
+    assert state.shape == model.memory.initial_state().shape
+    assert state.abs().sum() > 0
+    assert not state.requires_grad
 
 
 def test_a_parameter_that_no_process_reaches_has_no_gradient(monkeypatch):
@@ -229,20 +267,25 @@ def test_a_parameter_that_no_process_reaches_has_no_gradient(monkeypatch):
 
 def test_validation_is_shared(tmp_path, monkeypatch):
     """Each process takes its part of the held-out videos."""
-    class Held(list):
+    indices = set()
+
+    class HeldOut(list):
         def __getitem__(self, index):
-            asked.append(index)
+            indices.add(index)
             return super().__getitem__(index)
-    model, asked = tiny(), []
+
+    model = tiny()
     monkeypatch.setattr(train, "rank", lambda: (1, 2))
-    train.train_narrator(model, examples(model, 2), train.Options(output=str(tmp_path), batch=2, epochs=1.0),
-                         Held(examples(model, 5)))
-    assert sorted(set(asked)) == [1, 3]
+    options = train.Options(output=str(tmp_path), batch=2, epochs=1.0)
+    train.train_narrator(model, examples(model, 2), options, HeldOut(examples(model, 5)))
+    assert indices == {1, 3}
 
 
-def test_ahead_makes_the_next_item_while_one_is_used():
-    """In a thread of its own, one ahead and no more; the same items, and an error only when its item is asked for."""
-    made, begun, threads = [], [threading.Event() for _ in range(5)], set()
+def test_prefetch_makes_the_next_item_while_one_is_used():
+    """In a thread of its own, one ahead and no more. An error comes when its item is asked for."""
+    made = []
+    begun = [threading.Event() for _ in range(5)]
+    threads = set()
 
     def items():
         for i in range(4):
@@ -255,41 +298,54 @@ def test_ahead_makes_the_next_item_while_one_is_used():
 
     coming = prefetch(items(), 1)
     for i in range(4):
-        assert next(coming) == i and begun[i + 1].wait(10) and made == list(range(min(i + 2, 4)))
+        assert next(coming) == i
+        assert begun[i + 1].wait(10)
+        assert made == list(range(min(i + 2, 4)))
     with pytest.raises(BadData, match="v4.pt"):
         next(coming)
     assert len(threads) == 1 and threading.get_ident() not in threads
-    assert list(prefetch([], 1)) == [] and list(prefetch("ab", 1)) == ["a", "b"]
+    assert list(prefetch([], 1)) == []
+    assert list(prefetch("ab", 1)) == ["a", "b"]
 
 
-@pytest.mark.parametrize("me, world", [(0, 1), (0, 2), (1, 2)])
-def test_examples_are_read_ahead_and_once(tmp_path, monkeypatch, me, world):
-    """Each process reads its part of all batches, in order, over the ends of steps: never on the thread that trains."""
+@pytest.mark.parametrize("process, processes", [(0, 1), (0, 2), (1, 2)])
+def test_examples_are_read_ahead_and_once(tmp_path, monkeypatch, process, processes):
+    """Each process reads its part of all batches, in order, but not on the thread that trains."""
+    indices = []
+    threads = set()
+
     class Files(list):
         def __getitem__(self, index):
-            asked.append((index, threading.get_ident()))
+            indices.append(index)
+            threads.add(threading.get_ident())
             return super().__getitem__(index)
-    model, asked = tiny(), []
-    monkeypatch.setattr(train, "rank", lambda: (me, world))
-    train.train_narrator(model, Files(examples(model, 4)), train.Options(output=str(tmp_path), batch=2, epochs=1.5))
-    assert [index for index, _ in asked] == [i for s in range(3) for i in train.order(4, 2, s, 0)[me::world]]
-    assert threading.get_ident() not in {thread for _, thread in asked}
+
+    model = tiny()
+    monkeypatch.setattr(train, "rank", lambda: (process, processes))
+    options = train.Options(output=str(tmp_path), batch=2, epochs=1.5)
+    train.train_narrator(model, Files(examples(model, 4)), options)
+    expected = []
+    for step in range(3):
+        expected += train.order(4, 2, step, 0)[process::processes]
+    assert indices == expected
+    assert threading.get_ident() not in threads
 
 
 def test_a_damaged_file_ends_training_by_name(tmp_path):
-    """In its own step, after the step before it: the state of that one is kept, as if files were read in the step."""
+    """In its own step: although files are read ahead, the state of the step before it is kept."""
     epic(tmp_path / "root", width=32)
     samples = list(data.load_dataset("ek100", tmp_path / "root", "train"))
-    bad = train.order(6, 1, 2, 0)[0]                                               # the third to be read
+    third, = train.order(6, 1, 2, 0)
+    name = samples[third].name
 
     def damaged(start, stop):
-        raise BadData(f"{samples[bad].name}: damaged")
+        raise BadData(f"{name}: damaged")
 
-    samples[bad].read = damaged
+    samples[third].read = damaged
     model = tiny()
-    with pytest.raises(BadData, match=f"^{samples[bad].name}: damaged$"):
-        train.train_narrator(model, train.Annotated(samples, model.layout),
-                             train.Options(output=str(tmp_path / "out"), batch=1, epochs=1.0, save_every=1))
+    options = train.Options(output=str(tmp_path / "out"), batch=1, epochs=1.0, save_every=1)
+    with pytest.raises(BadData, match=f"^{name}: damaged$"):
+        train.train_narrator(model, train.Annotated(samples, model.layout), options)
     assert len(losses(tmp_path / "out")) == 2
 
 
