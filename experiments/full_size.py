@@ -6,9 +6,9 @@
     python -m experiments.full_size --published DIR --vision DIR         # real weights
 
 Makes a narrator with random weights in a folder: Llama-3.2-1B's shape with a tied head, LoRA of
-rank 128, SigLIP-L/16-384, in the published format. Then narrates 40 frames of a made 720p clip, from
-pixels. The sentences are given (12 words every 8 frames), and are fed word by word as a model says
-them.
+rank 128, SigLIP-L/16-384, in the published format. Then narrates 40 frames of a made 720p clip,
+from pixels. The sentences are given (12 words every 8 frames), and are fed word by word as a model
+says them.
 
     load        from the first file to the first frame: reading, merging LoRA, checks
     peak        the most memory of the process until then, and until the end
@@ -62,14 +62,15 @@ LLAMA = {
 SIGLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
           "num_attention_heads": 16}
 PICTURE = {"image_size": 384, "patch_size": 16}
-TEXT = {"vocab_size": 32000, "max_position_embeddings": 64,            # the half that no narrator needs
+# the half that no narrator needs
+TEXT = {"vocab_size": 32000, "max_position_embeddings": 64,
         "bos_token_id": 0, "eos_token_id": 1}
 PREPROCESSOR = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 RANK = 128
 EVERY, SENTENCE = 8, 12                         # a sentence of so many words every so many frames
 
 
-# ---------------------------------------------------------------------- a narrator of random weights
+# ---------------------------------------------------------------------- random weights
 
 def make_narrator(folder: Path, layers: int | None, llama: dict = LLAMA, siglip: dict = SIGLIP,
                   rank: int = RANK) -> None:
@@ -99,7 +100,7 @@ def make_narrator(folder: Path, layers: int | None, llama: dict = LLAMA, siglip:
     write_random_weights(folder / checkpoint.WEIGHTS, shapes)
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "llm", "r": rank,
                "lora_alpha": 2 * rank}
-    write_json(folder / checkpoint.ADAPTER, adapter)            # the last file: all others are there
+    write_json(folder / checkpoint.ADAPTER, adapter)            # last: all others are there
 
 
 def write_model(folder: Path, model: torch.nn.Module) -> None:
@@ -263,7 +264,8 @@ def main():
     parser = Parser(prog="python -m experiments.full_size", description=__doc__.split("\n")[0])
     parser.add_argument("--dtype", default="float32", choices=DTYPES,
                         help="of the language model (default float32)")
-    parser.add_argument("--vision-dtype", choices=DTYPES, help="of the vision encoder (default: --dtype)")
+    parser.add_argument("--vision-dtype", choices=DTYPES,
+                        help="of the vision encoder (default: --dtype)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps (default cpu)")
     parser.add_argument("--layers", type=positive_int, help="of both models (default: all)")
     parser.add_argument("--frames", type=positive_int, default=40)

@@ -23,6 +23,7 @@ from support.common.devices import quiet
 from support.common.disk import read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.engine.lora import TARGETS
+from support.engine.weights import read_model
 
 # settings that change the meaning of LoRA's tensors, and the only value of each that is supported
 LORA_DEFAULTS = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False,
@@ -240,12 +241,6 @@ def check_model(source: str, kind: str) -> None:
                       f"and the hub does not give it: {first_line(error)}") from error
 
 
-def refuse_missing_weights(about: dict) -> None:
-    """ValueError if the files lack weights: transformers would silently fill them in at random."""
-    if missing := sorted(about["missing_keys"]):
-        raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
-
-
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
     from transformers import AutoModelForCausalLM
@@ -253,10 +248,7 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     tokenizer = load_tokenizer(source)
     try:
         name, how = parse_model_name(source)
-        llm, about = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-            trust_remote_code=False, output_loading_info=True, **how)
-        refuse_missing_weights(about)
+        llm = read_model(AutoModelForCausalLM, name, how, dtype, attn_implementation="sdpa")
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
@@ -295,13 +287,10 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     check_model(source, "vision")
     try:
         name, how = parse_model_name(source)
-        model, about = AutoModel.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, **how)
-        refuse_missing_weights(about)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **how)
-        if hasattr(config, "vision_config"):
-            model = model.vision_model
+        images = hasattr(config, "vision_config")
+        model = read_model(AutoModel, name, how, dtype,
+                           lambda model: model.vision_model if images else model)
         file = Path(name) / "preprocessor_config.json"
         if not file.exists():
             from huggingface_hub import hf_hub_download

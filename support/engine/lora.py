@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from support.engine.linear import linear
 
+ROWS = 4096                     # of a weight that is not fp32 are merged at once
 # all linear layers
 TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"
 
@@ -95,16 +96,26 @@ def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
 def merge_lora(llm: nn.Module) -> None:
     """Replace every layer with LoRA by one linear layer with W + scale * B A, computed in fp32.
 
-    The sum is a new tensor: an output head that shares the weight of the embeddings must not change
-    them.
+    One layer after the other: its W, A and B are freed before the next one is merged.
     """
-    for name, module in list(llm.named_modules()):
-        if not hasattr(module, "lora_A"):
-            continue
+    for name in [name for name, module in llm.named_modules() if hasattr(module, "lora_A")]:
+        module = llm.get_submodule(name)
         base = module.base_layer
-        A = module.lora_A.weight.float()
-        B = module.lora_B.weight.float()
-        merged = base.weight.float() + module.scale * B @ A
-        base.weight = nn.Parameter(merged.to(base.weight.dtype), requires_grad=False)
+        if module.lora_B.weight.any():              # else a head that shares the embeddings goes on
+            base.weight = nn.Parameter(merged_weight(base.weight, module), requires_grad=False)
         parent, _, child = name.rpartition(".")
         setattr(llm.get_submodule(parent), child, base)
+
+
+def merged_weight(weight: Tensor, module: LoRALinear) -> Tensor:
+    """W + scale * B A for weight W [E, D], as a new tensor: an output head that shares the weight of
+    the embeddings must not change them.
+    """
+    A = module.lora_A.weight.float()
+    B = module.scale * module.lora_B.weight.float()
+    if weight.dtype == torch.float32:
+        return (B @ A).add_(weight)
+    merged = torch.empty_like(weight)
+    for rows, low_rank, out in zip(weight.split(ROWS), B.split(ROWS), merged.split(ROWS)):
+        out.copy_(linear(low_rank, A.t()).add_(rows))           # little is ever held in fp32
+    return merged

@@ -1,0 +1,102 @@
+"""The frozen weights of transformers' models, each read once into its place (not in the paper).
+
+A model that is loaded in the dtype of its files is a map of these files: nothing is read, and takes
+memory, until it is used. So models are loaded in that way, whatever dtype is wanted. Then one weight
+after the other is read from its file and takes its place in the dtype that is wanted. Weights that
+are not used, such as the half of a model that reads texts, are never read.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES_OF_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class WeightFiles:
+    """Where the weights of a model are: folder or hub id `name`.
+
+    file_of     safetensors file of each name; empty for models in other files
+    dtype       of all weights; None if they have several, or one that needs more than reading
+    """
+
+    def __init__(self, name: str, how: dict):
+        self.file_of: dict[str, str] = {} if "gguf_file" in how else files_of_weights(name, how)
+        dtypes = set()
+        for file in set(self.file_of.values()):
+            with safe_open(file, "pt") as tensors:
+                dtypes |= {tensors.get_slice(key).get_dtype() for key in tensors.keys()}
+        self.dtype = DTYPES_OF_FILES.get(dtypes.pop()) if len(dtypes) == 1 else None
+
+    def read(self, name: str, mapped: Tensor) -> Tensor:
+        """A weight that transformers has mapped, read anew: when the result is freed, so is its
+        file. `mapped` itself where transformers has made it of something else than that weight.
+        """
+        if name not in self.file_of:
+            return mapped
+        with safe_open(self.file_of[name], "pt") as tensors:
+            weight = tensors.get_tensor(name)
+        ends = torch.tensor([0, -1])
+        same = (weight.shape == mapped.shape and weight.dtype == mapped.dtype
+                and torch.equal(weight.flatten()[ends], mapped.flatten()[ends]))
+        return weight if same else mapped
+
+    @torch.no_grad()
+    def place(self, model: nn.Module, part: nn.Module, dtype: torch.dtype) -> None:
+        """Read the weights of a part of the model, each into its place. Tied ones stay tied."""
+        wanted = set(part.parameters())
+        for name, parameter in model.named_parameters():
+            if parameter in wanted:
+                placed = torch.empty(parameter.shape, dtype=dtype)
+                parameter.data = placed.copy_(self.read(name, parameter.data))
+
+
+def files_of_weights(name: str, how: dict) -> dict[str, str]:
+    """The safetensors file of each weight of a model; empty if it has none of these."""
+    from transformers.utils import cached_file
+    optional = {"_raise_exceptions_for_missing_entries": False}
+    if file := cached_file(name, SINGLE, **optional, **how):
+        with safe_open(file, "pt") as tensors:
+            return dict.fromkeys(tensors.keys(), file)
+    if index := cached_file(name, INDEX, **optional, **how):
+        shards = json.loads(Path(index).read_text())["weight_map"]
+        return {key: cached_file(name, shard, **how) for key, shard in shards.items()}
+    return {}
+
+
+def has_own_numbers(model: nn.Module) -> bool:
+    """Whether a model has numbers that no file holds and that depend on the dtype at its making, or
+    weights that it keeps in fp32.
+    """
+    if getattr(model, "_keep_in_fp32_modules", None):
+        return True
+    return any(buffer.is_floating_point() and not name.endswith("inv_freq")
+               for name, buffer in model.named_buffers())
+
+
+def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambda model: model,
+               **settings) -> nn.Module:
+    """A model of transformers, or a part of it, in a dtype.
+
+    ValueError if its files lack weights, which transformers would silently fill in at random; and
+    whatever transformers raises.
+    """
+    load = lambda dtype: Class.from_pretrained(
+        name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+        **settings, **how)
+    files = WeightFiles(name, how)
+    model, about = load(files.dtype or dtype)
+    if missing := sorted(about["missing_keys"]):
+        raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
+    if files.dtype is None or has_own_numbers(model):
+        return part(load(dtype)[0] if files.dtype not in (None, dtype) else model)
+    files.place(model, part(model), dtype)
+    for module in part(model).modules():
+        if hasattr(module, "config"):
+            module.config.dtype = dtype
+    return part(model)
