@@ -40,10 +40,12 @@ from baselines.memories import (
 from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
-from support.engine.linear import speed_up
+from support.engine.int8 import check_int8
+from support.engine.linear import speed_up, speed_up_pooling
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
+from support.engine.weights import keep_embedding
 from support.files.features import letterbox
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
@@ -99,7 +101,9 @@ class VisionEncoder(nn.Module):
     def __init__(self, source: str, grid: int = 3, device: str | torch.device = "cpu",
                  dtype: torch.dtype = torch.float32):
         super().__init__()
-        model, processor = checkpoint.load_vision_model(source, dtype)
+        if dtype == torch.int8:
+            check_int8(str(device))
+        model, processor = checkpoint.load_vision_model(source, dtype, str(device))
         self.model = model.to(device).eval().requires_grad_(False)
         self.grid = grid
         self.image_size = model.config.image_size
@@ -107,6 +111,8 @@ class VisionEncoder(nn.Module):
         self.mean = processor["image_mean"]
         self.std = processor["image_std"]
         speed_up(self)
+        if dtype != torch.float32:
+            speed_up_pooling(self)
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
@@ -577,6 +583,8 @@ class Narrator(nn.Module):
         tensors where that is possible, and are the published defaults otherwise. BadData if
         anything is missing, damaged or unexpected. Narrators of baselines are loaded by
         baselines/variants.py.
+
+        dtype       of the language model. With torch.int8 its LoRA is merged at once.
         """
         files = checkpoint.read_checkpoint(source)
         config = checkpoint.read_config(files, Config, llm, changes)
@@ -585,13 +593,21 @@ class Narrator(nn.Module):
     @classmethod
     def from_files(cls, files: checkpoint.Files, config: Config, device: str,
                    dtype: torch.dtype) -> Narrator:
-        llm, tokenizer = checkpoint.load_llm(config.llm, dtype)
+        if dtype == torch.int8:
+            check_int8(device)
+            (llm, weights), tokenizer = checkpoint.map_llm(config.llm, torch.bfloat16)
+            keep_embedding(llm, weights)
+        else:
+            llm, tokenizer = checkpoint.load_llm(config.llm, dtype)
         file = files.folder / checkpoint.WEIGHTS
         with torch.device("meta"):                          # shapes alone take no memory, however large
             shapes = cls(checkpoint.without_weights(llm), tokenizer, config).trainable()
         checkpoint.compare(shapes, files.weights, file)
         narrator = cls(llm, tokenizer, config)
         checkpoint.load_parameters(narrator.trainable(), files.weights, file)
+        if dtype == torch.int8:
+            lora.merge_into_int8(narrator.llm, weights, device)
+            narrator.merged = True
         return narrator.to(device).eval()
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None,

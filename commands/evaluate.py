@@ -20,7 +20,7 @@ import stream
 from baselines import variants
 from streams.fast import open_stream
 from streams.together import Failed, side_by_side
-from support.common.devices import device_and_dtype, rank
+from support.common.devices import device_and_dtype, rank, vision_dtype
 from support.common.disk import check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -100,7 +100,7 @@ def check_data(args: argparse.Namespace) -> None:
 
 def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
     """The narrator's vision encoder, where there are pictures to encode: in the toy."""
-    return narrator.vision_encoder(args.vision, device_and_dtype(args.device, args.dtype)[1]) if args.data == "toy" else None
+    return narrator.vision_encoder(args.vision, vision_dtype(args)) if args.data == "toy" else None
 
 
 def split_of(args: argparse.Namespace) -> str:

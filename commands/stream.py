@@ -29,7 +29,7 @@ from streams.subtitles import Writers, outputs, timestamp
 from streams.suspend import State, save_on_ctrl_c
 from streams.together import SharedPasses, Failed, side_by_side
 from support.common.addresses import without_secrets
-from support.common.devices import device_and_dtype
+from support.common.devices import device_and_dtype, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, lookahead_option, model_options, positive_float,
@@ -161,7 +161,7 @@ def run_files(args: argparse.Namespace):
     if videos:
         check_vision(args.model or DEFAULT_MODEL, args.vision, Config.vision)
     narrator = load_narrator(args.model or DEFAULT_MODEL, args.llm, device, dtype, **config_changes(args)).merge()
-    encoder = narrator.vision_encoder(args.vision, dtype) if videos else None
+    encoder = narrator.vision_encoder(args.vision, vision_dtype(args)) if videos else None
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, config_changes(args))}", file=sys.stderr)
     if narrator.slow_because:

@@ -26,7 +26,7 @@ from experiments.frequency import frequency_options
 from experiments.words import words_options
 from streams.checks import check_input
 from streams.fast import open_stream
-from support.common.devices import device_and_dtype
+from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable, is_number, read_jsonl
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
@@ -202,7 +202,7 @@ def run_timeline(args: argparse.Namespace):
         fps = narrator.config.fps
         opening = narrator.layout.reopening(1)
         memory = sum(i <= nar.MEMORY for i in opening.ids) if narrator.config.prune else 0
-        dtype = device_and_dtype(args.device, args.dtype)[1]
+        dtype = vision_dtype(args)
         encoder = None if is_features(args.input) else narrator.vision_encoder(args.vision, dtype)
         frames, _, _ = open_frames(args.input, narrator.config, encoder)
         decisions = {y.frame: y for y in stream.narrate(narrator, frames, args.static, context=open_stream(narrator))}

@@ -42,7 +42,7 @@ import stream
 from baselines.variants import load_narrator
 from experiments.efficiency import WORDS, peak_memory
 from experiments.timing import Timed
-from support.common.devices import DTYPES, device_and_dtype, synchronise
+from support.common.devices import DTYPES_OF_STREAMS, device_and_dtype, synchronise
 from support.common.disk import write_json
 from support.common.errors import command_line
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
@@ -262,9 +262,9 @@ def run_full_size(args: argparse.Namespace) -> None:
 
 def main():
     parser = Parser(prog="python -m experiments.full_size", description=__doc__.split("\n")[0])
-    parser.add_argument("--dtype", default="float32", choices=DTYPES,
+    parser.add_argument("--dtype", default="float32", choices=DTYPES_OF_STREAMS,
                         help="of the language model (default float32)")
-    parser.add_argument("--vision-dtype", choices=DTYPES,
+    parser.add_argument("--vision-dtype", choices=DTYPES_OF_STREAMS,
                         help="of the vision encoder (default: --dtype)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps (default cpu)")
     parser.add_argument("--layers", type=positive_int, help="of both models (default: all)")

@@ -37,7 +37,7 @@ from experiments.timing import state_bytes
 from streams.bounds import LIVE_BOUNDS, live_bounds, most_tokens
 from streams.fast import open_stream
 from streams.suspend import model_answers, read_state, unpack, write_state
-from support.common.devices import device_and_dtype
+from support.common.devices import device_and_dtype, vision_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (
     DEFAULT_MODEL, Parser, device_options, positive_float, positive_int,
@@ -127,7 +127,7 @@ def run_soak(args: argparse.Namespace):
     narrator = load_narrator(args.model or DEFAULT_MODEL, args.llm, *device_and_dtype(args.device, args.dtype)).merge()
     live_bounds(narrator)
     narrator.config.max_segment, narrator.config.max_position = args.max_segment, args.max_position
-    encoder = narrator.vision_encoder(args.vision, device_and_dtype(args.device, args.dtype)[1])
+    encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     video = torch.stack([torch.from_numpy(y) for y in islice(Video(args.video, narrator.config.fps), args.pictures)])
     pictures = [x for part in video.split(16) for x in encoder(part)]
     new_day = partial(Day, narrator, pictures, encoder(torch.zeros_like(video[:1]))[0], args.hours, args.every,

@@ -1,6 +1,7 @@
 """Devices, number formats and processes."""
 from __future__ import annotations
 
+import argparse
 import os
 import re
 
@@ -12,10 +13,14 @@ from support.common.errors import BadData
 # ---------------------------------------------------------------------- devices and libraries
 
 DTYPES = ("float32", "bfloat16", "float16")
+DTYPES_OF_STREAMS = (*DTYPES, "int8")
 
 
 def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
-    """The one place where device and dtype are decided: bf16 on CUDA, else fp32. BadData if the device is not there."""
+    """The one place where device and dtype are decided: bf16 on CUDA, else fp32. BadData if the device is not there.
+
+    int8 (torch.int8) is of weights, and for streams only; the numbers between them are bf16 on CUDA, else fp32.
+    """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if device == "auto":                                                            # under torchrun: this process's GPU
         gpu = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
@@ -27,9 +32,14 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
         raise BadData(f"--device {device}: there is no such device here; use cpu, or auto for the best one")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
-    if dtype not in DTYPES:
-        raise BadData(f"--dtype is auto, {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {dtype}")
+    if dtype not in DTYPES_OF_STREAMS:
+        raise BadData(f"--dtype is auto, {', '.join(DTYPES)} or int8, not {dtype}")
     return device, getattr(torch, dtype)
+
+
+def vision_dtype(args: argparse.Namespace) -> torch.dtype:
+    """That of a command's vision encoder."""
+    return device_and_dtype(args.device, args.vision_dtype or args.dtype)[1]
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:

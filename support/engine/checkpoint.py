@@ -10,6 +10,7 @@ only, never pickles, and no code that comes with a model (trust_remote_code).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from support.common.devices import quiet
 from support.common.disk import read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.engine.lora import TARGETS
-from support.engine.weights import read_model
+from support.engine.weights import map_model, read_model
 
 # settings that change the meaning of LoRA's tensors, and the only value of each that is supported
 LORA_DEFAULTS = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False,
@@ -243,12 +244,23 @@ def check_model(source: str, kind: str) -> None:
 
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
+    if dtype == torch.int8:
+        raise BadData("int8 is for narrators that stream, and for vision models; use another --dtype")
+    return load_llm_by(read_model, source, dtype)
+
+
+def map_llm(source: str, dtype: torch.dtype):
+    """((causal LM whose weights are not read yet, its files), tokenizer); in this dtype where that cannot be."""
+    return load_llm_by(map_model, source, dtype)
+
+
+def load_llm_by(load: Callable, source: str, dtype: torch.dtype):
     from transformers import AutoModelForCausalLM
     check_model(source, "llm")
     tokenizer = load_tokenizer(source)
     try:
         name, how = parse_model_name(source)
-        llm = read_model(AutoModelForCausalLM, name, how, dtype, attn_implementation="sdpa")
+        llm = load(AutoModelForCausalLM, name, how, dtype, attn_implementation="sdpa")
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
@@ -280,7 +292,7 @@ def token_ids(tokenizer, text: str) -> list[int]:
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: {first_line(error)}") from error
 
 
-def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
+def load_vision_model(source: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):
     """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
     from transformers import AutoConfig, AutoModel
     quiet()
@@ -290,7 +302,7 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **how)
         images = hasattr(config, "vision_config")
         model = read_model(AutoModel, name, how, dtype,
-                           lambda model: model.vision_model if images else model)
+                           lambda model: model.vision_model if images else model, device)
         file = Path(name) / "preprocessor_config.json"
         if not file.exists():
             from huggingface_hub import hf_hub_download

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support.common.errors import BadData
+from support.engine.int8 import Int8Linear, join_int8
 from support.engine.linear import Linear, linear
 from support.engine.slots import Slots
 
@@ -80,6 +81,8 @@ def rope_type(model: nn.Module) -> str:
 
 def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of linear layers of one input as one. The layers' own become views of it: none is held twice."""
+    if all(isinstance(layer, Int8Linear) for layer in layers):
+        return join_int8(layers)
     if any(type(layer) not in (nn.Linear, Linear) or (layer.bias is None) != (layers[0].bias is None)
            for layer in layers):
         raise UnsupportedModel("has linear layers of its own")
@@ -193,7 +196,7 @@ class Decoder:
     def __call__(self, parts: list[PassInput]) -> list[Tensor]:
         """As Plain; all parts share the pass."""
         first = self.layers[0]
-        like, unrouted = first.qkv[0].new_empty(first.groups, first.channels), self.routes.count(None)
+        like, unrouted = first.norm_a[0].new_empty(first.groups, first.channels), self.routes.count(None)
         for part in parts:
             part.slots.allocate(unrouted, like)
             if self.routing is not None:

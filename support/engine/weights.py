@@ -14,6 +14,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from support.engine.int8 import Int8Linear, WideEmbedding
+from support.engine.linear import Linear
+
+ROWS = 512                      # of a weight that change their format at once
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES_OF_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -56,6 +60,45 @@ class WeightFiles:
                 parameter.data = placed.copy_(self.read(name, parameter.data))
 
 
+    @torch.no_grad()
+    def place_int8(self, model: nn.Module, part: nn.Module, device: str) -> None:
+        """The same, with linear layers in int8, on a device; what they take and give is fp32 on a
+        processor. `keep_embedding` has read the table of words.
+        """
+        inside = set(part.modules())
+        dtype = format_beside_int8(device)
+        for name, module in list(model.named_modules()):
+            if module not in inside or type(module) is WideEmbedding:
+                continue
+            if type(module) in (nn.Linear, Linear):
+                blocks = self.read(f"{name}.weight", module.weight.data).split(ROWS)
+                parent, _, child = name.rpartition(".")
+                layer = Int8Linear(module, blocks, device, dtype)
+                setattr(model.get_submodule(parent), child, layer)
+                continue
+            for own, parameter in module.named_parameters(recurse=False):
+                weight = self.read(f"{name}.{own}".replace(".inner.", "."), parameter.data)
+                placed = torch.empty(weight.shape, dtype=dtype)
+                parameter.data = placed.copy_(weight).to(device)
+
+
+@torch.no_grad()
+def keep_embedding(llm: nn.Module, files: WeightFiles) -> None:
+    """Read the table of words, also of a head that shares it, before all else: narrators use it at
+    their making. Beside weights in int8 it keeps its format, as far as it is an ordinary one.
+    """
+    table = llm.get_input_embeddings()
+    name = next(name for name, p in llm.named_parameters() if p is table.weight)
+    table.weight.data = files.read(name, table.weight.data).clone()
+    if type(table) is nn.Embedding:
+        table.__class__ = WideEmbedding
+
+
+def format_beside_int8(device: str) -> torch.dtype:
+    """Of all numbers that are not weights in int8."""
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
 def files_of_weights(name: str, how: dict) -> dict[str, str]:
     """The safetensors file of each weight of a model; empty if it has none of these."""
     from transformers.utils import cached_file
@@ -79,9 +122,9 @@ def has_own_numbers(model: nn.Module) -> bool:
                for name, buffer in model.named_buffers())
 
 
-def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambda model: model,
-               **settings) -> nn.Module:
-    """A model of transformers, or a part of it, in a dtype.
+def map_model(Class: type, name: str, how: dict, dtype: torch.dtype,
+              **settings) -> tuple[nn.Module, WeightFiles]:
+    """A model of transformers, mapped if that is possible, and its files; else read in a dtype.
 
     ValueError if its files lack weights, which transformers would silently fill in at random; and
     whatever transformers raises.
@@ -94,9 +137,26 @@ def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambd
     if missing := sorted(about["missing_keys"]):
         raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
     if files.dtype is None or has_own_numbers(model):
-        return part(load(dtype)[0] if files.dtype not in (None, dtype) else model)
-    files.place(model, part(model), dtype)
-    for module in part(model).modules():
-        if hasattr(module, "config"):
-            module.config.dtype = dtype
+        if files.dtype not in (None, dtype):
+            model = load(dtype)[0]
+        files.file_of = {}
+    return model, files
+
+
+def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambda model: model,
+               device: str = "cpu", **settings) -> nn.Module:
+    """A model of transformers, or a part of it, in a dtype. Raises what `map_model` raises.
+
+    device      where weights in int8 are to be; others are on the processor
+    """
+    if dtype == torch.int8:
+        model, files = map_model(Class, name, how, format_beside_int8(device), **settings)
+        files.place_int8(model, part(model), device)
+        return part(model)
+    model, files = map_model(Class, name, how, dtype, **settings)
+    if files.file_of:
+        files.place(model, part(model), dtype)
+        for module in part(model).modules():
+            if hasattr(module, "config"):
+                module.config.dtype = dtype
     return part(model)
