@@ -595,7 +595,7 @@ class Narrator(nn.Module):
                    dtype: torch.dtype) -> Narrator:
         if dtype == torch.int8:
             check_int8(device)
-            (llm, weights), tokenizer = checkpoint.map_llm(config.llm, torch.bfloat16)
+            llm, weights, tokenizer = checkpoint.map_llm(config.llm, torch.bfloat16)
             keep_embedding(llm, weights)
         else:
             llm, tokenizer = checkpoint.load_llm(config.llm, dtype)

@@ -38,6 +38,7 @@ from support.common.options import (
 from support.common.progress import progress
 from support.engine.passes import compile_memory
 from support.engine.vision import check_vision
+from support.engine.weights import advise
 from support.files.features import is_features, open_frames
 
 TOY_SIZE = (96, 96)                     # pixels of the videos that the bundled narrator was trained on
@@ -164,6 +165,7 @@ def run_files(args: argparse.Namespace):
     encoder = narrator.vision_encoder(args.vision, vision_dtype(args)) if videos else None
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, config_changes(args))}", file=sys.stderr)
+    advise(narrator.llm, args.dtype)
     if narrator.slow_because:
         print(f"{narrator.config.llm} {narrator.slow_because}: it takes the plain path, which is slower", file=sys.stderr)
     if args.compile:

@@ -149,20 +149,31 @@ def make_clip(path: Path, frames: int, fps: float) -> None:
 # ---------------------------------------------------------------------- what it costs
 
 class Watch:
-    """Wall and processor seconds of each stage."""
+    """Wall and processor seconds of each stage, without those of stages inside it."""
 
     def __init__(self, device: torch.device):
         self.device = device
         self.wall = Counter()
         self.processor = Counter()
+        self.stages = []                        # those that are running, the innermost last
+        self.since = (0.0, 0.0)                 # the clocks when the innermost one was resumed
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        processor, wall = time.process_time(), time.perf_counter()
+        self.count()
+        self.stages.append(stage)
         yield
+        self.count()
+        self.stages.pop()
+
+    def count(self) -> None:
+        """Add the time since the last call to the innermost stage."""
         synchronise(self.device)
-        self.wall[stage] += time.perf_counter() - wall
-        self.processor[stage] += time.process_time() - processor
+        now = time.perf_counter(), time.process_time()
+        if self.stages:
+            self.wall[self.stages[-1]] += now[0] - self.since[0]
+            self.processor[self.stages[-1]] += now[1] - self.since[1]
+        self.since = now
 
 
 def held_memory() -> int | None:
@@ -203,12 +214,13 @@ def measure(model: str, vision: str | None, clip: Path, frames: int, lookahead: 
     passes = sum(len(step.narration.tokens) + 1 for step in steps if step.narration)
     costs |= {"peak": most(costs["load peak"], narrator.device), "frames": len(steps)}
     for clock, seconds in (("wall", watch.wall), ("processor", watch.processor)):
+        streaming = seconds.total() - seconds["load"]
         costs[clock] = {
             "load s": seconds["load"],
             "encoder s a frame": seconds["encoder"] / len(steps),
             "ms a frame": 1e3 * seconds["frame"] / len(steps),
             "ms a word": 1e3 * seconds["text"] / passes,
-            "frames/s": len(steps) / seconds["stream"],
+            "frames/s": len(steps) / streaming,
         }
     return costs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from pathlib import Path
 
 import torch
 
@@ -47,6 +48,23 @@ def synchronise(where: torch.device | torch.Tensor) -> None:
     device = where.device if isinstance(where, torch.Tensor) else where
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free_memory() -> int | None:
+    """Bytes that this process can still take, swap included; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = {name: 1024 * int(value.split()[0]) for name, value in (y.split(":") for y in lines)}
+    if "MemAvailable" not in sizes:
+        return None
+    free = sizes["MemAvailable"] + sizes.get("SwapFree", 0)
+    try:                                                        # a container's own limit
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, int(limit) - int(used))
+    except (OSError, ValueError):                               # "max": it has none
+        return free
 
 
 def rank() -> tuple[int, int]:

@@ -24,7 +24,7 @@ from support.common.devices import quiet
 from support.common.disk import read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.engine.lora import TARGETS
-from support.engine.weights import map_model, read_model
+from support.engine.weights import map_for_int8, read_model
 
 # settings that change the meaning of LoRA's tensors, and the only value of each that is supported
 LORA_DEFAULTS = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False,
@@ -250,8 +250,9 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
 
 
 def map_llm(source: str, dtype: torch.dtype):
-    """((causal LM whose weights are not read yet, its files), tokenizer); in this dtype where that cannot be."""
-    return load_llm_by(map_model, source, dtype)
+    """(causal LM whose weights are not read yet, its files, tokenizer); of some files, a causal LM in this dtype."""
+    (llm, files), tokenizer = load_llm_by(map_for_int8, source, dtype)
+    return llm, files, tokenizer
 
 
 def load_llm_by(load: Callable, source: str, dtype: torch.dtype):

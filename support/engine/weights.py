@@ -14,10 +14,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from support.common.devices import free_memory
+from support.common.errors import say_once
 from support.engine.int8 import Int8Linear, WideEmbedding
 from support.engine.linear import Linear
 
 ROWS = 512                      # of a weight that change their format at once
+LARGE = 2 * 10 ** 8             # weights
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES_OF_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -143,20 +146,51 @@ def map_model(Class: type, name: str, how: dict, dtype: torch.dtype,
     return model, files
 
 
+def map_for_int8(Class: type, name: str, how: dict, dtype: torch.dtype,
+                 **settings) -> tuple[nn.Module, WeightFiles]:
+    """As `map_model`; ValueError if the model is too large even in int8."""
+    model, files = map_model(Class, name, how, dtype, **settings)
+    if files.file_of:
+        check_memory(model, torch.int8)
+    return model, files
+
+
 def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambda model: model,
                device: str = "cpu", **settings) -> nn.Module:
     """A model of transformers, or a part of it, in a dtype. Raises what `map_model` raises.
 
     device      where weights in int8 are to be; others are on the processor
     """
-    if dtype == torch.int8:
-        model, files = map_model(Class, name, how, format_beside_int8(device), **settings)
-        files.place_int8(model, part(model), device)
-        return part(model)
-    model, files = map_model(Class, name, how, dtype, **settings)
+    int8 = dtype == torch.int8
+    mapped_in = format_beside_int8(device) if int8 else dtype
+    model, files = map_model(Class, name, how, mapped_in, **settings)
+    wanted = part(model)
     if files.file_of:
-        files.place(model, part(model), dtype)
-        for module in part(model).modules():
+        check_memory(wanted, dtype)
+    if int8:
+        files.place_int8(model, wanted, device)
+    elif files.file_of:
+        files.place(model, wanted, dtype)
+        for module in wanted.modules():
             if hasattr(module, "config"):
                 module.config.dtype = dtype
-    return part(model)
+    return wanted
+
+
+def check_memory(model: nn.Module, dtype: torch.dtype) -> None:
+    """ValueError if a model in a dtype is larger than the memory that is free, before it is read."""
+    needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    free = free_memory()
+    if free is None or needed <= free:
+        return
+    advice = "" if dtype == torch.int8 else "; --dtype int8 needs least"
+    raise ValueError(f"it needs at least {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
+                     f"are free{advice}")
+
+
+def advise(llm: nn.Module, asked: str) -> None:
+    """One line on stderr if a large model is in fp32 because no --dtype was asked for."""
+    large = sum(p.numel() for p in llm.parameters()) >= LARGE
+    if asked == "auto" and large and llm.device.type == "cpu" and llm.dtype == torch.float32:
+        say_once("The language model computes in float32, which is exact; --dtype int8 is faster and "
+                 "takes a third of the memory (docs/speed.md)")
