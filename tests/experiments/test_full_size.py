@@ -4,13 +4,11 @@ import json
 import pytest
 
 from experiments import full_size
-from helpers import ROOT
-from support.common import devices
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_makes_a_narrator_and_measures_it(tmp_path, monkeypatch, capsys, dtype):
     """The folder has the published format; a second run finds it."""
     monkeypatch.setattr(full_size, "LLAMA", full_size.LLAMA | SMALL | {
