@@ -237,7 +237,7 @@ class TimedEncoder:
             return self.encoder(pictures)
 
 
-def show(costs: dict) -> None:
+def show_costs(costs: dict) -> None:
     """The costs, one a line."""
     for name in ("imported", "held", "load peak", "peak"):
         size = "-" if costs[name] is None else f"{costs[name] / 1e9:.2f} GB"
@@ -267,7 +267,7 @@ def run_full_size(args: argparse.Namespace) -> None:
         make_clip(clip, args.frames, fps=2.0)
         costs = measure(model, vision, clip, args.frames, args.lookahead, args.device, args.dtype,
                         args.vision_dtype or args.dtype)
-    show(costs)
+    show_costs(costs)
     if args.json:
         print(json.dumps(costs))
 

@@ -56,9 +56,10 @@ class Int8Weight:
             unit = (x / size).float()                   # each row reaches 1 or -1 exactly
             multiply = torch.ops.quantized.linear_dynamic
             y = [multiply(unit, piece, SEVEN_BITS) for piece in self.pieces]
-            y = join(y).to(x.dtype).mul_(size)
+            y = join_rows(y).to(x.dtype).mul_(size)
         else:
-            y = join([F.linear(x, q.to(x.dtype)) * scale.to(x.dtype) for q, scale in self.pieces])
+            y = [F.linear(x, q.to(x.dtype)) * scale.to(x.dtype) for q, scale in self.pieces]
+            y = join_rows(y)
         return y if bias is None else y.add_(bias)
 
 
@@ -67,7 +68,7 @@ def largest(x: Tensor) -> Tensor:
     return torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True)).clamp_min(TINY)
 
 
-def join(pieces: list[Tensor]) -> Tensor:
+def join_rows(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
 
@@ -78,7 +79,7 @@ def into_int8(blocks: Iterable[Tensor], device: str) -> Int8Weight:
 
     def finish():
         q, scale = (torch.cat(parts) for parts in zip(*waiting))
-        pieces.append(pack(q, scale) if device == "cpu" else (q, scale))
+        pieces.append(pack_rows(q, scale) if device == "cpu" else (q, scale))
         waiting.clear()
 
     for block in blocks:
@@ -95,10 +96,11 @@ def into_int8(blocks: Iterable[Tensor], device: str) -> Int8Weight:
     return Int8Weight(rows, pieces)
 
 
-def pack(q: Tensor, scale: Tensor):
+def pack_rows(q: Tensor, scale: Tensor):
     """Rows in int8 with their scales, in the order in memory in which they are multiplied."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)    # a later PyTorch will do this in another way
+        # a later PyTorch will make such tensors in another way
+        warnings.simplefilter("ignore", UserWarning)
         zeros = torch.zeros(len(q), dtype=torch.long)
         tensor = getattr(torch, MAKE)(q, scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(tensor, None)

@@ -1,8 +1,8 @@
 """Products with weights on a processor (not in the paper): by oneDNN, where that is faster than
 PyTorch's own choice.
 
-fp32    PyTorch calls MKL, which reaches only a third of what AMD's processors can. oneDNN comes with
-        PyTorch as well. A call costs some microseconds more, so small products stay with MKL.
+fp32    PyTorch calls MKL, which reaches only a third of what AMD's processors can. oneDNN comes
+        with PyTorch as well. A call costs some microseconds more, so small products stay with MKL.
 bf16    oneDNN has products for processors that can multiply bf16. For others PyTorch has slow ones:
         there a weight becomes fp32 a block at a time, which stays in the processor's cache.
 int8    see support/engine/int8.py
@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from support.engine.int8 import Int8Linear, Int8Weight
+from support.engine.int8 import Int8Weight
 
 MKLDNN = torch.ops.mkldnn
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(MKLDNN, "_linear_pointwise")

@@ -110,8 +110,8 @@ def merge_lora(llm: nn.Module) -> None:
 
 
 def merged_weight(weight: Tensor, module: LoRALinear) -> Tensor:
-    """W + scale * B A for weight W [E, D], as a new tensor: an output head that shares the weight of
-    the embeddings must not change them.
+    """W + scale * B A for weight W [E, D], as a new tensor: an output head that shares the weight
+    of the embeddings must not change them.
     """
     if weight.dtype == torch.float32:
         B = module.scale * module.lora_B.weight.float()

@@ -1,9 +1,9 @@
 """The frozen weights of transformers' models, each read once into its place (not in the paper).
 
 A model that is loaded in the dtype of its files is a map of these files: nothing is read, and takes
-memory, until it is used. So models are loaded in that way, whatever dtype is wanted. Then one weight
-after the other is read from its file and takes its place in the dtype that is wanted. Weights that
-are not used, such as the half of a model that reads texts, are never read.
+memory, until it is used. So models are loaded in that way, whatever dtype is wanted. Then one
+weight after the other is read from its file and takes its place in the dtype that is wanted.
+Weights that are not used, such as the half of a model that reads texts, are never read.
 """
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class WeightFiles:
 @torch.no_grad()
 def keep_embedding(llm: nn.Module, files: WeightFiles) -> None:
     """Read the table of words, also of a head that shares it, before all else: narrators use it at
-    their making. Beside weights in int8 it keeps its format, as far as it is an ordinary one.
+    their making. Beside weights in int8 it is bf16, as far as it is an ordinary one.
     """
     table = llm.get_input_embeddings()
     name = next(name for name, p in llm.named_parameters() if p is table.weight)
-    table.weight.data = files.read(name, table.weight.data).clone()
+    table.weight.data = files.read(name, table.weight.data).to(torch.bfloat16, copy=True)
     if type(table) is nn.Embedding:
         table.__class__ = WideEmbedding
 
@@ -151,7 +151,7 @@ def map_for_int8(Class: type, name: str, how: dict, dtype: torch.dtype,
     """As `map_model`; ValueError if the model is too large even in int8."""
     model, files = map_model(Class, name, how, dtype, **settings)
     if files.file_of:
-        check_memory(model, torch.int8)
+        check_free_memory(model, torch.int8)
     return model, files
 
 
@@ -166,7 +166,7 @@ def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambd
     model, files = map_model(Class, name, how, mapped_in, **settings)
     wanted = part(model)
     if files.file_of:
-        check_memory(wanted, dtype)
+        check_free_memory(wanted, dtype)
     if int8:
         files.place_int8(model, wanted, device)
     elif files.file_of:
@@ -177,8 +177,8 @@ def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambd
     return wanted
 
 
-def check_memory(model: nn.Module, dtype: torch.dtype) -> None:
-    """ValueError if a model in a dtype is larger than the memory that is free, before it is read."""
+def check_free_memory(model: nn.Module, dtype: torch.dtype) -> None:
+    """ValueError if a model in a dtype is larger than the free memory, before it is read."""
     needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     free = free_memory()
     if free is None or needed <= free:
@@ -192,5 +192,5 @@ def advise(llm: nn.Module, asked: str) -> None:
     """One line on stderr if a large model is in fp32 because no --dtype was asked for."""
     large = sum(p.numel() for p in llm.parameters()) >= LARGE
     if asked == "auto" and large and llm.device.type == "cpu" and llm.dtype == torch.float32:
-        say_once("The language model computes in float32, which is exact; --dtype int8 is faster and "
-                 "takes a third of the memory (docs/speed.md)")
+        say_once("The language model computes in float32, which is exact; --dtype int8 is faster "
+                 "and takes a third of the memory (docs/speed.md)")

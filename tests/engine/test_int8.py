@@ -2,7 +2,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import narrator as nar
 from baselines.variants import load_narrator

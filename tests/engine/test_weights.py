@@ -28,7 +28,8 @@ def in_shards(folder):
         part = dict(list(tensors.items())[n::2])
         save_file(part, folder / file, {"format": "pt"})
         where |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return str(folder)
 
 
