@@ -20,6 +20,7 @@ from support.engine.int8 import Int8Weight
 MKLDNN = torch.ops.mkldnn
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(MKLDNN, "_linear_pointwise")
 ONEDNN_BF16 = ONEDNN and MKLDNN._is_mkldnn_bf16_supported()
+FORMATS = torch.float32, torch.bfloat16
 SMALL = 2 ** 21               # multiplications
 BLOCK = 2 ** 20               # numbers of a bf16 weight that become fp32 at a time
 FEW_ROWS = 2                  # so many are as fast without
@@ -29,8 +30,7 @@ def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -
     """F.linear: x [.., D] and weight [E, D] -> [.., E]."""
     if isinstance(weight, Int8Weight):
         return weight.product(x, bias)
-    formats = torch.float32, torch.bfloat16
-    if (not ONEDNN or x.device.type != "cpu" or x.dtype != weight.dtype or x.dtype not in formats
+    if (not ONEDNN or x.device.type != "cpu" or x.dtype != weight.dtype or x.dtype not in FORMATS
             or torch.compiler.is_compiling() or x.numel() * len(weight) < SMALL):
         return F.linear(x, weight, bias)
     given = (x, weight, bias)
