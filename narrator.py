@@ -40,7 +40,7 @@ from baselines.memories import (
 from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
-from support.engine.linear import speed_up
+from support.engine.linear import speed_up, speed_up_pooling
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
@@ -101,7 +101,7 @@ class VisionEncoder(nn.Module):
     def __init__(self, source: str, grid: int = 3, device: str | torch.device = "cpu",
                  dtype: torch.dtype = torch.float32):
         super().__init__()
-        model, processor = checkpoint.load_vision_model(source, dtype)
+        model, processor = checkpoint.load_vision_model(source, dtype, str(device))
         self.model = model.to(device).eval().requires_grad_(False)
         self.grid = grid
         self.image_size = model.config.image_size
@@ -109,6 +109,8 @@ class VisionEncoder(nn.Module):
         self.mean = processor["image_mean"]
         self.std = processor["image_std"]
         speed_up(self)                                  # faster matrix products, the same function
+        if dtype != torch.float32:
+            speed_up_pooling(self)
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
@@ -595,22 +597,12 @@ class Narrator(nn.Module):
         tensors where that is possible, and are the published defaults otherwise. BadData if
         anything is missing, damaged or unexpected. Narrators of baselines are loaded by
         baselines/variants.py.
+
+        dtype       of the language model; with torch.int8 its LoRA is merged at once
         """
         files = checkpoint.read_checkpoint(source)
         config = checkpoint.read_config(files, Config, llm, changes)
-        return cls.from_files(files, config, device, dtype)
-
-    @classmethod
-    def from_files(cls, files: checkpoint.Files, config: Config, device: str,
-                   dtype: torch.dtype) -> Narrator:
-        llm, tokenizer = checkpoint.load_llm(config.llm, dtype)
-        file = files.folder / checkpoint.WEIGHTS
-        with torch.device("meta"):                      # shapes alone take no memory, however large
-            shapes = cls(checkpoint.without_weights(llm), tokenizer, config).trainable()
-        checkpoint.compare(shapes, files.weights, file)
-        narrator = cls(llm, tokenizer, config)
-        checkpoint.load_parameters(narrator.trainable(), files.weights, file)
-        return narrator.to(device).eval()
+        return checkpoint.build_narrator(cls, files, config, device, dtype)
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None,
              **models: str | None) -> None:

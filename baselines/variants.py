@@ -31,4 +31,4 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu", dtyp
     """As `Narrator.load`, for all kinds of narrators."""
     files = checkpoint.read_checkpoint(source)
     config = checkpoint.read_config(files, Config, llm, changes)
-    return narrator_class(config).from_files(files, config, device, dtype)
+    return checkpoint.build_narrator(narrator_class(config), files, config, device, dtype)

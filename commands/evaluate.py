@@ -20,7 +20,7 @@ import stream
 from baselines import variants
 from streams.fast import open_stream
 from streams.together import Failed, side_by_side
-from support.common.devices import device_and_dtype, rank
+from support.common.devices import device_and_dtype, rank, vision_dtype
 from support.common.disk import check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -115,8 +115,7 @@ def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionE
     """
     if args.data != "toy":
         return None
-    _, dtype = device_and_dtype(args.device, args.dtype)
-    return narrator.vision_encoder(args.vision, dtype)
+    return narrator.vision_encoder(args.vision, vision_dtype(args))
 
 
 def split_of(args: argparse.Namespace) -> str:

@@ -30,7 +30,7 @@ from streams.subtitles import Writers, outputs, timestamp
 from streams.suspend import State, save_on_ctrl_c
 from streams.together import SharedPasses, Failed, side_by_side
 from support.common.addresses import without_secrets
-from support.common.devices import device_and_dtype
+from support.common.devices import device_and_dtype, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, lookahead_option, model_options, positive_float,
@@ -39,6 +39,7 @@ from support.common.options import (
 from support.common.progress import progress
 from support.engine.passes import compile_memory
 from support.engine.vision import check_vision
+from support.engine.weights import advise
 from support.files.features import is_features, open_frames
 
 TOY_SIZE = (96, 96)                     # pixels of the videos that the bundled narrator was trained on
@@ -249,9 +250,10 @@ def run_files(args: argparse.Namespace) -> None:
     narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
     encoder = None
     if has_videos:
-        encoder = narrator.vision_encoder(args.vision, dtype)
+        encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
+    advise(narrator.llm, args.dtype)
     if narrator.slow_because:
         print(f"{narrator.config.llm} {narrator.slow_because}: it takes the plain path, "
               f"which is slower", file=sys.stderr)

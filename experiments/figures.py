@@ -30,7 +30,7 @@ from experiments.frequency import frequency_options
 from experiments.words import words_options
 from streams.checks import check_input
 from streams.fast import open_stream
-from support.common.devices import device_and_dtype
+from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable, is_number, read_jsonl
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
@@ -273,8 +273,7 @@ def narrate_video(args: argparse.Namespace) -> tuple[list[dict], list[Sentence],
         memory = sum(token <= nar.MEMORY for token in opening.ids)
     encoder = None
     if not is_features(args.input):
-        _, dtype = device_and_dtype(args.device, args.dtype)
-        encoder = narrator.vision_encoder(args.vision, dtype)
+        encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     frames, _, _ = open_frames(args.input, narrator.config, encoder)
 
     decisions = {}                             # of the last frame's two, the second one counts

@@ -41,7 +41,7 @@ from experiments.timing import state_bytes
 from streams.bounds import LIVE_BOUNDS, live_bounds, most_tokens
 from streams.fast import open_stream
 from streams.suspend import model_answers, read_state, unpack, write_state
-from support.common.devices import device_and_dtype
+from support.common.devices import device_and_dtype, vision_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (
     DEFAULT_MODEL, Parser, device_options, positive_float, positive_int,
@@ -186,7 +186,7 @@ def run_soak(args: argparse.Namespace) -> None:
     config.max_segment = args.max_segment
     config.max_position = args.max_position
 
-    encoder = narrator.vision_encoder(args.vision, dtype)
+    encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     pictures = islice(Video(args.video, config.fps), args.pictures)
     video = torch.stack([torch.from_numpy(picture) for picture in pictures])        # [T, H, W, 3]
     frames = [x for batch in video.split(16) for x in encoder(batch)]

@@ -235,7 +235,7 @@ def rotation_frequencies(narrator, run: Callable[[PassInput], Tensor]) -> Tensor
     rotate_keys(far, slots, 1000, frequencies)
     for keys, rotated in zip(near.keys, far.keys):
         error = (keys.float() - rotated.float()).norm() / keys.float().norm()
-        tolerance = 1e-3 if keys.dtype == torch.float32 else 5e-2
+        tolerance = 1e-3 if narrator.llm.dtype == torch.float32 else 5e-2
         if not error <= tolerance:                              # NaN is refused, too
             raise refusal
     return frequencies

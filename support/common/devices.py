@@ -1,8 +1,10 @@
 """Devices, number formats and processes."""
 from __future__ import annotations
 
+import argparse
 import os
 import re
+from pathlib import Path
 
 import torch
 
@@ -10,13 +12,15 @@ from support.common.errors import BadData
 
 
 DTYPES = ("float32", "bfloat16", "float16")
+DTYPES_OF_STREAMS = (*DTYPES, "int8")
 
 
 def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
     """Decide device and dtype, for all commands.
 
     "auto": CUDA (under torchrun, this process's GPU) before MPS before the CPU, and bfloat16 on
-    CUDA, else float32. BadData if this machine has no such device.
+    CUDA, else float32. BadData if this machine has no such device. "int8" is the format of weights,
+    for streams only; the numbers between them are bfloat16 on CUDA, else float32.
     """
     has_mps = torch.backends.mps.is_available()
     if device == "auto":
@@ -41,9 +45,38 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
                       f"use cpu, or auto for the best one")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
-    if dtype not in DTYPES:
-        raise BadData(f"--dtype is auto, {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {dtype}")
+    if dtype not in DTYPES_OF_STREAMS:
+        raise BadData(f"--dtype is auto, {', '.join(DTYPES)} or int8, not {dtype}")
     return device, getattr(torch, dtype)
+
+
+def vision_dtype(args: argparse.Namespace) -> torch.dtype:
+    """The dtype of a command's vision encoder: --vision-dtype, or else --dtype."""
+    _, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
+    return dtype
+
+
+def free_memory() -> int | None:
+    """Bytes that this process can still take, swap included; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = {}
+    for line in lines:
+        name, value = line.split(":")
+        sizes[name] = 1024 * int(value.split()[0])
+    if "MemAvailable" not in sizes:
+        return None
+    free = sizes["MemAvailable"] + sizes.get("SwapFree", 0)
+    # a container can have a limit of its own
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):               # no such file, or "max": no limit
+        return free
+    return min(free, limit - used)
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.common.addresses import without_secrets
-from support.common.devices import DTYPES
+from support.common.devices import DTYPES, DTYPES_OF_STREAMS
 from support.common.errors import BadData
 
 
@@ -123,7 +123,12 @@ def device_options(parser: ArgumentParser):
                         help="vision encoder: folder or hub id (default: the checkpoint's)")
     parser.add_argument("--device", default="auto",
                         help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+    choices = ["auto", *DTYPES_OF_STREAMS]
+    parser.add_argument("--dtype", default="auto", choices=choices,
+                        help="number format of the language model (default: bfloat16 on CUDA, else "
+                             "float32); int8 is smaller and faster on a processor, and less exact")
+    parser.add_argument("--vision-dtype", choices=choices,
+                        help="number format of the vision encoder (default: as --dtype)")
 
 
 def answer_options(parser: ArgumentParser):

@@ -10,6 +10,7 @@ only, never pickles, and no code that comes with a model (trust_remote_code).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from torch import Tensor
 from support.common.devices import quiet
 from support.common.disk import read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
-from support.engine.lora import TARGETS
+from support.engine.int8 import check_int8
+from support.engine.lora import TARGETS, merge_into_int8
+from support.engine.weights import keep_embedding, map_for_int8, read_model
 
 # settings that change the meaning of LoRA's tensors, and the only value of each that is supported
 LORA_DEFAULTS = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False,
@@ -90,6 +93,26 @@ def read_config(files: Files, Config: type, llm: str | None, changes: dict):
     if llm:
         config.llm = llm
     return config
+
+
+def build_narrator(narrator_class: type, files: Files, config, device: str, dtype: torch.dtype):
+    """A narrator from the files of a checkpoint and its settings (narrator.py: Narrator.load)."""
+    if dtype == torch.int8:
+        check_int8(device)
+        llm, frozen_weights, tokenizer = map_llm(config.llm, torch.bfloat16)
+        keep_embedding(llm, frozen_weights)
+    else:
+        llm, tokenizer = load_llm(config.llm, dtype)
+    file = files.folder / WEIGHTS
+    with torch.device("meta"):                      # shapes alone take no memory, however large
+        shapes = narrator_class(without_weights(llm), tokenizer, config).trainable()
+    compare(shapes, files.weights, file)
+    narrator = narrator_class(llm, tokenizer, config)
+    load_parameters(narrator.trainable(), files.weights, file)
+    if dtype == torch.int8:
+        merge_into_int8(narrator.llm, frozen_weights, device)
+        narrator.merged = True
+    return narrator.to(device).eval()
 
 
 def save_narrator(narrator, folder: Path, dtype: torch.dtype | None, **models: str | None) -> None:
@@ -240,23 +263,26 @@ def check_model(source: str, kind: str) -> None:
                       f"and the hub does not give it: {first_line(error)}") from error
 
 
-def refuse_missing_weights(about: dict) -> None:
-    """ValueError if the files lack weights: transformers would silently fill them in at random."""
-    if missing := sorted(about["missing_keys"]):
-        raise ValueError(f"its files lack {len(missing)} weights: {', '.join(missing[:3])}")
-
-
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder, hub id or .gguf file, attention by PyTorch's sdpa (the mask is boolean)."""
+    if dtype == torch.int8:
+        raise BadData("int8 is for narrators that stream, and for vision models; use another --dtype")
+    return load_llm_by(read_model, source, dtype)
+
+
+def map_llm(source: str, dtype: torch.dtype):
+    """(causal LM whose weights are not read yet, its files, tokenizer); of some files, a causal LM in this dtype."""
+    (llm, files), tokenizer = load_llm_by(map_for_int8, source, dtype)
+    return llm, files, tokenizer
+
+
+def load_llm_by(load: Callable, source: str, dtype: torch.dtype):
     from transformers import AutoModelForCausalLM
     check_model(source, "llm")
     tokenizer = load_tokenizer(source)
     try:
         name, how = parse_model_name(source)
-        llm, about = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
-            trust_remote_code=False, output_loading_info=True, **how)
-        refuse_missing_weights(about)
+        llm = load(AutoModelForCausalLM, name, how, dtype, attn_implementation="sdpa")
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
                       f"{first_line(error)}") from error
@@ -288,20 +314,19 @@ def token_ids(tokenizer, text: str) -> list[int]:
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: {first_line(error)}") from error
 
 
-def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
+def load_vision_model(source: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):
     """(vision model, its preprocessor's settings) from a folder or hub id; of image-text models the image half."""
     from transformers import AutoConfig, AutoModel
     quiet()
+    if dtype == torch.int8:
+        check_int8(device)
     check_model(source, "vision")
     try:
         name, how = parse_model_name(source)
-        model, about = AutoModel.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True, **how)
-        refuse_missing_weights(about)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **how)
-        if hasattr(config, "vision_config"):
-            model = model.vision_model
+        images = hasattr(config, "vision_config")
+        model = read_model(AutoModel, name, how, dtype,
+                           lambda model: model.vision_model if images else model, device)
         file = Path(name) / "preprocessor_config.json"
         if not file.exists():
             from huggingface_hub import hf_hub_download

@@ -1,28 +1,60 @@
-"""Products with weights on a processor (not in the paper): by oneDNN, where that is faster than PyTorch's own choice.
+"""Products with weights on a processor (not in the paper): by oneDNN, where that is faster than
+PyTorch's own choice.
 
-In fp32 PyTorch calls MKL, which reaches only a third of what AMD's processors can. oneDNN comes with PyTorch as well; a
-call costs some microseconds more, so small products stay with MKL. Elsewhere, and in other formats, nothing changes.
+fp32    PyTorch calls MKL, which reaches only a third of what AMD's processors can. oneDNN comes
+        with PyTorch as well. A call costs some microseconds more, so small products stay with MKL.
+bf16    oneDNN has products for processors that can multiply bf16. For others PyTorch has slow ones:
+        there a weight becomes fp32 a block at a time, which stays in the processor's cache.
+int8    see support/engine/int8.py
+
+Elsewhere, and in other formats, nothing changes.
 """
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+from support.engine.int8 import Int8Weight
+
+MKLDNN = torch.ops.mkldnn
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(MKLDNN, "_linear_pointwise")
+ONEDNN_BF16 = ONEDNN and MKLDNN._is_mkldnn_bf16_supported()
+FORMATS = torch.float32, torch.bfloat16
 SMALL = 2 ** 21               # multiplications
+BLOCK = 2 ** 20               # numbers of a bf16 weight that become fp32 at a time
+FEW_ROWS = 2                  # so many are as fast without
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
     """F.linear: x [.., D] and weight [E, D] -> [.., E]."""
-    if (not ONEDNN or x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32
+    if isinstance(weight, Int8Weight):
+        return weight.product(x, bias)
+    if (not ONEDNN or x.device.type != "cpu" or x.dtype != weight.dtype or x.dtype not in FORMATS
             or torch.compiler.is_compiling() or x.numel() * len(weight) < SMALL):
         return F.linear(x, weight, bias)
-    learns = torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in (x, weight, bias))
-    return Product.apply(x, weight, bias) if learns else product(x, weight, bias)
+    given = (x, weight, bias)
+    learns = torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in given)
+    return Product.apply(*given) if learns else product(*given)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    if x.dtype == torch.float32 or ONEDNN_BF16:
+        return MKLDNN._linear_pointwise(x, weight, bias, "none", [], "")
+    if x.numel() <= FEW_ROWS * x.shape[-1]:
+        return F.linear(x, weight, bias)
+    return product_in_blocks(x, weight, bias)
+
+
+def product_in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A product of bf16 that is computed in fp32."""
+    rows = max(1, BLOCK // weight.shape[1])
+    inputs = x.float()
+    blocks = [product(inputs, block.float()) for block in weight.split(rows)]
+    total = torch.cat(blocks, -1)
+    if bias is not None:
+        total += bias
+    return total.to(x.dtype)
 
 
 class Product(torch.autograd.Function):
@@ -35,7 +67,8 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, len(weight))                            # also of a single row
         inputs = x.reshape(-1, weight.shape[1])
         return (product(gradient, weight.t()) if for_x else None,
@@ -48,6 +81,23 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
+class OneQuery(nn.MultiheadAttention):
+    """Attention of one query for each picture, as in SigLIP's pooling head, in bf16 or less.
+
+    PyTorch's own copies the keys and values, which takes longer than all the rest of it.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **_) -> tuple[Tensor, None]:
+        """query [B, 1, D], key and value the same [B, L, D] -> [B, 1, D], None."""
+        of_query, of_keys = self.in_proj_weight.tensor_split([self.embed_dim])
+        for_query, for_keys = self.in_proj_bias.tensor_split([self.embed_dim])
+        q = linear(query, of_query, for_query)
+        k, v = linear(key, of_keys, for_keys).chunk(2, -1)
+        q, k, v = (rearrange(y, "b l (h c) -> b h l c", h=self.num_heads) for y in (q, k, v))
+        out = rearrange(F.scaled_dot_product_attention(q, k, v), "b h l c -> b l (h c)")
+        return linear(out, self.out_proj.weight, self.out_proj.bias), None
+
+
 def speed_up(model: nn.Module) -> None:
     """Let all linear layers of a model compute in this way."""
     for module in model.modules():
@@ -55,8 +105,16 @@ def speed_up(model: nn.Module) -> None:
             module.__class__ = Linear
 
 
+def speed_up_pooling(model: nn.Module) -> None:
+    """The same for the pooling heads of vision models that are not in fp32."""
+    for module in model.modules():
+        plain = type(module) is nn.MultiheadAttention and module.batch_first
+        if plain and module.in_proj_bias is not None and module.bias_k is None:
+            module.__class__ = OneQuery
+
+
 if ONEDNN:
-    @register_flop_formula(torch.ops.mkldnn._linear_pointwise)
+    @register_flop_formula(MKLDNN._linear_pointwise)
     def operations(x: torch.Size, weight: torch.Size, *args, **kwargs) -> int:
         """Multiplications and additions, for PyTorch's counter (experiments/efficiency.py)."""
         return 2 * x.numel() * weight[0]

@@ -5,11 +5,14 @@ W, bias     the frozen layer: weight [E, D] and bias [E]
 A, B        the low-rank weights [rank, D] and [E, rank]
 """
 import re
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from support.engine.int8 import Int8Linear
 from support.engine.linear import linear
+from support.engine.weights import ROWS, WeightFiles, format_beside_int8
 
 # all linear layers
 TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"
@@ -95,16 +98,54 @@ def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
 def merge_lora(llm: nn.Module) -> None:
     """Replace every layer with LoRA by one linear layer with W + scale * B A, computed in fp32.
 
-    The sum is a new tensor: an output head that shares the weight of the embeddings must not change
-    them.
+    One layer after the other: its W, A and B are freed before the next one is merged.
     """
-    for name, module in list(llm.named_modules()):
-        if not hasattr(module, "lora_A"):
-            continue
+    for name in layers_with_lora(llm):
+        module = llm.get_submodule(name)
         base = module.base_layer
-        A = module.lora_A.weight.float()
-        B = module.lora_B.weight.float()
-        merged = base.weight.float() + module.scale * B @ A
-        base.weight = nn.Parameter(merged.to(base.weight.dtype), requires_grad=False)
+        if module.lora_B.weight.any():              # else a head that shares the embeddings goes on
+            base.weight = nn.Parameter(merged_weight(base.weight, module), requires_grad=False)
         parent, _, child = name.rpartition(".")
         setattr(llm.get_submodule(parent), child, base)
+
+
+def merged_weight(weight: Tensor, module: LoRALinear) -> Tensor:
+    """W + scale * B A for weight W [E, D], as a new tensor: an output head that shares the weight
+    of the embeddings must not change them.
+    """
+    if weight.dtype == torch.float32:
+        B = module.scale * module.lora_B.weight.float()
+        return (B @ module.lora_A.weight.float()).add_(weight)
+    merged = torch.empty_like(weight)
+    for rows, out in zip(merged_blocks(weight, module), merged.split(ROWS)):
+        out.copy_(rows)
+    return merged
+
+
+def merged_blocks(weight: Tensor, module: LoRALinear) -> Iterator[Tensor]:
+    """The same in fp32, some rows at a time, so that little is held."""
+    A = module.lora_A.weight.float()
+    B = module.scale * module.lora_B.weight.float()
+    for rows, low_rank in zip(weight.split(ROWS), B.split(ROWS)):
+        yield linear(low_rank, A.t()).add_(rows)
+
+
+@torch.no_grad()
+def merge_into_int8(llm: nn.Module, files: WeightFiles, device: str) -> None:
+    """Replace every layer with LoRA by one in int8, and read everything else into its place.
+
+    The frozen weights are read from their files one after the other.
+    """
+    dtype = format_beside_int8(device)
+    for name in layers_with_lora(llm):
+        module = llm.get_submodule(name)
+        base = module.base_layer
+        weight = files.read(f"{name}.weight".replace(".inner.", "."), base.weight.data)
+        layer = Int8Linear(base, merged_blocks(weight, module), device, dtype)
+        parent, _, child = name.rpartition(".")
+        setattr(llm.get_submodule(parent), child, layer)
+    files.place_int8(llm, llm, device)
+
+
+def layers_with_lora(llm: nn.Module) -> list[str]:
+    return [name for name, module in llm.named_modules() if isinstance(module, LoRALinear)]

@@ -2,6 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from support.engine import linear
@@ -36,17 +37,56 @@ def test_equal_to_pytorch(layout, bias, monkeypatch):
 
 
 @needs_onednn
-def test_only_large_products_in_fp32(monkeypatch):
+def test_only_large_products(monkeypatch):
     called = []
     monkeypatch.setattr(linear, "product", lambda *given: called.append(1) or F.linear(*given))
     small, large = torch.randn(1, 64), torch.randn(64, 512)
     with torch.no_grad():
         linear.linear(small, torch.randn(32, 64))
-        linear.linear(large.bfloat16(), torch.randn(512, 512).bfloat16())
+        linear.linear(large.half(), torch.randn(512, 512).half())
         linear.linear(large.to("meta"), torch.randn(512, 512, device="meta"))
         assert called == []
         linear.linear(large, torch.randn(512, 512))
-        assert called == [1]
+        linear.linear(large.bfloat16(), torch.randn(512, 512).bfloat16())
+        assert called == [1, 1]
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+def test_bf16(rows, onednn, bias, monkeypatch):
+    """In blocks of fp32 where the processor has no products of bf16, as exact as PyTorch's own."""
+    if onednn and not linear.ONEDNN_BF16:
+        pytest.skip("this processor has no products of bf16")
+    torch.manual_seed(0)
+    monkeypatch.setattr(linear, "SMALL", 0)
+    monkeypatch.setattr(linear, "BLOCK", 256 * 10)
+    monkeypatch.setattr(linear, "ONEDNN_BF16", onednn)
+    x, weight = torch.randn(rows, 256), torch.randn(96, 256)
+    given = [y.bfloat16() for y in (x, weight, torch.randn(96))][:2 + bias]
+    exact = F.linear(*(y.float() for y in given))
+    y = linear.linear(*given)
+    assert y.dtype == torch.bfloat16 and (y - exact).norm() < 4e-3 * exact.norm()
+    leaves = [y.requires_grad_() for y in given]
+    linear.linear(*leaves).float().sum().backward()
+    assert (leaves[0].grad - weight.sum(0)).norm() < 0.02 * leaves[0].grad.norm()
+    assert (leaves[1].grad - x.sum(0)).norm() < 0.02 * leaves[1].grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_one_query(dtype):
+    """Of SigLIP's pooling head: as PyTorch's own, without its copies."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.MultiheadAttention(64, 4, batch_first=True).to(dtype)])
+    nn.init.normal_(model[0].in_proj_bias)
+    query, pictures = torch.randn(3, 1, 64).to(dtype), torch.randn(3, 50, 64).to(dtype)
+    with torch.no_grad():
+        theirs = model[0](query, pictures, pictures)[0]
+        linear.speed_up_pooling(model)
+        ours = model[0](query, pictures, pictures)[0]
+    assert type(model[0]) is linear.OneQuery
+    assert (ours - theirs).norm() < (1e-5 if dtype == torch.float32 else 0.02) * theirs.norm()
 
 
 @needs_onednn
