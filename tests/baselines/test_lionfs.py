@@ -253,7 +253,7 @@ def test_the_toy_is_trained_evaluated_and_moved(tmp_path, monkeypatch):
     assert (model.config.width, model.config.width_second) == (136, 8)
     assert model.config.vision_second == str(tmp_path / "moved" / "vision_second")
     args = argparse.Namespace(data="toy", root=None, split="train", limit=1, world="plain", vision=None, device="cpu",
-                              dtype="auto")
+                              dtype="auto", vision_dtype=None)
     sample = next(evaluate_command.samples(args, model))
     x = torch.stack(list(sample.tokens(evaluate_command.load_vision(args, model), 16)))
     assert x.shape[1:] == (10, 136) and (x - seen[0][0].x).abs().max() < 0.05             # kept in half precision
