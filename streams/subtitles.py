@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 from streams.sources import is_live, source_names
@@ -15,25 +16,28 @@ from support.common.errors import BadData
 from support.files.own_videos import NARRATIONS
 
 FORMS = ("jsonl", "srt", "vtt", "trace", "state")      # options that name output files
-# How files begin that this program wrote
+Files = dict[str, str | None]                           # {format: path, or None}
+# How the files of this program begin
 BEGINS = {
     "jsonl": rb'\{"n": ',
     "trace": rb'\{"frame": ',
     "srt": rb"\d+\r?\n[\d:]+,\d",
     "vtt": rb"WEBVTT",
 }
-# A whole cue but its empty line. Its number is group 1
+# A whole cue without its empty line. Group 1 is its number
 CUE = rb"(?:(\d+)\n)?[\d:]+[.,]\d{3} --> [\d:]+[.,]\d{3}\n.*"
 TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
 
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
     """74.5 -> 00:01:14.5"""
+    # rounded first, so that 59.96 becomes 00:01:00.0 and not 00:00:60.0
     ticks = round(seconds * 10 ** digits)
-    whole, fraction = divmod(ticks, 10 ** digits)
-    minutes, s = divmod(whole, 60)
-    h, m = divmod(minutes, 60)
-    return f"{h:02}:{m:02}:{s:02}{separator}{fraction:0{digits}}"
+    whole_seconds, fraction = divmod(ticks, 10 ** digits)
+    minutes, seconds = divmod(whole_seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f"{hours:02}:{minutes:02}:{seconds:02}"
+    return f"{clock}{separator}{fraction:0{digits}}"
 
 
 def srt_cue(n: int, start: float, end: float, text: str) -> str:
@@ -41,15 +45,17 @@ def srt_cue(n: int, start: float, end: float, text: str) -> str:
 
     SubRip has no escapes: an arrow in the text, which would look like a time, is shortened.
     """
-    times = f"{timestamp(start, ',', 3)} --> {timestamp(end, ',', 3)}"
+    first = timestamp(start, ",", 3)
+    last = timestamp(end, ",", 3)
     text = text.replace("-->", "->")
-    return f"{n + 1}\n{times}\n{text}\n\n"
+    return f"{n + 1}\n{first} --> {last}\n{text}\n\n"
 
 
 def vtt_cue(start: float, end: float, text: str) -> str:
-    times = f"{timestamp(start, '.', 3)} --> {timestamp(end, '.', 3)}"
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"{times}\n{text}\n\n"
+    first = timestamp(start, ".", 3)
+    last = timestamp(end, ".", 3)
+    text = escape(text, quote=False)
+    return f"{first} --> {last}\n{text}\n\n"
 
 
 # ---------------------------------------------------------------------- writing
@@ -70,7 +76,7 @@ class Writers:
                 continue from the last ones in the files, whatever they are in the stream
     """
 
-    def __init__(self, paths: dict[str, str | None], stack: ExitStack, source: str = "",
+    def __init__(self, paths: Files, stack: ExitStack, source: str = "",
                  saved: dict | None = None, live: bool = False):
         paths = {form: path for form, path in paths.items() if path}
         check_distinct(source, *paths.values())
@@ -134,7 +140,8 @@ class Writers:
             if key not in row:
                 continue
             if key not in self.shift:           # this is the first row with such a number
-                self.shift[key] = max(self.least_shift.get(key, 0), next_number - row[key])
+                least = self.least_shift.get(key, 0)
+                self.shift[key] = max(least, next_number - row[key])
             numbered[key] = row[key] + self.shift[key]
         return numbered
 
@@ -166,8 +173,11 @@ class Writers:
         self.put("jsonl", json.dumps(row) + "\n")
         if row.get("repeat"):
             return
-        self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
-        self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
+        start = row["start"]
+        end = row["end"]
+        text = row["text"]
+        self.put("srt", srt_cue(row["n"], start, end, text))
+        self.put("vtt", vtt_cue(start, end, text))
 
     def trace(self, row: dict) -> None:
         """Write a row of the trace, with at least "frame".
@@ -177,13 +187,14 @@ class Writers:
         it is written at once.
         """
         row = self.numbered(row)
-        replaces = self.last_row is not None and self.last_row["frame"] == row["frame"]
+        waits = self.last_row is not None
+        replaces = waits and self.last_row["frame"] == row["frame"]
         if self.live and "trace" in self.files:
             if replaces:
                 self.files["trace"].truncate(self.last_row_start)
             self.last_row_start = self.size("trace")
             self.put("trace", json.dumps(row) + "\n")
-        elif self.last_row is not None and not replaces:
+        elif waits and not replaces:
             self.put("trace", json.dumps(self.last_row) + "\n")
         self.last_row = row
 
@@ -235,7 +246,7 @@ def read_end(form: str, path: str) -> End:
     if separator == b"\n\n" and re.fullmatch(CUE + rb"\n", tail[whole:]):
         tail += b"\n"                           # only the empty line was missing
         whole = len(tail)
-    last = tail[:whole].rstrip(b"\n").rsplit(separator, 1)[-1]
+    _, _, last = tail[:whole].rstrip(b"\n").rpartition(separator)
     return End(size, tail_start + whole, last_numbers(form, path, last))
 
 
@@ -263,13 +274,14 @@ def is_ours(form: str, path: str) -> bool:
     return not first or re.match(BEGINS[form], first) is not None
 
 
-def check_replaced(source: str, files: dict[str, str | None]) -> None:
+def check_replaced(source: str, files: Files) -> None:
     """BadData if an output of a recording would replace a file that must stay.
 
     That is a file that this program has not written, or a narration file beside the video, under
     its name: `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
-    video = Path(re.sub(r"(\.safetensors):.*", r"\1", source)).resolve()
+    without_name = re.sub(r"(\.safetensors):.*", r"\1", source)
+    video = Path(without_name).resolve()
     for form, path in files.items():
         if form not in BEGINS or not path:
             continue
@@ -304,8 +316,8 @@ def read_narrations(path: Path) -> list[dict]:
 
 # ---------------------------------------------------------------------- the command line
 
-def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
-    """For each input of a command line: source, name, {format: file, or None}.
+def outputs(args: Namespace) -> list[tuple[str, str, Files]]:
+    """For each input of a command line: source, name, output files.
 
     The options name the files of a single input, which has no name. With several inputs, the
     options name folders. BadData if two inputs have the same name or a file in common, or if an
@@ -319,22 +331,28 @@ def outputs(args: Namespace) -> list[tuple[str, str, dict[str, str | None]]]:
         for source, name in zip(args.input, source_names(args.input)):
             inputs.append((source, name, files_in_folders(name, options)))
 
-    every_file = [file for _, _, files in inputs for file in files.values() if file]
+    every_file = []
+    for _, _, files in inputs:
+        every_file += [file for file in files.values() if file]
     check_distinct(*every_file)
     for source, _, files in inputs:
         if is_live(source, getattr(args, "live", False)):
             continue
         check_distinct(source, *every_file)
+        # a stream that continues from its state continues its files, too
         resumes = files["state"] and os.path.exists(files["state"])
-        if not resumes and not getattr(args, "overwrite", False):
+        overwrite = getattr(args, "overwrite", False)
+        if not resumes and not overwrite:
             check_replaced(source, files)
     return inputs
 
 
-def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:
+def files_in_folders(name: str, folders: Files) -> Files:
     """The output files of the input called `name`: {format: FOLDER/name.format}."""
     files = {}
     for form, folder in folders.items():
         suffix = "trace.jsonl" if form == "trace" else form
-        files[form] = f"{folder}/{name}.{suffix}" if folder else folder
+        files[form] = folder
+        if folder:
+            files[form] = f"{folder}/{name}.{suffix}"
     return files
