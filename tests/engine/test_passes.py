@@ -249,7 +249,7 @@ def test_guess(ids, count, expected):
 
 @pytest.mark.parametrize("layers, changes, sizes", [
     (1, {"last_k": 2}, (1, 11)),                            # a word, a frame
-    (2, MOD, (11,)),
+    pytest.param(2, MOD, (11,), marks=pytest.mark.slow),
 ], ids=["FlowNar-C", "VideoLLM-MoD"])
 def test_the_pass_is_one_graph(layers, changes, sizes):
     """Nothing in it depends on data or waits for the host: it compiles whole, with the same result.
