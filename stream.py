@@ -177,6 +177,7 @@ class Context:
         frame; published weights read it after the frame's first token (CLS).
         """
         memory = self.narrator.memory
+        # M_t has seen the tokens up to `end`; with "cls", the rest of the last frame comes after it
         end = len(x)
         if self.narrator.config.readout == "cls":
             end -= self.narrator.config.J - 1
@@ -205,6 +206,7 @@ class Context:
         next_position = self.position + len(tokens)
         positions = torch.arange(self.position, next_position, device=narrator.device)  # line 10
         self.position = next_position                                               # line 11
+        # keys and values of the new tokens go into free slots, wherever these are
         slots = self.cache.reserve(len(tokens))
         self.cache.insert(tokens, slots)
         mask = self.cache.begin(positions, torch.from_numpy(slots).to(narrator.device))
@@ -239,6 +241,7 @@ def generate(c: Context, given: list[int] | None = None) -> list[int]:
         for token in given:
             c.feed(c.layout.narration(c.segment, [token]))
         return list(given)
+    # The end of text is not fed here: it opens the next segment (`Layout.opening`).
     ids: list[int] = []
     while len(ids) < c.narrator.config.max_new_tokens:
         token = int(logits.argmax())
@@ -251,7 +254,8 @@ def generate(c: Context, given: list[int] | None = None) -> list[int]:
 
 def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Narration, int]:
     """Lines 14-19, at frame t: the narration, and how many tokens were removed after it."""
-    start, c.last_narration_time = c.last_narration_time, c.now                 # line 14
+    start = c.last_narration_time
+    c.last_narration_time = c.now                                               # line 14
     ids = generate(c, given)                                                    # line 15
     text = one_line(c.layout.decode(ids))
     narration = Narration(c.segment, t, start, c.now, text, c.p_skip, ids)      # line 16
@@ -292,6 +296,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         if t > 0:                           # frame 0 stands in the prompt, and always narrates
             c.p_skip = c.trigger(logits)                                # Eq. 1
             c.theta = threshold(c.now - c.last_narration_time, narrator.config, static)
+        # Given narrations replace the trigger: theirs are the frames that narrate.
         must = t == 0 if forced is None else t in forced
         given = None if forced is None else forced.get(t)
         narration = None
@@ -300,7 +305,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             narration, pruned = end_segment(c, t, given)                # lines 14-19
         c.frame = t + 1
         yield decision(c, t, narration, must, fed, pruned)
-    segment_is_open = c.opening is None     # the last frame has not narrated
+    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has.
+    segment_is_open = c.opening is None
     if forced is None and segment_is_open:
         narration, pruned = end_segment(c, c.frame - 1)
         yield decision(c, c.frame - 1, narration, True, Tokens(), pruned)
