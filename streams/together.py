@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
@@ -39,10 +38,14 @@ class Stopped(Exception):
 
 @dataclass
 class Request:
-    """A call that a job asks for: function([argument])[0]."""
+    """A call that a job asks for: function([argument])[0].
+
+    answer      gets (result, None) or (None, error). A queue, not a Future: Ctrl-C in the middle
+                of Future.set_result can leave its lock taken, and the job waiting for ever.
+    """
     function: Callable[[list], list]
     argument: Any
-    answer: Future
+    answer: SimpleQueue
 
 
 class SharedPasses:
@@ -60,9 +63,18 @@ class SharedPasses:
         self.stopped = Event()
 
     def __call__(self, function: Callable[[list], list], request) -> Any:
-        answer = Future()
+        answer = SimpleQueue()
         self.events.put(("request", Request(function, request, answer)))
-        return answer.result()
+        while True:
+            try:
+                result, error = answer.get(timeout=POLL)
+            except Empty:
+                if self.stopped.is_set():
+                    raise Stopped() from None
+                continue
+            if error is not None:
+                raise error
+            return result
 
     def wait(self, ready: Callable[[float], Any]) -> Any:
         """Call ready(seconds) until it returns something. Meanwhile the other jobs go on."""
@@ -107,6 +119,7 @@ def side_by_side(jobs: Iterable[Callable[[SharedPasses], Iterable]],
     numbered_jobs = zip(count(), jobs)
     running = 0                                # jobs that have begun and not ended
     away = 0                                   # of these, jobs that wait for something else
+    threads = []                               # of all jobs that have begun
     requests = []                              # not answered yet; a job has at most one
 
     def run(number: int, job: Callable):
@@ -123,7 +136,9 @@ def side_by_side(jobs: Iterable[Callable[[SharedPasses], Iterable]],
                 numbered_job = next(numbered_jobs, None)
                 if numbered_job is None:
                     break
-                Thread(target=run, args=numbered_job, daemon=True).start()
+                thread = Thread(target=run, args=numbered_job, daemon=True)
+                thread.start()
+                threads.append(thread)
                 running += 1
             if not running:
                 return
@@ -145,19 +160,12 @@ def side_by_side(jobs: Iterable[Callable[[SharedPasses], Iterable]],
                 answer_requests(requests)
                 requests = []
     finally:
-        # all threads have to end: a job that waits when it looks at `stopped`, any other job when it
-        # asks, or when it has no more items
+        # All threads have to end: a job ends when it asks or waits, or when it has no more items.
+        # This looks at the threads, not at `running` and `requests`: Ctrl-C may have come between
+        # an event and its count, and then they are wrong.
         ask.stopped.set()
-        while running:
-            for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(Stopped())
-            requests = []
-            kind, content = events.get()
-            if kind == "request":
-                requests = [content]
-            elif kind == "end":
-                running -= 1
+        for thread in threads:
+            thread.join()
 
 
 def one_by_one(jobs: Iterable[Callable[[DirectPasses], Iterable]]) -> Iterator[tuple[int, Any]]:
@@ -182,10 +190,10 @@ def answer_requests(requests: list[Request]) -> None:
         try:
             results = function([request.argument for request in group])
             for request, result in zip(group, results, strict=True):
-                request.answer.set_result(result)
+                request.answer.put((result, None))
         except Exception:
             for request in group:
                 try:
-                    request.answer.set_result(function([request.argument])[0])
+                    request.answer.put((function([request.argument])[0], None))
                 except Exception as error:
-                    request.answer.set_exception(error)
+                    request.answer.put((None, error))
