@@ -119,7 +119,7 @@ def side_by_side(jobs: Iterable[Callable[[SharedPasses], Iterable]],
     numbered_jobs = zip(count(), jobs)
     running = 0                                # jobs that have begun and not ended
     away = 0                                   # of these, jobs that wait for something else
-    threads = []                               # of all jobs that have begun
+    threads = []                               # of the running jobs, and perhaps of some that ended
     requests = []                              # not answered yet; a job has at most one
 
     def run(number: int, job: Callable):
@@ -138,6 +138,7 @@ def side_by_side(jobs: Iterable[Callable[[SharedPasses], Iterable]],
                     break
                 thread = Thread(target=run, args=numbered_job, daemon=True)
                 thread.start()
+                threads = [other for other in threads if other.is_alive()]
                 threads.append(thread)
                 running += 1
             if not running:
