@@ -79,7 +79,7 @@ def assert_same(model, narrations, streamed, parallel, tolerance=1e-4):
 
 # ------------------------------------------------------------------ training = streaming
 
-def both_ways(model, frames=40, seed=0):
+def both_ways(model, frames=24, seed=0):
     """Random narrations at random frames, teacher-forced through the loop and in parallel.
 
     Returns the narrations, and the logits of all tokens both ways.
@@ -95,13 +95,13 @@ def both_ways(model, frames=40, seed=0):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_training_is_streaming(variant, seed, tmp_path):
-    tiny(seed, **VARIANTS[variant]).save(tmp_path)
+def test_training_is_streaming(variant, tmp_path):
+    """Of a narrator that was written and read again."""
+    tiny(**VARIANTS[variant]).save(tmp_path)
     model = load_narrator(str(tmp_path))
-    # 13 narrations, more than the 10 of FlowNar-C; then other weights and another, shorter video
-    frames = 40 if seed == 0 else 20
-    assert_same(model, *both_ways(model, frames, seed))
+    # 8 narrations; 13 where ten are kept
+    frames = 40 if model.config.last_k == 10 else 24
+    assert_same(model, *both_ways(model, frames))
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
@@ -276,15 +276,14 @@ def test_self_conditioned_is_parallel_too():
     ("flownar_c", 2),
     ("videollm", None),
 ])
-@pytest.mark.parametrize("setting", ["two_threshold_0.8_0.5", "single_threshold_0.8"])
-def test_published_narrations(variant, last_k, setting):
+def test_published_narrations(variant, last_k):
     folder = GOLDEN / variant
     model = load_narrator(str(folder / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k,
                           keep_newline=last_k is not None)
-    videos = json.loads((folder / "streaming.json").read_text())
-    for name, settings in videos.items():
+    settings = json.loads((folder / "streaming.json").read_text())["video_101"]
+    x = load_features(f"{folder / 'features.safetensors'}:video_101")
+    for setting in ("two_threshold_0.8_0.5", "single_threshold_0.8"):
         published = settings[setting]
-        x = load_features(f"{folder / 'features.safetensors'}:{name}")
         steps = list(stream.narrate(model, x, static=setting.startswith("single")))
         narrated = [step for step in steps if step.narration]
         ids = [step.narration.tokens + [model.layout.eot] for step in narrated]
