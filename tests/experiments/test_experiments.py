@@ -121,11 +121,11 @@ def test_flatness_is_the_last_window_over_the_second(monkeypatch):
 
 
 def test_efficiency_command(tmp_path):
-    result = measured("--frames", 30, "--window", 10, "--macs-frames", 4, "--every", 4,
-                      "--words", 6, "--streams", 3, "--png", tmp_path / "e.png", "--json")
+    result = measured("--frames", 15, "--window", 5, "--macs-frames", 2, "--every", 4,
+                      "--words", 4, "--streams", 2, "--png", tmp_path / "e.png", "--json")
     variants = result["variants"]
     for costs in variants.values():
-        assert [window["frames"] for window in costs["windows"]] == [10, 20, 30]
+        assert [window["frames"] for window in costs["windows"]] == [5, 10, 15]
         assert costs["macs"] > 1e6
     flownar, c, online = (variants[name] for name in ("FlowNar", "FlowNar-C", "VideoLLM-online"))
     assert online["windows"][-1]["cache_bytes"] > flownar["windows"][-1]["cache_bytes"]
