@@ -45,7 +45,7 @@ def trace(model, x, lookahead=1, context=None):
 def lively(llm=None, seed=0, **changes):
     """A tiny narrator whose thresholds let it narrate every few frames, and narrations that end."""
     model = tiny(seed, llm=llm, **{"max_new_tokens": 6} | changes)
-    x, _ = video(model, frames=24, seed=seed)
+    x, _ = video(model, frames=30, seed=seed)
     p_skips, _ = trace(model, x)
     p_skips.sort()
 
