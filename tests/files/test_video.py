@@ -16,7 +16,7 @@ from support.files.video import Video, write_video
 TICKS = 90_000                                 # per second: the clock of the test files
 
 
-def numbered(number: int, height: int = 64, width: int = 96) -> np.ndarray:
+def numbered(number: int, height: int = 64, width: int = 96, noise: bool = True) -> np.ndarray:
     """A picture that shows its own number, 0..255: the bits are eight columns, black or white.
 
     The noise in its top rows makes packets that are worth damaging.
@@ -24,7 +24,8 @@ def numbered(number: int, height: int = 64, width: int = 96) -> np.ndarray:
     bits = [255 * (number >> bit & 1) for bit in range(8)]
     columns = np.repeat(bits, width // 8)
     picture = np.broadcast_to(columns[None, :, None], (height, width, 3)).astype(np.uint8)
-    picture[:16] = np.random.default_rng(number).integers(0, 256, (16, width, 3))
+    if noise:
+        picture[:16] = np.random.default_rng(number).integers(0, 256, (16, width, 3))
     return picture
 
 
