@@ -8,11 +8,10 @@ and M learned queries read it out whenever a segment ends: M_t = Q S_t. These M 
 all that the language model sees of earlier segments, so storage and cost per frame stay constant,
 however long the video is.
 
-The paper writes S as one D x D matrix. As in the published code, S has h heads here, as attention
-has: the D/2 key channels and the D value channels are divided among the heads, and each head keeps
-a matrix of its own, D/2h x D/h. That is 2h times fewer numbers than D x D. G is constant along the
-values, so it is stored as a vector of key channels (the diagonal, input-dependent gate of App.
-B.2).
+The paper writes S as one D x D matrix. Here, as in the published code, S has h heads: the D/2 key
+channels and the D value channels are divided among the heads, and each head keeps a matrix of its
+own, D/2h x D/h. That is 2h times fewer numbers than D x D. G is constant along the values, so it is
+stored as a vector of key channels (the diagonal, input-dependent gate of App. B.2).
 
 Three forms of the same function, tested against each other:
     recurrent   Eq. 2 token by token, as it stands in the paper: the oracle
@@ -50,9 +49,9 @@ EPS = 1e-5  # epsilon of every normalisation in this file
 class SwiGLU(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        inner = 2 * 4 * width // 3                      # 2/3 of 4D,
-        inner = -(-inner // 256) * 256                  # rounded up to a multiple of 256
-        # two halves in one matrix; the first scales the second
+        inner = 2 * 4 * width // 3                                      # 2/3 of 4D,
+        inner = (inner + 255) // 256 * 256                              # rounded up to 256, 512, ..
+        # Two halves in one matrix: the first scales the second.
         self.up_proj = nn.Linear(width, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
 
@@ -72,7 +71,7 @@ class CLAM(nn.Module):
                 published models have none: all their tokens start from zero.
     dropout     rate in the self-attention over Z, as published
     """
-    # CLAM can also be read after a frame's first token; memories without heads work frame by frame
+    # CLAM can also be read within a frame. Memories without heads work frame by frame.
     HAS_HEADS = True
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
@@ -83,16 +82,22 @@ class CLAM(nn.Module):
         self.width = width
         self.M = M
         self.heads = heads
-        keys = width // 2
+        keys = width // 2                                               # key channels, h * c
         self.z = nn.Parameter(torch.empty(M, width))
         self.target = nn.Parameter(torch.empty(M, width)) if target else None
+
+        # Z -> the queries Q
         self.self_attn = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.norm_a = nn.LayerNorm(width, eps=EPS)
         self.w_q = nn.Linear(width, keys, bias=False)
+
+        # frame tokens -> k, v, G (Eq. 2)
         self.w_k = nn.Linear(width, keys, bias=False)
         self.w_v = nn.Linear(width, width, bias=False)
         self.w_gate = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
+
+        # Q S -> memory tokens
         self.w_output_gate = nn.Linear(width, width, bias=False)
         self.w_o = nn.Linear(width, width, bias=False)
         self.norm_o = nn.RMSNorm(width // heads, eps=EPS)
@@ -101,78 +106,104 @@ class CLAM(nn.Module):
         self.mlp = SwiGLU(width)
         self.reset_parameters()
 
+    # ------------------------------------------------------------------ Eq. 2, token by token
+
     def initial_state(self, batch: int = 1) -> Tensor:
         """S_0 = 0 [B, h, c, e]."""
         c = self.width // 2 // self.heads
         e = self.width // self.heads
         return torch.zeros(batch, self.heads, c, e, device=self.z.device)
 
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [..., D] -> k [..., h, c], v [..., h, e], log_gate [..., h, c], all in fp32."""
+        k = self.w_k(x).float()
+        v = self.w_v(x).float()
+        k = rearrange(k, "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(v, "... (h e) -> ... h e", h=self.heads)
+        return k, v, self.log_gate(x)
+
     def log_gate(self, x: Tensor) -> Tensor:
-        """log G of x [..., D], in fp32 [..., h, c].
+        """log G of x [..., D], G = sigmoid(W_gate x + b), in fp32 [..., h, c].
 
         [..., h, 1] in memories whose channels of a head share a gate (baselines/memories.py).
         """
-        log_gate = F.logsigmoid(self.w_gate(x).float())
+        logits = self.w_gate(x).float()
+        log_gate = F.logsigmoid(logits)                                 # log G
         return rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., D] -> k [..., h, c], v [..., h, e], log_gate [..., h, c], all in fp32."""
-        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
-        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
-        return k, v, self.log_gate(x)
 
     def recurrent(self, x: Tensor, read_at: Tensor,
                   state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Eq. 2 and M = Q S, token by token: the oracle for `chunked` and `step`."""
+        """Eq. 2 and M = Q S, token by token: the oracle for `chunked` and `step`.
+
+        x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
+        """
         check(x, read_at, self.width)
         s = self.initial_state(len(x)) if state is None else state
-        states = [s]
-        for x_j in x.unbind(1):
+        states = [s]                                                    # S_0 .. S_L
+        for x_j in x.unbind(1):                                         # [B, D]
             k, v, log_gate = self.project(x_j)
             gate = log_gate.exp()[..., None]                            # [B, h, c, 1]
-            s = gate * s + k[..., :, None] * v[..., None, :]            # Eq. 2, [B, h, c, e]
+            update = k[..., :, None] * v[..., None, :]                  # k^T v, [B, h, c, e]
+            s = gate * s + update                                       # Eq. 2
             states.append(s)
-        read_out = []
-        for b, row in enumerate(read_at.tolist()):
-            read_out.append(torch.stack([states[n][b] for n in row]))
-        return self.read(torch.stack(read_out)), s
+
+        states_read = []
+        for b, row in enumerate(read_at.tolist()):                      # of each video
+            states_of_video = torch.stack([states[n][b] for n in row])
+            states_read.append(states_of_video)
+        return self.read(torch.stack(states_read)), s
+
+    # ------------------------------------------------------------------ M_t = Q S_t
 
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What no video changes: a [M, D], the queries q [h, M, c] and the output gate [M, D]."""
+        """The part of `read` that depends on no video: Z -> a [M, D], the queries q [h, M, c] and
+        the output gate [M, D].
+        """
         target = torch.zeros_like(self.z) if self.target is None else self.target
-        # self-attention (Fig. 3): queries and keys are target + z, values are the target
+        # Self-attention (Fig. 3): queries and keys are target + z, values are the target.
         query = (target + self.z)[None]
         attended, _ = self.self_attn(query, query, target[None], need_weights=False)
-        a = self.norm_a(target + self.dropout(attended[0]))
+        a = self.norm_a(target + self.dropout(attended[0]))             # [M, D]
+
         u = a + self.z
         q = rearrange(self.w_q(u), "m (h c) -> h m c", h=self.heads)
-        scale = q.shape[-1] ** -0.5                                     # c^-1/2, as published
+        c = q.shape[-1]
+        q = q * c ** -0.5                                               # the scale, as published
         output_gate = F.silu(self.w_output_gate(u))
-        return a, q * scale, output_gate
+        return a, q, output_gate
 
     def read(self, state: Tensor, queries: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
         """M_t = Q S_t, gated, normalised, through the feed-forward: [..., h, c, e] -> [..., M, D].
 
-        queries: what `queries` returned, for streams, which compute it once.
+        queries     the result of `queries`; a stream computes it once
         """
-        a, q, output_gate = self.queries() if queries is None else queries
+        if queries is None:
+            queries = self.queries()
+        a, q, output_gate = queries
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e")   # Q S, in fp32
-        # norm, output gate, projection: of gated linear attention (published, not in the paper)
-        o = rearrange(self.norm_o(o.to(a.dtype)), "... h e -> ... (h e)")
+        # Norm, output gate and projection of gated linear attention (published; not in the paper).
+        o = self.norm_o(o.to(a.dtype))
+        o = rearrange(o, "... h e -> ... (h e)")                        # [..., M, D]
         o = self.w_o(o * output_gate)
         y = self.norm_y(a + o)
         return self.norm_m(y + self.mlp(y))
 
+    # ------------------------------------------------------------------ Eq. 2, many tokens at once
+
     @staticmethod
     def absorb(k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
-        """What L tokens do to a state: S <- decay * S + update. k, log_gate [L, h, c], v [L, h, e].
+        """L tokens -> (decay [h, c], update [h, c, e]) of a state: S <- decay * S + update.
 
-        Unrolling Eq. 2: decay = exp(sum g) and update = sum_j exp(sum_{i > j} g_i) k_j^T v_j, where
-        g = log G. Every exponent is a sum of g <= 0: stable for any gate and any length.
+        k, log_gate [L, h, c], v [L, h, e]. Eq. 2 unrolled, with g = log G:
+
+            decay = exp(sum_j g_j)
+            update = sum_j exp(sum_{i > j} g_i) k_j^T v_j
+
+        Every exponent is a sum of g <= 0: stable for any gate and any length.
         """
         decay = log_gate.sum(0).exp()                                   # [h, c]
-        decayed_k = k * sum_after(log_gate).exp()                       # [L, h, c]
-        update = einsum(decayed_k, v, "l h c, l h e -> h c e")
+        decay_after = sum_after(log_gate).exp()                         # [L, h, c]
+        update = einsum(k * decay_after, v, "l h c, l h e -> h c e")
         return decay, update
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
@@ -180,13 +211,13 @@ class CLAM(nn.Module):
         states = []
         for s, k, v, log_gate in zip(state, *self.project(x)):          # of each stream
             decay, update = self.absorb(k, v, log_gate)
-            states.append(s * decay[..., None] + update)
+            states.append(decay[..., None] * s + update)
         return torch.stack(states)
 
     def chunked(self, x: Tensor, read_at: Tensor,
                 state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Training: all tokens between two read-outs at once; states exist at read-outs only (see
-        `absorb`).
+        """Training: all tokens between two read-outs at once, see `absorb`. States exist at
+        read-outs only.
 
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
         """
@@ -195,26 +226,31 @@ class CLAM(nn.Module):
         if state is None:
             state = self.initial_state(B)
 
-        # cut each video into N + 1 pieces: one before each read-out, and the rest
+        # Cut each video into N + 1 pieces: one before each read-out, and the rest.
         ends = F.pad(read_at, (0, 1), value=x.shape[1])                 # [B, N + 1]
-        lengths = F.pad(ends, (1, 0)).diff(dim=1).flatten().tolist()
-        k, v, log_gate = (tensor.flatten(0, 1).split(lengths) for tensor in self.project(x))
-        absorbed = [self.absorb(*piece) for piece in zip(k, v, log_gate)]
+        lengths = F.pad(ends, (1, 0)).diff(dim=1)                       # [B, N + 1]
+        lengths = lengths.flatten().tolist()
+        k, v, log_gate = self.project(x)
+        k_pieces = k.flatten(0, 1).split(lengths)                       # B * (N + 1) pieces
+        v_pieces = v.flatten(0, 1).split(lengths)
+        gate_pieces = log_gate.flatten(0, 1).split(lengths)
+        absorbed = [self.absorb(*piece) for piece in zip(k_pieces, v_pieces, gate_pieces)]
 
-        # Eq. 2, piece by piece
+        # Eq. 2, piece by piece.
         states = []
         last = []
         for b, s in enumerate(state):                                   # of each video
             for n in range(N + 1):
                 decay, update = absorbed[b * (N + 1) + n]
-                s = s * decay[..., None] + update
+                s = decay[..., None] * s + update
                 if n < N:
                     states.append(s)
             last.append(s)
+        last = torch.stack(last)                                        # [B, h, c, e]
         if N == 0:
-            return x.new_zeros(B, 0, self.M, self.width), torch.stack(last)
+            return x.new_zeros(B, 0, self.M, self.width), last
         states = rearrange(torch.stack(states), "(b n) h c e -> b n h c e", b=B)
-        return self.read(states, self.queries()), torch.stack(last)
+        return self.read(states), last
 
     forward = chunked
 
@@ -241,7 +277,8 @@ class CLAM(nn.Module):
 
     def start_gates(self):
         """First gates of `initialise`: near 1, from 0.982 per token in the first head to 0.9997 in
-        the last."""
+        the last.
+        """
         weight, bias = self.w_gate[1].parameters()
         logits = torch.linspace(4, 8, self.heads)                       # G = sigmoid(logits)
         bias.copy_(repeat(logits, "h -> (h c)", c=len(bias) // self.heads))
@@ -254,9 +291,10 @@ def sum_after(g: Tensor) -> Tensor:
     Summed backwards from the end, so that it is exact near the end. (A difference of prefix sums
     would be a difference of large numbers.)
     """
-    at_the_end = (0, 0) * (g.dim() - 1) + (0, 1)                        # one more token, 0
-    later = F.pad(g[1:], at_the_end)[:len(g)]                           # token j has what j + 1 had
-    return later.flip(0).cumsum(0).flip(0)
+    one_more_token = (0, 0) * (g.dim() - 1) + (0, 1)                    # at the end
+    following = F.pad(g[1:], one_more_token)                            # g of the next token, or 0
+    following = following[:len(g)]                                      # for L = 0
+    return following.flip(0).cumsum(0).flip(0)
 
 
 def check(x: Tensor, read_at: Tensor, width: int):
@@ -265,8 +303,9 @@ def check(x: Tensor, read_at: Tensor, width: int):
         raise ValueError(f"expected frame tokens [B, L, {width}], got {list(x.shape)}")
     if read_at.dim() != 2 or len(read_at) != len(x):
         raise ValueError(f"expected read-outs [{len(x)}, N], got {list(read_at.shape)}")
+    # 0, the read-outs, L must not decrease.
     length = x.shape[1]
-    bounds = F.pad(read_at, (1, 0))                                     # 0, the read-outs, L
+    bounds = F.pad(read_at, (1, 0))
     bounds = F.pad(bounds, (0, 1), value=length)
     if (bounds.diff(dim=1) < 0).any():
         raise ValueError(f"read-outs must not decrease and lie in 0..{length}, "
@@ -296,21 +335,21 @@ def worked_example():
     state = torch.zeros(2, 2)
     print("S_j = G_j * S_{j-1} + k_j^T v_j; a matrix is written row by row; "
           "G decays its rows, the key channels")
-    for j in range(1, len(k) + 1):
-        k_j = k[j - 1]
-        v_j = v[j - 1]
-        gate_j = gate[j - 1]
-        decayed = gate_j[:, None] * state
+    for j, (k_j, v_j, gate_j) in enumerate(zip(k, v, gate), start=1):
+        decayed = gate_j[:, None] * state                               # G_j * S_{j-1}
         added = k_j[:, None] * v_j[None]                                # k_j^T v_j
         state = decayed + added
         equation = f"({row(gate_j)}) * S_{j - 1} + ({row(k_j)})^T ({row(v_j)})"
         print(f"S_{j} = {equation} = {show(decayed)} + {show(added)} = {show(state)}")
-    q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+
+    q = torch.tensor([[1.0, 0.0],
+                      [0.0, 1.0]])
     print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}")
     print("Query (1 0) reads what keys (1 0) stored: "
           "a quarter of v_1 (after two gates of 1/2) and all of v_3.")
     print("Query (0 1) reads what key (0 1) stored: half of v_2 (after one gate of 1/2).")
-    # one head
+
+    # `absorb` has a dimension for the heads: [L, 1, 2].
     decay, update = CLAM.absorb(k[:, None], v[:, None], gate[:, None].log())
     print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), "
           f"update {show(update[0])}")

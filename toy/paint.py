@@ -2,9 +2,10 @@
 
 A sprite is a small picture with transparency, [pixels, pixels, 4]: red, green, blue and alpha. It
 is painted from masks in flat colours, from back to front, at five times its resolution, and then
-averaged. Furniture is grey or brown: colours belong to things.
+averaged. Furniture is grey or brown: only things have bright colours.
 """
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,9 @@ CORNER = (7, 25)                               # clutter
 FINE = 5                                       # fine pixels in a pixel, both ways
 GRID = (np.arange(CELL * FINE) + 0.5) / FINE - CELL / 2
 V, U = np.meshgrid(GRID, GRID, indexing="ij")                  # [160, 160] each
+
+Colour = tuple[float, float, float]            # red, green, blue: 0 .. 255
+Layers = list[tuple[np.ndarray, Colour]]       # masks and their colours, from back to front
 
 SKIN = (226, 168, 130)
 TEAL = (0, 138, 136)
@@ -55,9 +59,14 @@ def blend(canvas: np.ndarray, picture: np.ndarray, x: float, y: float) -> None:
     h, w = picture.shape[:2]
     top = int(y) - h // 2 + 1                  # + 1: the canvas has a border
     left = int(x) - w // 2 + 1
-    below = canvas[max(top, 0):max(top + h, 0), max(left, 0):max(left + w, 0)]
-    above = picture[max(-top, 0):, max(-left, 0):][:below.shape[0], :below.shape[1]]
-    below *= 1 - above[..., 3:]                # `below` is a view: this changes the canvas
+    bottom = max(top + h, 0)
+    right = max(left + w, 0)
+    below = canvas[max(top, 0):bottom, max(left, 0):right]
+    # Cut off what lies above and left of the canvas, then what lies below and right of it.
+    above = picture[max(-top, 0):, max(-left, 0):]
+    above = above[:below.shape[0], :below.shape[1]]
+    alpha = above[..., 3:]
+    below *= 1 - alpha                         # `below` is a view: this changes the canvas
     below += above[..., :3]
 
 
@@ -67,9 +76,14 @@ def ellipse(x: float, y: float, rx: float, ry: float) -> np.ndarray:
     return ((U - x) / rx) ** 2 + ((V - y) / ry) ** 2 <= 1
 
 
+def ring(x: float, y: float, radius: float, inner_radius: float) -> np.ndarray:
+    disc = ellipse(x, y, radius, radius)
+    hole = ellipse(x, y, inner_radius, inner_radius)
+    return disc & ~hole
+
+
 def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
     return (x0 <= U) & (U < x1) & (y0 <= V) & (V < y1)
-
 
 def stroke(x0: float, y0: float, x1: float, y1: float, r: float,
            r1: float | None = None) -> np.ndarray:
@@ -79,22 +93,25 @@ def stroke(x0: float, y0: float, x1: float, y1: float, r: float,
     dx = x1 - x0
     dy = y1 - y0
     # How far along the line its nearest point is, 0 .. 1.
-    along = np.clip(((U - x0) * dx + (V - y0) * dy) / (dx * dx + dy * dy), 0, 1)
+    product = (U - x0) * dx + (V - y0) * dy
+    along = np.clip(product / (dx * dx + dy * dy), 0, 1)
     distance = np.hypot(U - x0 - along * dx, V - y0 - along * dy)
     return distance <= r + along * (r1 - r)
 
 
-# ------------------------------------------------------------- sprites
-
-def tone(rgb: tuple, by: float) -> tuple:
-    """A darker colour (by < 1) or, towards white, a lighter one (by > 1)."""
-    if by <= 1:
-        return tuple(by * c for c in rgb)
-    return tuple(c + (by - 1) * (255 - c) for c in rgb)
+WHOLE_CELL = box(-16, -16, 16, 16)
 
 
-def paint(layers: list[tuple[np.ndarray, tuple]], outline: float = 0.0,
-          pixels: int = CELL) -> np.ndarray:
+# ------------------------------------------------------------- painting
+
+def tone(rgb: Colour, brightness: float) -> Colour:
+    """A darker colour (brightness < 1) or, towards white, a lighter one (brightness > 1)."""
+    if brightness <= 1:
+        return tuple(brightness * c for c in rgb)
+    return tuple(c + (brightness - 1) * (255 - c) for c in rgb)
+
+
+def paint(layers: Layers, outline: float = 0.0, pixels: int = CELL) -> np.ndarray:
     """Paint masks in their colours, from back to front.
 
     outline    width of a dark line around all masks together [px]
@@ -110,87 +127,184 @@ def paint(layers: list[tuple[np.ndarray, tuple]], outline: float = 0.0,
             picture[moved] = *INK, 1
     for mask, rgb in layers:
         picture[mask] = *rgb, 1
-    step = len(U) // pixels
-    picture = picture.reshape(pixels, step, pixels, step, 4)
+    # Average blocks of fine pixels.
+    block = len(U) // pixels
+    picture = picture.reshape(pixels, block, pixels, block, 4)
     return picture.mean((1, 3))                # [pixels, pixels, 4]
 
 
-@lru_cache(maxsize=None)
-def sprite(kind: int, rgb: tuple[int, int, int], small: bool = False) -> np.ndarray:
-    """A thing of type 1..6: [32, 32, 4], or [20, 20, 4] if it is small (carried, or clutter)."""
-    white = min(rgb) > 200
-    dark = tone(rgb, 0.55)
-    light = tone(rgb, 0.8 if white else 1.55)  # nothing is lighter than white: there, light is grey
-    blade = METAL if white else tone(rgb, 1.45)
-    layers = {
-        "cup": [
-            (ellipse(-6, 1, 5.5, 5.5) & ~ellipse(-6, 1, 2.6, 2.6), rgb),
-            (stroke(2, -6, 2, 6, 8, 6) & box(-16, -9, 16, 10), rgb),
-            (ellipse(2, -8.5, 7.2, 2.3), dark),
-            (box(-2.5, -4, -0.5, 7), light),
-        ],
-        "bowl": [
-            (ellipse(0, -3, 11, 11) & (V >= -3), rgb),
-            (box(-5, 7, 5, 10), dark),
-            (ellipse(0, -3, 11, 3), dark),
-            (stroke(-6.5, 2.5, -4, 5.5, 0.9), light),
-        ],
-        "pan": [
-            (stroke(-10, -10, -4, -4, 1.9), INK),
-            (ellipse(2.5, 2.5, 8.8, 8.8), rgb),
-            (ellipse(2.5, 2.5, 6.2, 6.2), dark),
-            (ellipse(2.5, 2.5, 5.2, 5.2), tone(rgb, 0.8)),
-        ],
-        "knife": [
-            (stroke(-1, 1, 10.5, -10.5, 3.2, 0.4), blade),
-            (stroke(-9, 9, -3, 3, 3), rgb),
-            (ellipse(-8, 8, 1, 1), dark),
-            (ellipse(-4.5, 4.5, 1, 1), dark),
-        ],
-        "bottle": [
-            (box(-1.8, -9, 1.8, 0), rgb),
-            (ellipse(0, -1, 5, 4.5), rgb),
-            (box(-5, -1, 5, 11), rgb),
-            (box(-2.4, -11, 2.4, -8.4), INK),
-            (box(-5, 2.5, 5, 7), light),
-        ],
-        "apple": [
-            (ellipse(-3.6, 2, 6.6, 8.2) | ellipse(3.6, 2, 6.6, 8.2), rgb),
-            (ellipse(-4.5, -1.5, 1.7, 2.4), light),
-            (stroke(0, -4, 1.2, -9.5, 0.9), (92, 58, 30)),
-            (stroke(1.6, -7, 6.5, -9.5, 1.8, 0.5), (70, 130, 40)),
-        ],
-    }
-    return paint(layers[TYPES[kind - 1]], outline=0.8, pixels=20 if small else CELL)
+# ------------------------------------------------------------- things
 
+class Shades(NamedTuple):
+    """The colours of a thing."""
+    plain: Colour
+    dark: Colour
+    light: Colour
+    blade: Colour
+
+
+@lru_cache(maxsize=None)
+def sprite(kind: int, rgb: Colour, small: bool = False) -> np.ndarray:
+    """A thing of type 1..6: [32, 32, 4], or [20, 20, 4] if it is small (carried, or clutter)."""
+    if min(rgb) > 200:
+        # Nothing is lighter than white: the light parts of a white thing are grey.
+        shades = Shades(rgb, tone(rgb, 0.55), light=tone(rgb, 0.8), blade=METAL)
+    else:
+        shades = Shades(rgb, tone(rgb, 0.55), light=tone(rgb, 1.55), blade=tone(rgb, 1.45))
+    functions = {
+        "cup": cup,
+        "bowl": bowl,
+        "pan": pan,
+        "knife": knife,
+        "bottle": bottle,
+        "apple": apple,
+    }
+    layers = functions[TYPES[kind - 1]](shades)
+    return paint(layers, outline=0.8, pixels=20 if small else CELL)
+
+
+def cup(shades: Shades) -> Layers:
+    handle = ring(-6, 1, 5.5, 2.6)
+    body = stroke(2, -6, 2, 6, 8, 6) & box(-16, -9, 16, 10)
+    opening = ellipse(2, -8.5, 7.2, 2.3)
+    highlight = box(-2.5, -4, -0.5, 7)
+    return [
+        (handle, shades.plain),
+        (body, shades.plain),
+        (opening, shades.dark),
+        (highlight, shades.light),
+    ]
+
+
+def bowl(shades: Shades) -> Layers:
+    body = ellipse(0, -3, 11, 11) & (V >= -3)
+    foot = box(-5, 7, 5, 10)
+    opening = ellipse(0, -3, 11, 3)
+    highlight = stroke(-6.5, 2.5, -4, 5.5, 0.9)
+    return [
+        (body, shades.plain),
+        (foot, shades.dark),
+        (opening, shades.dark),
+        (highlight, shades.light),
+    ]
+
+
+def pan(shades: Shades) -> Layers:
+    handle = stroke(-10, -10, -4, -4, 1.9)
+    rim = ellipse(2.5, 2.5, 8.8, 8.8)
+    wall = ellipse(2.5, 2.5, 6.2, 6.2)
+    bottom = ellipse(2.5, 2.5, 5.2, 5.2)
+    return [
+        (handle, INK),
+        (rim, shades.plain),
+        (wall, shades.dark),
+        (bottom, tone(shades.plain, 0.8)),
+    ]
+
+
+def knife(shades: Shades) -> Layers:
+    blade = stroke(-1, 1, 10.5, -10.5, 3.2, 0.4)
+    handle = stroke(-9, 9, -3, 3, 3)
+    lower_rivet = ellipse(-8, 8, 1, 1)
+    upper_rivet = ellipse(-4.5, 4.5, 1, 1)
+    return [
+        (blade, shades.blade),
+        (handle, shades.plain),
+        (lower_rivet, shades.dark),
+        (upper_rivet, shades.dark),
+    ]
+
+
+def bottle(shades: Shades) -> Layers:
+    neck = box(-1.8, -9, 1.8, 0)
+    shoulders = ellipse(0, -1, 5, 4.5)
+    body = box(-5, -1, 5, 11)
+    cap = box(-2.4, -11, 2.4, -8.4)
+    label = box(-5, 2.5, 5, 7)
+    return [
+        (neck, shades.plain),
+        (shoulders, shades.plain),
+        (body, shades.plain),
+        (cap, INK),
+        (label, shades.light),
+    ]
+
+
+def apple(shades: Shades) -> Layers:
+    halves = ellipse(-3.6, 2, 6.6, 8.2) | ellipse(3.6, 2, 6.6, 8.2)
+    highlight = ellipse(-4.5, -1.5, 1.7, 2.4)
+    stem = stroke(0, -4, 1.2, -9.5, 0.9)
+    leaf = stroke(1.6, -7, 6.5, -9.5, 1.8, 0.5)
+    return [
+        (halves, shades.plain),
+        (highlight, shades.light),
+        (stem, (92, 58, 30)),
+        (leaf, (70, 130, 40)),
+    ]
+
+
+# ------------------------------------------------------------- effects
 
 @lru_cache(maxsize=None)
 def effect_sprite(effect: int, phase: int) -> np.ndarray:
     """[32, 32, 4]; phase 0..2 animates it."""
-    layers = []
     if effect == WATER:
-        for i, x in enumerate((-12, -7.5, -2.5, 2.5, 7.5, 12)):
-            y = -13 + (i * 9 + phase * 6) % 20
-            layers.append((stroke(x, y, x, y + 3, 0.5, 1.6), (120, 205, 250)))
-            layers.append((ellipse(x - 0.5, y + 3, 0.5, 0.7), (255, 255, 255)))
-        return paint(layers, outline=0.4)
+        return paint(water(phase), outline=0.4)
     if effect == FLAMES:
-        inner = []                             # in front of all outer flames
-        for i, x in enumerate((-12, -7, -2, 3, 8)):
-            y = 3.5 + (i * 2 + phase) % 3 * 2
-            layers.append((stroke(x, 14.5, x, y, 2.6, 0.4), (250, 110, 10)))
-            inner.append((stroke(x, 15, x, y + 5, 1.4, 0.3), (255, 232, 90)))
-        return paint(layers + inner)
+        return paint(flames(phase))
     if effect == SHAKE:
-        for x, half in ((-14, 3), (-11.5, 6), (11.5, 6), (14, 3)):
-            layers.append((stroke(x, -half, x, half, 0.7), (250, 250, 250)))
-        return paint(layers, outline=0.4)
+        return paint(shake(), outline=0.4)
     if effect == CLOTH:
-        cloth = stroke(-5, 8.5, 5, 8.5, 4.5) | box(-8, 5.5, 8, 12.5)
-        checks = cloth & ((U % 5 < 1.1) | (V % 5 < 1.1))
-        layers = [(cloth, (244, 244, 240)), (checks, (120, 140, 170))]
-        return paint(layers, outline=0.7)
-    # A knock: rays around a point.
+        return paint(cloth(), outline=0.7)
+    return paint(knock(phase), outline=0.6)
+
+
+def water(phase: int) -> Layers:
+    """Falling drops, each with a bright spot."""
+    layers = []
+    for i, x in enumerate((-12, -7.5, -2.5, 2.5, 7.5, 12)):
+        y = -13 + (i * 9 + phase * 6) % 20     # drops fall at different times
+        drop = stroke(x, y, x, y + 3, 0.5, 1.6)
+        bright_spot = ellipse(x - 0.5, y + 3, 0.5, 0.7)
+        layers.append((drop, (120, 205, 250)))
+        layers.append((bright_spot, (255, 255, 255)))
+    return layers
+
+
+def flames(phase: int) -> Layers:
+    """A row of orange flames, and in front of them their yellow inner parts."""
+    outer = []
+    inner = []
+    for i, x in enumerate((-12, -7, -2, 3, 8)):
+        y = 3.5 + (i * 2 + phase) % 3 * 2
+        orange = stroke(x, 14.5, x, y, 2.6, 0.4)
+        yellow = stroke(x, 15, x, y + 5, 1.4, 0.3)
+        outer.append((orange, (250, 110, 10)))
+        inner.append((yellow, (255, 232, 90)))
+    return outer + inner
+
+
+def shake() -> Layers:
+    """Two lines on each side of a thing that is shaken."""
+    layers = []
+    for x, half in ((-14, 3), (-11.5, 6), (11.5, 6), (14, 3)):
+        line = stroke(x, -half, x, half, 0.7)
+        layers.append((line, (250, 250, 250)))
+    return layers
+
+
+def cloth() -> Layers:
+    fabric = stroke(-5, 8.5, 5, 8.5, 4.5) | box(-8, 5.5, 8, 12.5)
+    stripes = (U % 5 < 1.1) | (V % 5 < 1.1)
+    return [
+        (fabric, (244, 244, 240)),
+        (fabric & stripes, (120, 140, 170)),
+    ]
+
+
+def knock(phase: int) -> Layers:
+    """Rays around a point, which move outwards."""
+    layers = []
     start = 5.5 + phase
     end = 10 + phase
     for angle in np.pi * np.array([0.75, 1.0, 1.25, 1.5, 1.75]):
@@ -198,34 +312,45 @@ def effect_sprite(effect: int, phase: int) -> np.ndarray:
         y = np.sin(angle)
         ray = stroke(4 + start * x, 6 + start * y, 4 + end * x, 6 + end * y, 1.1)
         layers.append((ray, (255, 240, 150)))
-    return paint(layers, outline=0.6)
+    return layers
 
+
+# ------------------------------------------------------------- hands
 
 @lru_cache(maxsize=None)
 def hand_sprite(pose: str) -> np.ndarray:
     """[32, 32, 4], the palm in the middle. Your pose, or "glove" for the other cook."""
-    rgb = TEAL if pose == "glove" else SKIN
-    if pose == "act":                          # a fist; lines part its fingers
-        layers = [(ellipse(0, 0, 5.4, 5), rgb)]
-        for x in (-3, -0.5, 2):
-            layers.append((stroke(x, -4.2, x + 0.4, 0.5, 0.45), tone(rgb, 0.7)))
-        return paint(layers, outline=0.7)
+    if pose == "act":
+        return paint(fist(), outline=0.7)
     if pose == "reach":
+        rgb = SKIN
         palm = ellipse(1, 1, 4.6, 4.6)
         fingertips = ((-6, -1), (-5, -5), (-1, -6))
         width = 1.5
     elif pose == "lift":
+        rgb = SKIN
         palm = ellipse(0, 2, 4, 4.2)
         fingertips = ((-6.5, 1), (-5, -4.5), (-1.6, -7), (2, -7), (5, -4.5))
         width = 1.2
     else:
+        rgb = TEAL
         palm = ellipse(0, 0, 5, 4.6)
         fingertips = ((6, 5), (0, 6.5))
         width = 2.0
     layers = [(palm, rgb)]
     for x, y in fingertips:
-        layers.append((stroke(0.3 * x, 1, x, y, width), rgb))
+        finger = stroke(0.3 * x, 1, x, y, width)
+        layers.append((finger, rgb))
     return paint(layers, outline=0.7)
+
+
+def fist() -> Layers:
+    """A closed hand; darker lines separate its fingers."""
+    layers = [(ellipse(0, 0, 5.4, 5), SKIN)]
+    for x in (-3, -0.5, 2):
+        line = stroke(x, -4.2, x + 0.4, 0.5, 0.45)
+        layers.append((line, tone(SKIN, 0.7)))
+    return layers
 
 
 @lru_cache(maxsize=None)
@@ -233,68 +358,140 @@ def arm_strip(whose: str) -> np.ndarray:
     """A forearm from edge to edge of the picture, rounded by its shading: [98, 7, 4]."""
     rgb = tone(TEAL, 0.75) if whose == "glove" else SKIN
     shade = np.array([0.45, 0.85, 1, 1, 0.95, 0.82, 0.4], np.float32)
-    alpha = np.ones(7, np.float32)
-    row = np.stack([*(c * shade for c in rgb), alpha], -1)                     # [7, 4]
+    row = np.ones((7, 4), np.float32)          # alpha is 1
+    for channel in range(3):
+        row[:, channel] = rgb[channel] * shade
     return np.broadcast_to(row, (SIZE + 2, 7, 4))
 
+
+# ------------------------------------------------------------- furniture
 
 @lru_cache(maxsize=None)
 def tile(name: str, opened: bool) -> np.ndarray:
     """A piece of furniture: [32, 32, 4]; `opened` shows its inside, if it is a container."""
-    cell = box(-16, -16, 16, 16)
-    inside = box(-14, -14, 14, 14)
     if opened:
-        # The colours of the inside and of the door, and the door, which is seen edge-on.
-        wall, wood, door = {
-            "fridge": ((112, 122, 128), (214, 218, 220), box(-16, -16, -13, 16)),
-            "drawer": ((92, 74, 58), (178, 144, 108), box(-16, 12.5, 16, 16)),
-            "cupboard": ((74, 66, 62), (134, 98, 72),
-                         box(-16, -16, -13.5, 16) | box(13.5, -16, 16, 16)),
-        }[name]
-        layers = [
-            (cell, tone(wall, 0.55)),
-            (inside, wall),
-            (box(-14, 11, 14, 12), tone(wall, 0.7)),
-            (door, wood),
-        ]
-        return paint(layers)
+        functions = {"fridge": open_fridge, "drawer": open_drawer, "cupboard": open_cupboard}
+        return paint(functions[name]())
+    functions = {
+        "shelf": shelf,
+        "rack": rack,
+        "fridge": fridge,
+        "stove": stove,
+        "counter": counter,
+        "sink": sink,
+        "drawer": drawer,
+        "table": table,
+        "cupboard": cupboard,
+    }
+    layers = functions[name]()
+    edge = WHOLE_CELL & ~box(-15.3, -15.3, 15.3, 15.3)
+    layers.append((edge, (88, 82, 78)))
+    return paint(layers)
 
-    bars = [(box(x, -16, x + 1.2, 16), (164, 168, 172)) for x in range(-14, 16, 5)]
-    rings = [(ellipse(0, 0, r, r) & ~ellipse(0, 0, r - 1.3, r - 1.3), (118, 112, 108))
-             for r in (8, 13)]
-    boards = [(box(-16, y, 16, y + 0.9), (110, 82, 60)) for y in range(-13, 16, 6)]
+
+def shelf() -> Layers:
+    boards = box(-16, 10, 16, 13.5) | box(-16, -16, 16, -13.5)
+    return [
+        (WHOLE_CELL, (176, 150, 122)),
+        (boards, (120, 93, 67)),
+    ]
+
+
+def rack() -> Layers:
+    layers = [(WHOLE_CELL, (112, 116, 120))]
+    for x in range(-14, 16, 5):
+        bar = box(x, -16, x + 1.2, 16)
+        layers.append((bar, (164, 168, 172)))
+    return layers
+
+
+def fridge() -> Layers:
+    gap = box(-16, -5, 16, -4)
+    handles = box(-13, -1, -11, 10) | box(-13, -12, -11, -7)
+    return [
+        (WHOLE_CELL, (196, 200, 204)),
+        (gap, (140, 144, 148)),
+        (handles, (90, 94, 98)),
+    ]
+
+
+def stove() -> Layers:
+    layers = [(WHOLE_CELL, (70, 70, 74))]
+    for radius in (8, 13):
+        burner = ring(0, 0, radius, radius - 1.3)
+        layers.append((burner, (118, 112, 108)))
+    return layers
+
+
+def counter() -> Layers:
+    layers = [(WHOLE_CELL, (174, 170, 162))]
     xs = (-12, -9, -3, 2, 6, 11, -13, 13, -6, 4, 9, -1)
     ys = (-11, 3, -13, -4, 9, -8, 11, 4, 8, 13, 1, 3)
-    speckles = [(ellipse(x, y, 1, 0.7), (132, 126, 120)) for x, y in zip(xs, ys)]
-    layers = {
-        "shelf": [
-            (cell, (176, 150, 122)),
-            (box(-16, 10, 16, 13.5) | box(-16, -16, 16, -13.5), (120, 93, 67)),
-        ],
-        "rack": [(cell, (112, 116, 120)), *bars],
-        "fridge": [
-            (cell, (196, 200, 204)),
-            (box(-16, -5, 16, -4), (140, 144, 148)),
-            (box(-13, -1, -11, 10) | box(-13, -12, -11, -7), (90, 94, 98)),
-        ],
-        "stove": [(cell, (70, 70, 74)), *rings],
-        "counter": [(cell, (174, 170, 162)), *speckles],
-        "sink": [
-            (cell, (136, 142, 148)),
-            (stroke(-8, 0, 8, 0, 13) & inside, (174, 182, 188)),
-            (ellipse(0, 0, 2, 2), (90, 94, 98)),
-        ],
-        "drawer": [
-            (cell, (178, 144, 108)),
-            (inside & ~box(-12.8, -12.8, 12.8, 12.8), (134, 104, 76)),
-            (box(-6, -2, 6, 0.5), (80, 76, 72)),
-        ],
-        "table": [(cell, (136, 104, 78)), *boards],
-        "cupboard": [
-            (cell, (134, 98, 72)),
-            (box(-0.6, -16, 0.6, 16), (82, 58, 42)),
-            (ellipse(-3, 2, 1.3, 1.3) | ellipse(3, 2, 1.3, 1.3), (158, 162, 166)),
-        ],
-    }
-    edge = (cell & ~box(-15.3, -15.3, 15.3, 15.3), (88, 82, 78))
-    return paint([*layers[name], edge])
+    for x, y in zip(xs, ys):
+        speckle = ellipse(x, y, 1, 0.7)
+        layers.append((speckle, (132, 126, 120)))
+    return layers
+
+
+def sink() -> Layers:
+    basin = stroke(-8, 0, 8, 0, 13) & box(-14, -14, 14, 14)
+    drain = ellipse(0, 0, 2, 2)
+    return [
+        (WHOLE_CELL, (136, 142, 148)),
+        (basin, (174, 182, 188)),
+        (drain, (90, 94, 98)),
+    ]
+
+
+def drawer() -> Layers:
+    groove = box(-14, -14, 14, 14) & ~box(-12.8, -12.8, 12.8, 12.8)
+    handle = box(-6, -2, 6, 0.5)
+    return [
+        (WHOLE_CELL, (178, 144, 108)),
+        (groove, (134, 104, 76)),
+        (handle, (80, 76, 72)),
+    ]
+
+
+def table() -> Layers:
+    layers = [(WHOLE_CELL, (136, 104, 78))]
+    for y in range(-13, 16, 6):
+        gap = box(-16, y, 16, y + 0.9)
+        layers.append((gap, (110, 82, 60)))
+    return layers
+
+
+def cupboard() -> Layers:
+    gap = box(-0.6, -16, 0.6, 16)
+    knobs = ellipse(-3, 2, 1.3, 1.3) | ellipse(3, 2, 1.3, 1.3)
+    return [
+        (WHOLE_CELL, (134, 98, 72)),
+        (gap, (82, 58, 42)),
+        (knobs, (158, 162, 166)),
+    ]
+
+
+def open_fridge() -> Layers:
+    door = box(-16, -16, -13, 16)
+    return inside(wall=(112, 122, 128)) + [(door, (214, 218, 220))]
+
+
+def open_drawer() -> Layers:
+    front = box(-16, 12.5, 16, 16)
+    return inside(wall=(92, 74, 58)) + [(front, (178, 144, 108))]
+
+
+def open_cupboard() -> Layers:
+    doors = box(-16, -16, -13.5, 16) | box(13.5, -16, 16, 16)
+    return inside(wall=(74, 66, 62)) + [(doors, (134, 98, 72))]
+
+
+def inside(wall: Colour) -> Layers:
+    """The inside of a container. Its door comes in front of it, seen from the edge."""
+    back = box(-14, -14, 14, 14)
+    floor = box(-14, 11, 14, 12)
+    return [
+        (WHOLE_CELL, tone(wall, 0.55)),
+        (back, wall),
+        (floor, tone(wall, 0.7)),
+    ]

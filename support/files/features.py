@@ -45,7 +45,7 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
 
     spec            FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a
                     tensor; read with weights_only)
-    tokens, width   what J and D must be, if given
+    tokens, width   the required J and D, if given
 
     Raises BadData if the file does not hold such features.
     """
@@ -110,7 +110,7 @@ def _read_safetensors(path: Path, name: str | None) -> Tensor:
 
 
 def _read_pt(path: Path) -> Tensor:
-    """A tensor saved by torch. The file is mapped: only the part that is used is read. Files of
+    """A tensor saved by torch. The file is mapped: only the used part is read. Files of
     torch < 1.6 cannot be mapped, and are read whole.
     """
     load = partial(torch.load, path, map_location="cpu", weights_only=True)
@@ -128,7 +128,7 @@ def _read_pt(path: Path) -> Tensor:
     if not isinstance(x, Tensor):
         raise BadData(f"{path}: holds a {type(x).__name__}; "
                       f"save one tensor [frames, tokens, width]")
-    # a tensor on the device "meta" has a shape, but no content
+    # A tensor on the device "meta" has a shape, but no content.
     if x.layout != torch.strided or x.device.type != "cpu":
         raise BadData(f"{path}: holds a sparse or an empty tensor; "
                       f"save a dense one [frames, tokens, width]")
@@ -141,13 +141,14 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     """Open a video or a feature file -> (frame tokens, number of frames, video).
 
     frame tokens        [J, D] each, from frame `skip` on
-    number of frames    of the whole source, if it is known
+    number of frames    of the whole source; None if it is not known
     video               None for a feature file
 
-    config              of a narrator
-    encode              encodes pictures, `batch` at a time; they are decoded in the meantime
-    largest             scale pictures down so that no side is longer (pixels)
-    open_video          open_video(source, fps, largest); for other sources (camera.py)
+    config              the narrator's settings
+    encode              encodes `batch` pictures at a time, while the next pictures are decoded
+    largest             longest side of the pictures [px]; larger pictures are scaled down
+    open_video          a function (source, fps, largest); cameras have another one (camera.py)
+    skip                omit the first `skip` frames
     """
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
@@ -162,7 +163,7 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
 
 
 def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """What a second encoder (LION-FS) sees: each picture with the picture before it, [H, W, 6]. The
+    """Pair each picture with the picture before it, [H, W, 6], for a second encoder (LION-FS). The
     first picture is paired with itself.
 
     If both pictures are the same arrays as in the last pair, the pair is the same array, too.
@@ -170,7 +171,7 @@ def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     picture_before = partner_before = pair = None
     for picture in pictures:
         partner = picture_before
-        # a camera may change the size of its pictures
+        # A camera may change the size of its pictures.
         if partner is None or partner.shape != picture.shape:
             partner = picture
         if picture is not picture_before or partner is not partner_before:
@@ -180,46 +181,54 @@ def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         yield pair
 
 
+class PictureBatch:
+    """Pictures that are encoded together, when the tokens of one of them are needed."""
+
+    def __init__(self, vision: Callable[[Tensor], Tensor]):
+        self.vision = vision
+        self.pictures = []
+        self.x = None                          # their tokens [B, J, D], once encoded
+
+    def tokens(self, place: int) -> Tensor:
+        """Frame tokens [J, D] of the picture at this place of the batch."""
+        if self.x is None:
+            self.x = self.vision(torch.from_numpy(np.stack(self.pictures)))
+            self.pictures = []
+        return self.x[place]
+
+
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
                     batch: int = 1, skip: int = 0) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size).
 
     vision      uint8 [B, H, W, 3] (of `pairs`: 6) -> [B, J, D]
-    batch       pictures per call of `vision`. A picture that is the same array as the one before
-                it is not encoded again
-    skip        leave out the first `skip` pictures. They are only encoded if they share a batch
-                with a picture that is wanted, or are the same array: the numbers of a picture
-                depend on its batch, and are to be the same to the last bit
+    batch       pictures per call of `vision`. A picture that is the same array as the picture
+                before it is not encoded again
+    skip        omit the first `skip` pictures. A batch that contains a wanted picture is still
+                encoded whole: the tokens of a picture depend on its batch, and all results are to
+                be the same to the last bit
     """
-    before = None                              # the last picture, and its tokens
-    x = None
-    skipped = []                               # the last batch that was skipped
-    for n, chunk in enumerate(chunks(pictures, batch)):
-        changed = [picture for previous, picture in zip([before, *chunk], chunk)
-                   if picture is not previous]
-        if (n + 1) * batch <= skip:
-            before = chunk[-1]
-            if changed:
-                skipped = changed
-            continue
-        if chunk[0] is before and skipped:
-            x = vision(torch.from_numpy(np.stack(skipped)))[-1]
-        skipped = []
-        encoded = iter(())
-        if changed:
-            encoded = iter(vision(torch.from_numpy(np.stack(changed))))
-        for i, picture in enumerate(chunk, n * batch):
-            if picture is not before:
-                before = picture
-                x = next(encoded)
+    previous = None                            # the last picture
+    source = None                              # the batch that encodes it, and its place there
+    for number, chunk in enumerate(chunks(pictures, batch)):
+        new_batch = PictureBatch(vision)
+        sources = []
+        for picture in chunk:
+            if picture is not previous:
+                source = (new_batch, len(new_batch.pictures))
+                new_batch.pictures.append(picture)
+                previous = picture
+            sources.append(source)
+        # All pictures of a batch are listed now. It can be encoded.
+        for i, (picture_batch, place) in enumerate(sources, number * batch):
             if i >= skip:
-                yield x
+                yield picture_batch.tokens(place)
 
 
 def read_header(path: Path) -> tuple[int, dict[str, str]]:
     """Number of frames and settings of a file that `python data.py encode` wrote.
 
-    Raises BadData if the file is damaged, or another one.
+    Raises BadData if the file is damaged, or was written by another program.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -236,13 +245,13 @@ def read_header(path: Path) -> tuple[int, dict[str, str]]:
 
 
 class Store:
-    """The features of a data set. A file is opened when a range of its frames is needed, and never
-    read whole.
+    """The features of a data set. A file is opened when a range of its frames is needed. It is
+    never read whole.
 
-    root        folder with features_metadata.json (or with features/features_metadata.json). The
-                files lie beside it, or in root/features or a folder in there, or all in
-                root/features.safetensors under the names of the videos
-    names       other names of videos, if annotations and features use different ones (EgoExo4D's
+    root        folder with features_metadata.json or features/features_metadata.json. The feature
+                files lie beside this file, in root/features, or in a folder of root/features. Or
+                all features are in root/features.safetensors, under the names of the videos
+    names       {name in the annotations: name in the features}, where they differ (EgoExo4D's
                 takes)
     """
 
@@ -260,7 +269,7 @@ class Store:
         self.videos = read_json(self.file)
         if not isinstance(self.videos, dict):
             raise BadData(f"{self.file}: expected an object with one entry per video")
-        # listed once, because a large folder is slow to list
+        # Listed once, because a large folder is slow to list.
         self.folders = [self.file.parent, root, features, *sorted(features.glob("*/"))]
 
     def entry(self, video: str) -> dict:
@@ -268,15 +277,16 @@ class Store:
 
         Raises BadData if the video has no entry, or an invalid one.
         """
-        entry = self.videos.get(video)
-        if video not in self.videos:
+        if video in self.videos:
+            entry = self.videos[video]
+        else:
             entry = self.videos.get(self.names.get(video, ""))
         if not isinstance(entry, dict) or not {"duration", "path"} <= entry.keys():
             raise BadData(f'{self.file}: video {video} has no entry '
                           f'{{"duration": seconds, "path": file}}; get its features, or encode it')
 
-        def check(right: bool, what: str) -> None:
-            expect(right, self.file, f"video {video}", what)
+        def check(condition: bool, message: str) -> None:
+            expect(condition, self.file, f"video {video}", message)
 
         duration = entry["duration"]
         check(is_number(duration) and duration > 0,
@@ -285,6 +295,7 @@ class Store:
         check(isinstance(frames, int) and is_number(frames) and frames > 0,
               f'"frames" must be a whole number above 0, not {frames!r}')
         path = entry["path"]
+        # No path may lead out of the folder.
         is_inside = False
         if isinstance(path, str):
             parts = Path(path).parts
@@ -296,18 +307,24 @@ class Store:
         """The file of a video, and the name of its tensor if the file holds several videos."""
         name = self.entry(video)["path"]
         for folder in self.folders:
-            for path in (folder / name, (folder / name).with_suffix(".safetensors")):
-                if path.is_file():
-                    return path, None
-        if (self.root / "features.safetensors").is_file():
-            return self.root / "features.safetensors", video
+            path = folder / name
+            if path.is_file():
+                return path, None
+            path = path.with_suffix(".safetensors")
+            if path.is_file():
+                return path, None
+        path = self.root / "features.safetensors"
+        if path.is_file():
+            return path, video
         raise BadData(f"{self.root}: the features of {video}, {name}, are not there; "
                       f"look into {self.root / 'features'}, or encode the video")
 
     @contextmanager
     def _frames(self, video: str) -> Iterator[tuple[str, list[int], Any]]:
-        """Open the features of a video -> (place for messages, shape [T, J, D], frames). The frames
-        can be sliced while the file is open.
+        """Open the features of a video -> (place, shape [T, J, D], frames).
+
+        place       the file and the video, for messages
+        frames      can be sliced while the file is open
         """
         path, name = self.locate(video)
         place = f"{path}, video {video}"
@@ -334,10 +351,12 @@ class Store:
 
     def read(self, video: str, start: int, stop: int | None, tokens: int | None = None,
              width: int | None = None) -> Tensor:
-        """Frames start .. stop of a video [stop - start, J, D], in fp32; stop None: up to the end.
+        """Frames start .. stop of a video [stop - start, J, D], in fp32.
 
-        tokens, width: what J and D must be, if given. Raises BadData if the file is too short for
-        the range, or damaged.
+        stop            None: up to the end
+        tokens, width   the required J and D, if given
+
+        Raises BadData if the file is damaged, or too short for the range.
         """
         with self._frames(video) as (place, shape, frames):
             if tokens not in (None, shape[1]) or width not in (None, shape[2]):
@@ -350,7 +369,7 @@ class Store:
             x = frames[start:stop]
             if x.dtype not in FLOATS:
                 raise BadData(f"{place}: must be floating point, not {dtype_name(x)}")
-            # always a copy: otherwise x would keep the file mapped
+            # Always a copy, because a view of the file would keep it mapped.
             x = x.to(torch.float32, copy=True)
         if not x.isfinite().all():
             raise BadData(f"{place}: has NaN or infinite values after frame {start}; "
@@ -358,7 +377,7 @@ class Store:
         return x
 
     def rows(self, video: str) -> int:
-        """How many frames the file of a video holds."""
+        """Number of frames in the file of a video."""
         with self._frames(video) as (_, shape, _):
             return shape[0]
 
