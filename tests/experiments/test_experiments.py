@@ -20,8 +20,8 @@ from support.engine import slots
 from support.files.narrations import Sentence
 from test_evaluate import command, write
 
-measured = partial(command, main=efficiency.main)
-drawn = partial(command, main=figures.main)
+run_efficiency = partial(command, main=efficiency.main)
+run_figures = partial(command, main=figures.main)
 
 
 # ---------------------------------------------------------------------- efficiency
@@ -67,7 +67,7 @@ def shapes(model) -> dict:
     return {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
 
 
-def test_weights_are_those_of_the_model_that_streams(monkeypatch):
+def test_weights_are_those_of_the_model_that_streams():
     """LoRA merged, no copies; connector and CLAM in fp32 whatever the language model has."""
     args = SimpleNamespace(device="cpu", dtype="bfloat16", config=None, llm=None)
     model = efficiency.build(args, {"last_k": 10})
@@ -90,23 +90,24 @@ def test_macs_of_the_language_model():
     model = tiny(memory="none", prune=False, lora_rank=1).requires_grad_(False)
     work = timing.Work(frames=8, every=8, words=4)
     total = efficiency.macs(model, work)
-    matrices = [p for name, p in model.llm.named_parameters() if "layers" in name and p.dim() == 2]
-    weights = sum(p.numel() for p in matrices)
+    weights = 0
+    for name, p in model.llm.named_parameters():
+        if "layers" in name and p.dim() == 2:
+            weights += p.numel()
     tokens = len(model.layout.sequence([(0, [1] * 4), (7, [1] * 4)])) - 1
     assert weights * tokens < total < 1.4 * weights * tokens
     assert efficiency.macs(model.merge(), work) < total
 
 
 def test_macs_with_a_narration_memory():
-    """Its tokens are fed, and its CLAM absorbs the words, besides what is done without it."""
+    """More work: its tokens are fed, and its CLAM absorbs the words."""
     work = timing.Work(frames=8, every=4, words=3)
     without = efficiency.macs(tiny(last_k=0), work)
     assert efficiency.macs(tiny(last_k=0, narration_memory=4), work) > 1.05 * without
 
 
 def test_flatness_is_the_last_window_over_the_second(monkeypatch):
-    """With a clock that only the frames move, by the number of the frame, two streams in turn give
-    the mean numbers."""
+    """Frame t takes t seconds, by a clock that only the frames move. Two streams take turns."""
     clock = [0.0]
     monkeypatch.setattr(timing.time, "process_time", lambda: clock[0])
 
@@ -121,17 +122,20 @@ def test_flatness_is_the_last_window_over_the_second(monkeypatch):
 
 
 def test_efficiency_command(tmp_path):
-    result = measured("--frames", 15, "--window", 5, "--macs-frames", 2, "--every", 4,
-                      "--words", 4, "--streams", 2, "--png", tmp_path / "e.png", "--json")
+    result = run_efficiency("--frames", 15, "--window", 5, "--macs-frames", 2, "--every", 4,
+                            "--words", 4, "--streams", 2, "--png", tmp_path / "e.png", "--json")
     variants = result["variants"]
     for costs in variants.values():
         assert [window["frames"] for window in costs["windows"]] == [5, 10, 15]
         assert costs["macs"] > 1e6
-    flownar, c, online = (variants[name] for name in ("FlowNar", "FlowNar-C", "VideoLLM-online"))
+    flownar = variants["FlowNar"]
+    online = variants["VideoLLM-online"]
     assert online["windows"][-1]["cache_bytes"] > flownar["windows"][-1]["cache_bytes"]
     assert online["cache_tokens_peak"] > flownar["cache_tokens_peak"]
     # Frames that are read ahead stand in the cache between the ends of the windows.
-    assert c["cache_tokens_peak"] > max(window["cache_tokens"] for window in c["windows"])
+    flownar_c = variants["FlowNar-C"]
+    at_ends = [window["cache_tokens"] for window in flownar_c["windows"]]
+    assert flownar_c["cache_tokens_peak"] > max(at_ends)
     assert [costs["flatness"] is None for costs in variants.values()] == [False, True, True, True]
     assert (tmp_path / "e.png").stat().st_size > 5000
 
@@ -139,8 +143,8 @@ def test_efficiency_command(tmp_path):
 def test_fig_1_shows_weights_and_what_is_in_use(monkeypatch):
     """Against frames on a logarithmic axis, with a line at 24 GB and a cross where memory was full.
     """
-    figures_drawn = []
-    monkeypatch.setattr(efficiency, "save_figure", lambda figure, png: figures_drawn.append(figure))
+    saved = []
+    monkeypatch.setattr(efficiency, "save_figure", lambda figure, png: saved.append(figure))
     result = efficiency.measure_stream(tiny(), WORK, window=10)
     weights = result["weights_bytes"]
     used = result["windows"][-1]["used_bytes"]
@@ -149,7 +153,7 @@ def test_fig_1_shows_weights_and_what_is_in_use(monkeypatch):
     assert weights + used <= largest < weights + 2 * used
 
     efficiency.plot_efficiency({"FlowNar": result | {"out_of_memory": True}}, "e.png", limit=24e9)
-    memory, bars, _ = figures_drawn[0].axes
+    memory, bars, _ = saved[0].axes
     curve, cross, line = memory.lines
     assert memory.get_xscale() == "log"
     assert list(curve.get_ydata()) == [size / 1e9 for _, size in result["memory"]]
@@ -221,7 +225,8 @@ def test_a_training_step_of_each_variant():
         answers = TwoSteps()
         training_step.steps(answers, args, name)
         first, second, numbers = answers
-        assert 0 < first < 60 and 0 < second < 60
+        assert 0 < first < 60
+        assert 0 < second < 60
         assert numbers["peak_bytes"] >= numbers["weights_bytes"] > 0
         tokens[name] = numbers["tokens"]
     read_outs = 2
@@ -251,26 +256,35 @@ FAMILIES = {"Llama": {}, "Qwen3": {}, "Olmo2": {}, "Cohere": {}, "Phi3": {},
             "SmolLM3": {"num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 1}}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attention_is_that_of_the_models_own_weights(family):
-    """Those that transformers returns for the mask of Fig. 4, with norms of queries and keys
-    (Qwen3, Olmo2), a layer without rotation (SmolLM3), other rotations (Cohere), one matrix for
-    queries, keys and values (Phi3)."""
+def small_llm(family):
+    """A language model of a family, whose attention is far from uniform."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
     config = getattr(transformers, family + "Config")(**sizes | FAMILIES[family])
     llm = getattr(transformers, family + "ForCausalLM")(config)
-    for name, p in llm.named_parameters():                                 # far from uniform
+    for name, p in llm.named_parameters():
         if p.dim() == 2 and ("q_proj" in name or "k_proj" in name):
             p.data *= 8
         elif "_norm" in name:
             p.data *= 3
+    return llm
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_is_that_of_the_models_own_weights(family):
+    """As transformers returns it for the mask of Fig. 4, with norms of queries and keys (Qwen3,
+    Olmo2), a layer without rotation (SmolLM3), other rotations (Cohere), one matrix for queries,
+    keys and values (Phi3)."""
+    llm = small_llm(family)
     model = tiny(llm=llm, last_k=2)
     x, narrations = video(model)
     inputs = {}
-    hook = llm.model.register_forward_pre_hook(lambda module, args, given: inputs.update(given),
-                                               with_kwargs=True)
+
+    def keep_inputs(module, arguments, options):
+        inputs.update(options)
+
+    hook = llm.model.register_forward_pre_hook(keep_inputs, with_kwargs=True)
     shares = figures.attention(model, x, narrations)
     hook.remove()
 
@@ -280,10 +294,17 @@ def test_attention_is_that_of_the_models_own_weights(family):
     mask = torch.zeros(unseen.shape).masked_fill(unseen, float("-inf"))
     llm.set_attn_implementation("eager")
     with torch.no_grad():
-        output = llm.model(inputs_embeds=inputs["inputs_embeds"],
-                           position_ids=inputs["position_ids"], attention_mask=mask[None, None],
-                           use_cache=False, output_attentions=True)
-    weights = output.attentions[-1][0].mean(0)                             # [L, L]
+        output = llm.model(
+            inputs_embeds=inputs["inputs_embeds"],
+            position_ids=inputs["position_ids"],
+            attention_mask=mask[None, None],
+            use_cache=False,
+            output_attentions=True,
+        )
+    last_layer = output.attentions[-1][0]                                  # [h, L, L]
+    weights = last_layer.mean(0)                                           # [L, L]
+
+    # Rows: the words of a narration. Columns: the four groups of `figures.GROUPS`.
     segment = torch.tensor(tokens.segment)
     number = torch.tensor(tokens.number)
     ids = torch.tensor(tokens.ids)
@@ -302,8 +323,7 @@ def test_attention_is_that_of_the_models_own_weights(family):
 
 
 def test_only_the_rows_asked_for_are_computed():
-    """They are those of the whole matrix, whose rows sum to one; no tensor of [heads, L, L] is
-    made."""
+    """They equal rows of the whole matrix, which sum to one. No tensor [heads, L, L] is made."""
     L = 600
     query = torch.randn(4, L, 8)
     key = torch.randn(2, L, 8)
@@ -332,9 +352,9 @@ def test_attention_command(tmp_path):
     """Of the model's own narrations, or of the true ones, and of a FlowNar-C checkpoint without
     last-k."""
     common = ["attention", "--data", "toy", "--limit", 1, "--json"]
-    own = drawn(*common, "--png", tmp_path / "a.png")
-    true = drawn(*common, "--teacher")
-    without_last_k = drawn(*common, "--teacher", "--last-k", "all")
+    own = run_figures(*common, "--png", tmp_path / "a.png")
+    true = run_figures(*common, "--teacher")
+    without_last_k = run_figures(*common, "--teacher", "--last-k", "all")
     assert own["narrations"] == "the model's own narrations"
     assert true["narrations"] == "true narrations"
     assert own["models"][str(TOY)].keys() == set(figures.GROUPS)
@@ -352,7 +372,7 @@ def rows_of(*changes):
     return [{"frame": i} | row | change for i, change in enumerate(changes)]
 
 
-def lines(path, rows):
+def write_lines(path, rows):
     """A file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -393,21 +413,22 @@ def test_timeline_says_what_is_wrong_forced_and_memory(monkeypatch, memory, band
 
 def test_timeline_of_a_video(tmp_path):
     data_command.write_toy(7, 0.1, tmp_path / "video.mp4")
-    drawn("timeline", tmp_path / "video.mp4")
+    run_figures("timeline", tmp_path / "video.mp4")
     assert (tmp_path / "video.png").stat().st_size > 20000
 
 
 def test_timeline_of_a_trace(tmp_path):
-    trace = lines(tmp_path / "kitchen.jsonl", rows_of({"narrate": True}, {}, {"narrate": True}))
-    narrations = lines(tmp_path / "n.jsonl", [{"end": 0.5, "text": "You look."},
-                                              {"end": 1.5, "text": "You wash."}])
-    drawn("timeline", trace, "--pred", narrations, "--gt", ROOT / "toy" / "kitchen.json")
+    rows = rows_of({"narrate": True}, {}, {"narrate": True})
+    trace = write_lines(tmp_path / "kitchen.jsonl", rows)
+    narrations = write_lines(tmp_path / "n.jsonl", [{"end": 0.5, "text": "You look."},
+                                                    {"end": 1.5, "text": "You wash."}])
+    run_figures("timeline", trace, "--pred", narrations, "--gt", ROOT / "toy" / "kitchen.json")
     assert (tmp_path / "kitchen.png").stat().st_size > 5000
     picture = tmp_path / "new.png"
-    assert "is no trace" in drawn("timeline", narrations, "--png", picture, ok=False)
+    assert "is no trace" in run_figures("timeline", narrations, "--png", picture, ok=False)
     assert not picture.exists()
     for options in (["--png", trace], ["--pred", narrations, "--png", narrations]):
-        assert "is given twice" in drawn("timeline", trace, *options, ok=False)
+        assert "is given twice" in run_figures("timeline", trace, *options, ok=False)
 
 
 @pytest.mark.parametrize("row", [
@@ -415,8 +436,8 @@ def test_timeline_of_a_trace(tmp_path):
     {"visual_tokens": 10 ** 400},
 ], ids=lambda row: next(iter(row)))
 def test_a_bad_trace_gets_one_line(tmp_path, row):
-    trace = lines(tmp_path / "t.jsonl", rows_of({}, row))
-    assert "is no trace" in drawn("timeline", trace, ok=False)
+    trace = write_lines(tmp_path / "t.jsonl", rows_of({}, row))
+    assert "is no trace" in run_figures("timeline", trace, ok=False)
 
 
 @pytest.mark.parametrize("truth, says", [
@@ -428,24 +449,24 @@ def test_a_bad_trace_gets_one_line(tmp_path, row):
     ({"t": {"start": 0}}, "annotators"),
 ])
 def test_a_bad_truth_gets_one_line(tmp_path, truth, says):
-    trace = lines(tmp_path / "t.jsonl", rows_of({}, {}))
+    trace = write_lines(tmp_path / "t.jsonl", rows_of({}, {}))
     gt = write(tmp_path / "g.json", truth)
-    assert says in drawn("timeline", trace, "--gt", gt, ok=False)
+    assert says in run_figures("timeline", trace, "--gt", gt, ok=False)
 
 
 def test_times_far_outside_the_video_are_drawn_at_its_edge(tmp_path):
     """A time of a damaged file is no reason for a picture (and its text) of a billion seconds."""
-    trace = lines(tmp_path / "t.jsonl", rows_of({}, {}, {}, {}, {}))
-    gt = write(tmp_path / "g.json",
-               {"t": [{"time": -1e11, "text": "a"}, {"time": 1e11, "text": "b"}]})
-    drawn("timeline", trace, "--gt", gt)
+    trace = write_lines(tmp_path / "t.jsonl", rows_of({}, {}, {}, {}, {}))
+    narrations = [{"time": -1e11, "text": "a"}, {"time": 1e11, "text": "b"}]
+    gt = write(tmp_path / "g.json", {"t": narrations})
+    run_figures("timeline", trace, "--gt", gt)
     assert (tmp_path / "t.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("content, says", [(b"", "has no frames"), (b"\xff\xfe", "not UTF-8")])
 def test_empty_and_damaged_traces_get_one_line(tmp_path, content, says):
     (tmp_path / "t.jsonl").write_bytes(content)
-    assert says in drawn("timeline", tmp_path / "t.jsonl", ok=False)
+    assert says in run_figures("timeline", tmp_path / "t.jsonl", ok=False)
 
 
 def test_features_need_no_vision_encoder(tmp_path):
@@ -453,5 +474,5 @@ def test_features_need_no_vision_encoder(tmp_path):
     model = tiny(width=16, vision="nowhere", max_new_tokens=2)
     model.save(tmp_path / "model")
     save_file({"features": torch.randn(6, 10, 16)}, tmp_path / "x.safetensors")
-    drawn("timeline", tmp_path / "x.safetensors", "--model", tmp_path / "model")
+    run_figures("timeline", tmp_path / "x.safetensors", "--model", tmp_path / "model")
     assert (tmp_path / "x.png").stat().st_size > 5000

@@ -15,7 +15,7 @@ from support.files.video import write_video
 from test_evaluate import command, write
 from test_train import epic
 
-drawn = partial(command, main=figures.main)
+run_figures = partial(command, main=figures.main)
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +38,14 @@ def shown(monkeypatch):
 
 
 def assert_apart(axis):
-    """No text of an axis touches another one or leaves the axis (but for a pixel)."""
+    """No text of an axis touches another text or leaves the axis (but for a pixel)."""
     outside = axis.get_window_extent()
     boxes = [text.get_window_extent() for text in axis.texts]                  # pixels
     for box in boxes:
-        assert outside.x0 - 1 <= box.x0 and box.x1 <= outside.x1 + 1
-        assert outside.y0 - 1 <= box.y0 and box.y1 <= outside.y1 + 1
+        assert outside.x0 - 1 <= box.x0
+        assert outside.y0 - 1 <= box.y0
+        assert box.x1 <= outside.x1 + 1
+        assert box.y1 <= outside.y1 + 1
     for box, other in combinations(boxes, 2):
         assert not box.padded(-1).overlaps(other.padded(-1))
 
@@ -68,24 +70,24 @@ def test_words_need_no_features(tmp_path):
     for path in root.glob("features*"):
         path.unlink()
     options = ["words", "--data", "ek100", "--root", root, "--json"]
-    result = drawn(*options, "--top", 3)
+    result = run_figures(*options, "--top", 3)
     assert result["split"] == "val"
     assert result["narrations"] == 2 + 3 + 4
     assert result["frequent"] == {"wash": 9, "red": 3, "cup": 3}
     assert result["words"] == 3 * 9 - 1
-    first_video = drawn(*options, "--split", "train", "--limit", 1)
+    first_video = run_figures(*options, "--split", "train", "--limit", 1)
     assert first_video["narrations"] == 2
 
 
 def test_words_of_the_toy(tmp_path):
     options = ["words", "--data", "toy", "--limit", 2]
-    plain = drawn(*options, "--json", "--png", tmp_path / "w.png")
-    second = drawn(*options, "--json", "--world", "second")
+    plain = run_figures(*options, "--json", "--png", tmp_path / "w.png")
+    second = run_figures(*options, "--json", "--world", "second")
     assert plain["frequent"].keys() != second["frequent"].keys()
     assert plain["frequent"]["kitchen"] == 2
     assert (tmp_path / "w.png").stat().st_size > 5000
     most_frequent = next(iter(plain["frequent"]))
-    assert drawn(*options).splitlines()[2].split()[0] == most_frequent
+    assert run_figures(*options).splitlines()[2].split()[0] == most_frequent
 
 
 @pytest.mark.parametrize("options, says", [
@@ -95,13 +97,14 @@ def test_words_of_the_toy(tmp_path):
 ])
 def test_refusals_of_words(tmp_path, monkeypatch, options, says):
     monkeypatch.chdir(tmp_path)
-    assert says in drawn("words", *options.split(), ok=False)
+    assert says in run_figures("words", *options.split(), ok=False)
 
 
 def test_a_split_without_narrations_gets_one_line(tmp_path):
     (tmp_path / "annotations").mkdir()
     write(tmp_path / "annotations" / "refined_val_narrations.json", {"v": []})
-    assert "has no narrations" in drawn("words", "--data", "ek100", "--root", tmp_path, ok=False)
+    message = run_figures("words", "--data", "ek100", "--root", tmp_path, ok=False)
+    assert "has no narrations" in message
 
 
 def test_bars_of_words(shown):
@@ -133,7 +136,7 @@ def test_frequency_of_several_settings(tmp_path, shown):
     }
     silent = write(tmp_path / "silent.json",
                    printed | {"narrations_per_minute": 0.0, "segment_s": None})
-    table = drawn("frequency", f"theta=0.8={result}", silent, "--png", tmp_path / "f.png")
+    table = run_figures("frequency", f"theta=0.8={result}", silent, "--png", tmp_path / "f.png")
     assert [line.split() for line in table.splitlines()[:3]] == [
         ["theta=0.8", "silent"],
         ["narrations", "per", "minute", "4.000", "0.000"],
@@ -142,12 +145,16 @@ def test_frequency_of_several_settings(tmp_path, shown):
     figure, = shown
     left, right = figure.axes
     assert [text.get_text() for text in left.get_yticklabels()] == ["theta=0.8", "silent"]
-    for axis, values, labels, truth in ((left, [4, 0], ["4.0", "0.0"], 2),
-                                        (right, [15, 0], ["15.0", "-"], 30)):
+    for axis, values, labels, truth in [
+        (left, [4, 0], ["4.0", "0.0"], 2),
+        (right, [15, 0], ["15.0", "-"], 30),
+    ]:
         assert [bar.get_width() for bar in axis.patches] == values
         assert texts_of(axis) == labels
-        # A vertical line for each setting: the x of its first point.
-        assert [line.get_segments()[0][0][0] for line in axis.collections] == [truth, truth]
+        for line in axis.collections:          # a vertical line for each setting
+            first_point = line.get_segments()[0][0]
+            assert first_point[0] == truth
+        assert len(axis.collections) == 2
         assert_apart(axis)
 
 
@@ -159,14 +166,14 @@ def test_frequency_of_several_settings(tmp_path, shown):
 ])
 def test_what_is_no_result_gets_one_line(tmp_path, text):
     (tmp_path / "r.json").write_text(text)
-    assert "last line must be" in drawn("frequency", tmp_path / "r.json", ok=False)
+    assert "last line must be" in run_figures("frequency", tmp_path / "r.json", ok=False)
 
 
 def test_a_missing_or_overwritten_result_gets_one_line(tmp_path):
-    assert "nowhere.json: cannot be read" in drawn("frequency", "a=nowhere.json", ok=False)
+    assert "nowhere.json: cannot be read" in run_figures("frequency", "a=nowhere.json", ok=False)
     good = write(tmp_path / "r.json", PACE)
-    assert "is given twice" in drawn("frequency", good, "--png", good, ok=False)
-    assert drawn("frequency", f"a={good}", f"b={good}").split()[:2] == ["a", "b"]
+    assert "is given twice" in run_figures("frequency", good, "--png", good, ok=False)
+    assert run_figures("frequency", f"a={good}", f"b={good}").split()[:2] == ["a", "b"]
 
 
 # ---------------------------------------------------------------------- examples
@@ -191,11 +198,13 @@ def test_a_long_sentence_is_wrapped_in_a_higher_row():
     assert (wide.get_text(), wide.get_rotation()) == (LONG, 0)
     axis = draw_row([Sentence(1.0, LONG), Sentence(15.0, "")], end=15)
     wrapped = axis.texts[0]
-    assert wrapped.get_text().count("\n") >= 2 and wrapped.get_rotation() == 0
+    assert wrapped.get_text().count("\n") >= 2
     assert wrapped.get_text().split() == LONG.split()
-    drawn = wrapped.get_window_extent()
-    cell = axis.get_window_extent()
-    assert cell.y0 <= drawn.y0 and drawn.y1 <= cell.y1
+    assert wrapped.get_rotation() == 0
+    box = wrapped.get_window_extent()
+    row = axis.get_window_extent()
+    assert row.y0 <= box.y0
+    assert box.y1 <= row.y1
     assert draw_row([Sentence(0.1, "x" * 500)], end=10).figure.get_figheight() <= examples.TALLEST
 
 
@@ -214,9 +223,12 @@ def test_sentences_stay_in_their_segments(seconds, text):
     axis = draw_row([Sentence(5.0, ""), sentence, Sentence(10.0, "")], end=10)
     picture = np.asarray(axis.figure.canvas.buffer_rgba())[..., :3]
     dark = np.flatnonzero((picture < 128).any((0, 2)))         # columns of pixels
-    low, high = (time / 10 * picture.shape[1] for time in (5.0, 5.0 + seconds))
-    assert all(low - 1 <= column <= high + 1 for column in dark)
-    assert len(dark) > 5 or seconds == 0.02                    # too short for any text
+    pixels_per_second = picture.shape[1] / 10
+    left = 5.0 * pixels_per_second
+    right = sentence.time * pixels_per_second
+    assert all(left - 1 <= column <= right + 1 for column in dark)
+    if seconds > 0.02:                         # long enough for a text
+        assert len(dark) > 5
 
 
 @pytest.fixture
@@ -249,8 +261,8 @@ def test_examples_show_frames_and_sentences_at_their_times(film, tmp_path, shown
     rows = [(2.5, "You look."), (5, "You wash the $pan$."), (9, "c")]
     ours = write_jsonl(tmp_path / "ours.jsonl", *rows)
     theirs = write_jsonl(tmp_path / "b.jsonl", (8.5, "c"))
-    drawn("examples", film, "--pred", ours, "--pred", f"theirs={theirs}", "--from", 2, "--to", 8,
-          "--png", "e.png")
+    run_figures("examples", film, "--pred", ours, "--pred", f"theirs={theirs}",
+                "--from", 2, "--to", 8, "--png", "e.png")
     figure, = shown
     frames, truth, first, second = figure.axes
     assert [axis.get_ylabel() for axis in (truth, first, second)] == ["truth", "ours", "theirs"]
@@ -259,11 +271,12 @@ def test_examples_show_frames_and_sentences_at_their_times(film, tmp_path, shown
     labels = [text.get_text() for text in frames.get_xticklabels()]
     assert len(frames.images) == len(labels) == 8
     assert (labels[0], labels[-1]) == ("0:02.0", "0:07.5")
-    for label, image, at in zip(labels, frames.images, frames.get_xticks()):
+    for label, image, middle in zip(labels, frames.images, frames.get_xticks()):
         time = float(label[2:])
         left, right, low, high = image.get_extent()
         assert image.get_array().mean() == pytest.approx(20 * time, abs=4)
-        assert left < at < right and at - 0.5 <= time <= at
+        assert left < middle < right
+        assert middle - 0.5 <= time <= middle
         inches_wide = (right - left) / 6 * 14
         inches_high = (high - low) * 1.2
         assert inches_wide / inches_high == pytest.approx(64 / 48)             # not distorted
@@ -279,11 +292,11 @@ def test_examples_show_frames_and_sentences_at_their_times(film, tmp_path, shown
 def test_examples_without_truth_have_nothing_in_red(film, tmp_path, shown):
     film.with_suffix(".json").unlink()
     ours = write_jsonl(tmp_path / "ours.jsonl", (5, "x"))
-    drawn("examples", film, "--pred", ours, "--from", 0, "--to", 1, "--png", "e.png")
+    run_figures("examples", film, "--pred", ours, "--from", 0, "--to", 1, "--png", "e.png")
     _, row = shown.pop().axes
     assert texts_of(row) == ["x"]
     assert row.texts[0].get_color() == "black"
-    refusal = drawn("examples", film, "--from", 0, "--to", 1, "--png", "e.png", ok=False)
+    refusal = run_figures("examples", film, "--from", 0, "--to", 1, "--png", "e.png", ok=False)
     assert "no sentences" in refusal
 
 
@@ -298,8 +311,9 @@ def kitchen(tmp_path_factory):
 
 
 def test_examples_command(kitchen):
-    drawn("examples", kitchen / "video.mp4", "--from", 0, "--to", 5, "--png", kitchen / "e.png")
-    assert (kitchen / "e.png").stat().st_size > 20000
+    picture = kitchen / "e.png"
+    run_figures("examples", kitchen / "video.mp4", "--from", 0, "--to", 5, "--png", picture)
+    assert picture.stat().st_size > 20000
 
 
 @pytest.mark.parametrize("options, says", [
@@ -312,7 +326,7 @@ def test_examples_command(kitchen):
 ])
 def test_refusals_of_examples(kitchen, monkeypatch, options, says):
     monkeypatch.chdir(kitchen)
-    refusal = drawn("examples", "video.mp4", "--png", "u.png", *options.split(), ok=False)
+    refusal = run_figures("examples", "video.mp4", "--png", "u.png", *options.split(), ok=False)
     assert says in refusal
     assert not (kitchen / "u.png").exists()
 
@@ -321,5 +335,5 @@ def test_predictions_of_one_video_among_several(film, tmp_path, shown):
     """A video without narrations of a model has an empty row, not another video's sentences."""
     others = [{"time": 3.0, "text": "You look."}]
     file = write(tmp_path / "p.json", {"film": [], "other": others})
-    drawn("examples", film, "--pred", file, "--from", 0, "--to", 5, "--png", "e.png")
+    run_figures("examples", film, "--pred", file, "--from", 0, "--to", 5, "--png", "e.png")
     assert not shown.pop().axes[2].texts

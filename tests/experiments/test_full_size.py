@@ -11,12 +11,14 @@ SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_makes_a_narrator_and_measures_it(tmp_path, monkeypatch, capsys, dtype):
     """The folder has the published format; a second run finds it."""
-    monkeypatch.setattr(full_size, "LLAMA", full_size.LLAMA | SMALL | {
-        "vocab_size": 600, "num_key_value_heads": 1, "head_dim": 32})
-    monkeypatch.setattr(full_size, "SIGLIP", full_size.SIGLIP | SMALL)
+    llama = full_size.LLAMA | SMALL | {"vocab_size": 600, "num_key_value_heads": 1, "head_dim": 32}
+    siglip = full_size.SIGLIP | SMALL
+    monkeypatch.setattr(full_size, "LLAMA", llama)
+    monkeypatch.setattr(full_size, "SIGLIP", siglip)
     monkeypatch.setattr(full_size, "PICTURE", {"image_size": 48, "patch_size": 16})
-    full_size.make_narrator(tmp_path, 1, full_size.LLAMA, full_size.SIGLIP, rank=4)
+    full_size.make_narrator(tmp_path, 1, llama, siglip, rank=4)
     assert not (tmp_path / "narrator.json").exists()
+
     monkeypatch.setattr("sys.argv", ["full_size", "--dtype", dtype, "--frames", "10", "--json",
                                      "--folder", str(tmp_path)])
     with pytest.raises(SystemExit) as end:

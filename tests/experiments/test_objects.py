@@ -10,10 +10,10 @@ from test_evaluate import command, write
 from test_summary import Fake
 from toy import world
 
-counted = partial(command, main=objects.main)
+run_objects = partial(command, main=objects.main)
 
 
-def said(*texts):
+def narration_rows(*texts):
     """Rows of a file of narrations, one every two seconds."""
     return [{"time": 2.0 * n + 1, "text": text} for n, text in enumerate(texts)]
 
@@ -136,15 +136,15 @@ def test_measures_by_hand():
 def test_command_by_template(tmp_path):
     """One of three things is wrong, and one sentence is not the toy's."""
     (tmp_path / "gt").mkdir()
-    true = said("You look around the kitchen.", "You wash the red cup.",
-                "You tap the fridge hiding the blue pan.")
+    true = narration_rows("You look around the kitchen.", "You wash the red cup.",
+                          "You tap the fridge hiding the blue pan.")
     toy_file = {"fps": 2, "duration": 9.0}
     write(tmp_path / "gt" / "a.json", toy_file | {"video": "a.mp4", "narrations": true})
     write(tmp_path / "gt" / "b.json", toy_file | {"video": "b.mp4", "narrations": true[:2]})
-    predicted = said("You look around the kitchen.", "You heat the red cup.",
-                     "You tap the fridge hiding the blue cup.")
-    pred = write(tmp_path / "p.json", {"a": predicted, "b": said("You x.", "You x.")})
-    result = counted("--pred", pred, "--gt", tmp_path / "gt", "--json")
+    predicted = narration_rows("You look around the kitchen.", "You heat the red cup.",
+                               "You tap the fridge hiding the blue cup.")
+    pred = write(tmp_path / "p.json", {"a": predicted, "b": narration_rows("You x.", "You x.")})
+    result = run_objects("--pred", pred, "--gt", tmp_path / "gt", "--json")
     assert result == pytest.approx({
         "videos": 2,
         "not_understood": 1,
@@ -164,10 +164,10 @@ def test_command_by_template(tmp_path):
     (('["egg"]', '["mug"]', "I think so"), 1, 0),
 ])
 def test_rubbish_is_counted(tmp_path, monkeypatch, answers, pairs, accuracy):
-    pred = write(tmp_path / "p.json", {"a": said("You run.")})
-    gt = write(tmp_path / "g.json", {"a": said("You cook.")})
+    pred = write(tmp_path / "p.json", {"a": narration_rows("You run.")})
+    gt = write(tmp_path / "g.json", {"a": narration_rows("You cook.")})
     monkeypatch.setattr(objects, "Answers", Fake(*answers))
-    result = counted("--pred", pred, "--gt", gt, "--llm", "any", "--json")
+    result = run_objects("--pred", pred, "--gt", gt, "--llm", "any", "--json")
     assert result["not_understood"] == 1
     assert result["pairs"] == pairs
     assert result["without_objects"] == 1 - pairs
@@ -196,8 +196,11 @@ def test_clutter_is_in_sight_though_not_in_use(which):
     rows = [objects.judge(reader, sentence.text, lie) for sentence in truth.annotators[0]]
     shown = objects.shown(kitchen, truth, predicted, rows)
     result = objects.failures(shown, kind)
-    wrong = [right for row in rows if row.found for right in row.right.values() if not right]
-    assert result["wrong_things"] == len(wrong) > 5
+    wrong = 0
+    for row in rows:
+        if row.found:
+            wrong += list(row.right.values()).count(False)
+    assert result["wrong_things"] == wrong > 5
     assert result["wrong_in_sight"] == result["wrong_clutter"] == (which == "clutter")
     assert 0 < result["by_chance"] < 0.5
     assert all(segment.hit for segment in shown)
@@ -230,31 +233,31 @@ def test_recall_by_light(tmp_path, monkeypatch):
         daylight = [segment.light >= 0.6 for segment in shown]
         daylight.append(False)
         # The sentence before a segment in daylight is kept, too: the segment begins at its time.
-        kept[f"toy-{seed}"] = as_rows([
-            sentence for n, sentence in enumerate(true)
-            if n == 0 or daylight[n] or daylight[n + 1]])
+        sentences = [sentence for n, sentence in enumerate(true)
+                     if n == 0 or daylight[n] or daylight[n + 1]]
+        kept[f"toy-{seed}"] = as_rows(sentences)
     pred = write(tmp_path / "p.json", kept)
     options = ("--pred", pred, "--data", "toy", "--world", "dark", "--limit", 4)
-    groups = counted(*options, "--json")["by_light"]
+    groups = run_objects(*options, "--json")["by_light"]
     assert list(groups) == ["light 0 - 0.1", "light 0.1 - 0.3", "light 0.3 - 0.6", "light >= 0.6"]
     assert groups["light >= 0.6"]["recall"] == 1
     assert groups["light >= 0.6"]["objects_found"] == 1
     assert groups["light 0 - 0.1"]["recall"] < 0.3
     assert groups["light 0 - 0.1"]["objects_found"] < 0.5
-    table = counted(*options)
+    table = run_objects(*options)
     assert "light >= 0.6" in table
     assert "objects found" in table
 
 
 def test_files_have_no_kitchen(tmp_path):
     """Only videos by seed are known to the world."""
-    pred = write(tmp_path / "a.json", {"a": said("You look around the kitchen.",
-                                                 "You wash the red cup.")})
-    assert "by_light" not in counted("--pred", pred, "--gt", pred, "--json")
+    pred = write(tmp_path / "a.json", {"a": narration_rows("You look around the kitchen.",
+                                                           "You wash the red cup.")})
+    assert "by_light" not in run_objects("--pred", pred, "--gt", pred, "--json")
 
     seed, kitchen = next(world.kitchens("val", 1))
     pred = write(tmp_path / "b.json", {f"toy-{seed}": as_rows(narrated_by(kitchen))})
-    result = counted("--pred", pred, "--data", "toy", "--split", "val", "--limit", 1, "--json")
+    result = run_objects("--pred", pred, "--data", "toy", "--split", "val", "--limit", 1, "--json")
     assert result["object_accuracy"] == 1
     assert result["wrong_things"] == 0
     assert result["wrong_in_sight"] is None
@@ -276,9 +279,9 @@ def test_files_have_no_kitchen(tmp_path):
 def test_bad_input_of_objects(tmp_path, monkeypatch, options, says):
     monkeypatch.chdir(tmp_path)
     for name in ("p.json", "g.json", "p.txt"):
-        write(tmp_path / name, {"a": said("C runs."), "b": []})
-    write(tmp_path / "other.json", {"z": said("C runs."), "y": []})
-    assert says in counted("--pred", "p.json", *options.split(), ok=False)
+        write(tmp_path / name, {"a": narration_rows("C runs."), "b": []})
+    write(tmp_path / "other.json", {"z": narration_rows("C runs."), "y": []})
+    assert says in run_objects("--pred", "p.json", *options.split(), ok=False)
 
 
 def test_objects_need_a_truth(monkeypatch, capsys):

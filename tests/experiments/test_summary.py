@@ -13,7 +13,7 @@ from support.files.narrations import Sentence
 from test_evaluate import command, write
 from toy import world
 
-summed = partial(command, main=summary.main)
+run_summary = partial(command, main=summary.main)
 EGO4D = ROOT / "tests" / "golden" / "data" / "ego4d"
 
 
@@ -27,9 +27,9 @@ def rows(*texts):
     return [{"time": 2.0 * n + 0.5, "text": text} for n, text in enumerate(texts)]
 
 
-ONE = rows("You look around the kitchen.", "You wash the red cup.",
-           "You tap the drawer hiding the pan.")
-TWO = rows("You enter the room.", "You empty the sink.", "You swing the lime knife.")
+FIRST = rows("You look around the kitchen.", "You wash the red cup.",
+             "You tap the drawer hiding the pan.")
+SECOND = rows("You enter the room.", "You empty the sink.", "You swing the lime knife.")
 
 
 class Fake:
@@ -67,7 +67,7 @@ SIX = [f"You {verb} it." for verb in ("wash", "heat", "fill", "check", "clear", 
     (["You sit."], "You sat."),
     (["You wash the cup.", "You open it.", "You wash the pan.", "You wash the pan."],
      "You washed the pan and opened it."),
-    ([row["text"] for row in TWO],
+    ([row["text"] for row in SECOND],
      "You were in a room, emptied the sink and swung the lime knife."),
     (SIX, "You washed it, heated it, filled it, checked it and cleared it."),
     ([*SIX, "You wipe it."], "You washed it, heated it, filled it, checked it and wiped it."),
@@ -89,19 +89,19 @@ def test_every_sentence_of_the_toy_is_condensed(name):
 
 def test_perfect_and_worse(tmp_path):
     """The toy's .json in a folder as truth: its own narrations are perfect, fewer are not."""
-    for name, narrations in (("a", ONE), ("b", TWO)):
+    for name, narrations in (("a", FIRST), ("b", SECOND)):
         write(tmp_path / f"{name}.json", {"video": f"{name}.mp4", "fps": 2, "duration": 9.0,
                                           "narrations": narrations})
-    pred = write(tmp_path.parent / "pred.json", {"a": ONE[::-1], "b": TWO})
-    result = summed("--pred", pred, "--gt", tmp_path, "--llm", "none", "--json")
+    pred = write(tmp_path.parent / "pred.json", {"a": FIRST[::-1], "b": SECOND})
+    result = run_summary("--pred", pred, "--gt", tmp_path, "--llm", "none", "--json")
     assert result == {"videos": 2, "without_truth": 0, "references": 2, "empty": 0,
                       "cider": pytest.approx(10), "meteor": None, "rouge_l": 1}
-    write(pred, {"a": ONE[:-1], "b": []})
-    result = summed("--pred", pred, "--gt", tmp_path, "--json")
+    write(pred, {"a": FIRST[:-1], "b": []})
+    result = run_summary("--pred", pred, "--gt", tmp_path, "--json")
     assert result["empty"] == 1
     assert result["cider"] < 10
     assert 0 < result["rouge_l"] < 0.5
-    printed = summed("--pred", pred, "--gt", tmp_path)
+    printed = run_summary("--pred", pred, "--gt", tmp_path)
     assert "a: You were in a kitchen and washed the red cup.\nb: \n" in printed
 
 
@@ -113,10 +113,10 @@ def test_rendered_toy_by_seed(tmp_path):
                                 for narration in kitchen.narrations]
     pred = write(tmp_path / "pred.json", truth)
     options = ("--pred", pred, "--data", "toy", "--limit", 2, "--json")
-    result = summed(*options, "--world", "second")
+    result = run_summary(*options, "--world", "second")
     assert result["cider"] == pytest.approx(10)
     assert result["videos"] == 2
-    assert summed(*options)["cider"] < 5
+    assert run_summary(*options)["cider"] < 5
 
 
 def test_several_references(monkeypatch):
@@ -151,7 +151,7 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     pred = write(tmp_path / "pred.json", {name: rows("You pick up a cup.") for name in names})
     file = EGO4D / "annotations" / "segment_summaries.json"
     for source in (("--gt", file), ("--data", "ego4d", "--root", EGO4D)):
-        result = summed("--pred", pred, *source, "--json")
+        result = run_summary("--pred", pred, *source, "--json")
         assert result["videos"] == len(names)
         assert result["references"] == 3
 
@@ -163,7 +163,7 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     assert references[names[0]] == ["You were in a kitchen."]
     interval["anno-2"]["summary"] = 3
     bad = write(tmp_path / "bad.json", content)
-    assert '"summary" must be text' in summed("--pred", pred, "--gt", bad, ok=False)
+    assert '"summary" must be text' in run_summary("--pred", pred, "--gt", bad, ok=False)
 
 
 @pytest.mark.parametrize("raw, cleaned", [
@@ -178,12 +178,12 @@ def test_summaries_in_the_second_person(raw, cleaned):
 
 
 def test_written_summaries_can_be_references(tmp_path):
-    pred = write(tmp_path / "pred.json", {"a": ONE, "b": TWO})
+    pred = write(tmp_path / "pred.json", {"a": FIRST, "b": SECOND})
     output = tmp_path / "out.json"
-    assert summed("--pred", pred, "--output", output, "--json") == {"videos": 2, "empty": 0}
+    assert run_summary("--pred", pred, "--output", output, "--json") == {"videos": 2, "empty": 0}
     written = json.loads(output.read_text())
     assert written["b"] == "You were in a room, emptied the sink and swung the lime knife."
-    assert summed("--pred", pred, "--gt", output, "--json")["cider"] == pytest.approx(10)
+    assert run_summary("--pred", pred, "--gt", output, "--json")["cider"] == pytest.approx(10)
 
 
 # ------------------------------------------------------------- by a language model
@@ -192,15 +192,15 @@ def test_answers_are_unwrapped_and_empty_ones_counted(tmp_path, monkeypatch):
     first = "Here it is:\n[You were in a kitchen\nand washed a cup.]\n[You left.]"
     fake = Fake(first, " []\n")
     monkeypatch.setattr(summary, "Answers", fake)
-    pred = write(tmp_path / "pred.json", {"a": ONE[::-1], "b": TWO, "silent": []})
-    printed = summed("--pred", pred, "--llm", "any")
+    pred = write(tmp_path / "pred.json", {"a": FIRST[::-1], "b": SECOND, "silent": []})
+    printed = run_summary("--pred", pred, "--llm", "any")
     assert printed.startswith(
         "a: You were in a kitchen and washed a cup. You left.\nb: \nsilent: \n")
     assert len(fake.asked) == 2
     assert "(0.5, You look around the kitchen.), (2.5, You wash the red cup.)" in fake.asked[0]
 
     monkeypatch.setattr(summary, "Answers", Fake("", "You swung {it}"))
-    result = summed("--pred", pred, "--gt", pred, "--llm", "any", "--json")
+    result = run_summary("--pred", pred, "--gt", pred, "--llm", "any", "--json")
     assert result["empty"] == result["without_truth"] == 1
     assert result["rouge_l"] > 0
 
@@ -238,12 +238,12 @@ def test_question_keeps_braces_and_lines():
 ])
 def test_bad_input_of_summaries(tmp_path, monkeypatch, options, says):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "pred.json", {"a": ONE, "b": TWO})
-    write(tmp_path / "more.json", {"a": ONE, "b": ONE, "c": ONE})
+    write(tmp_path / "pred.json", {"a": FIRST, "b": SECOND})
+    write(tmp_path / "more.json", {"a": FIRST, "b": FIRST, "c": FIRST})
     write(tmp_path / "empty.json", {})
-    write(tmp_path / "other.json", {"z": ONE, "y": ONE})
+    write(tmp_path / "other.json", {"z": FIRST, "y": FIRST})
     write(tmp_path / "silent.json", {"a": [], "b": [{"time": 1, "text": "A bell rings."}]})
-    assert says in summed("--pred", "pred.json", *options.split(), ok=False)
+    assert says in run_summary("--pred", "pred.json", *options.split(), ok=False)
 
 
 @pytest.mark.parametrize("options", [
@@ -259,6 +259,6 @@ def test_usage_of_sources(monkeypatch, options):
 
 
 def test_partial_summaries(tmp_path):
-    pred = write(tmp_path / "p.json", {"a": ONE, "b": TWO})
-    gt = write(tmp_path / "g.json", {"a": ONE, "b": ONE, "c": ONE})
-    assert summed("--pred", pred, "--gt", gt, "--partial", "--json")["videos"] == 2
+    pred = write(tmp_path / "p.json", {"a": FIRST, "b": SECOND})
+    gt = write(tmp_path / "g.json", {"a": FIRST, "b": FIRST, "c": FIRST})
+    assert run_summary("--pred", pred, "--gt", gt, "--partial", "--json")["videos"] == 2

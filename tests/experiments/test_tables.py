@@ -414,7 +414,7 @@ def test_results_are_shown_and_listed(lines_of):
 # ------------------------------------------------------------------------------- the results
 
 def test_the_readmes_tables_are_the_results():
-    """Between <!-- NAME --> and <!-- end --> stands what `experiments.tables NAME --show` prints."""
+    """Between <!-- NAME --> and <!-- end --> is the output of `experiments.tables NAME --show`."""
     page = (ROOT / "experiments" / "README.md").read_text()
     shown = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL))
     assert shown.keys() == paper.TABLES.keys()
