@@ -49,8 +49,8 @@ EPS = 1e-5  # epsilon of every normalisation in this file
 class SwiGLU(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        inner = 2 * 4 * width // 3                                      # 2/3 of 4D,
-        inner = (inner + 255) // 256 * 256                              # rounded up to 256, 512, ..
+        inner = 2 * 4 * width // 3                      # 2/3 of 4D,
+        inner = (inner + 255) // 256 * 256              # rounded up to a multiple of 256
         # Two halves in one matrix: the first scales the second.
         self.up_proj = nn.Linear(width, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)

@@ -1,5 +1,6 @@
-"""Ego4D, EgoExo4D, EPIC-Kitchens (§4.1): published and raw files give the expected samples; a defect
-is refused in one line."""
+"""Ego4D, EgoExo4D, EPIC-Kitchens (§4.1): published and raw files give the expected samples; a
+defect is refused in one line.
+"""
 import csv
 import json
 from io import StringIO
@@ -90,7 +91,7 @@ def test_repeats_and_what_lies_beyond_the_end_are_counted():
     notes = Notes()
     placed = assign_frames(narrations, 12.3, 2.0, notes)
     assert placed == [(1, "a"), (7, "b"), (8, "c"), (9, "d"), (24, "e")]
-    assert {what: n for what, n in notes.counts.items() if n} == {
+    assert {message: count for message, count in notes.counts.items() if count} == {
         "repeated sentences left out": 1,
         "narrations beyond the end of their video moved to its last frame": 1,
         "narrations beyond the end of their video left out": 1,

@@ -249,7 +249,7 @@ def test_sentences_of_subtitles_and_tables(tmp_path, name):
     (tmp_path / name).write_text(content)
     notes = Notes()
     assert read_cues(tmp_path / name, notes) == sentences
-    assert {what: n for what, n in notes.counts.items() if n} == counts
+    assert {message: count for message, count in notes.counts.items() if count} == counts
 
 
 @pytest.mark.parametrize("name, content, message", [

@@ -16,32 +16,39 @@ from support.files.video import Video, write_video
 TICKS = 90_000                                 # per second: the clock of the test files
 
 
-def numbered(number: int, height: int = 64, width: int = 96, noise: bool = True) -> np.ndarray:
+def picture_of(number: int, height: int = 64, width: int = 96, noise: bool = True) -> np.ndarray:
     """A picture that shows its own number, 0..255: the bits are eight columns, black or white.
 
     The noise in its top rows makes packets that are worth damaging.
     """
-    bits = [255 * (number >> bit & 1) for bit in range(8)]
+    bits = [number >> bit & 1 for bit in range(8)]
     columns = np.repeat(bits, width // 8)
-    picture = np.broadcast_to(columns[None, :, None], (height, width, 3)).astype(np.uint8)
+    picture = np.zeros((height, width, 3), np.uint8)
+    picture[:] = 255 * columns[:, None]
     if noise:
         picture[:16] = np.random.default_rng(number).integers(0, 256, (16, width, 3))
     return picture
 
 
 def number(picture: np.ndarray) -> int:
-    """The number of a picture of `numbered`."""
-    brightness = picture[20:].mean((0, 2)).reshape(8, -1).mean(1)
-    return int(sum(1 << bit for bit in range(8) if brightness[bit] > 128))
+    """The number of a picture of `picture_of`."""
+    columns = picture[20:].mean((0, 2))                        # [width]
+    brightness = columns.reshape(8, -1).mean(1)                # of the eight columns
+    return sum(1 << bit for bit in range(8) if brightness[bit] > 128)
 
 
-def numbers(video: Video) -> list[int]:
+def numbers_in(video: Video) -> list[int]:
     return [number(picture) for picture in video]
 
 
-def recorded(path: Path, times, movflags: str = "", turn: int | None = None, bframes: int = 3,
-             gop: int = 12, picture=numbered, container: str | None = None) -> Path:
-    """Write picture(k) at times[k] (seconds)."""
+def steady(count: int, rate: float) -> list[float]:
+    """The times of pictures at a steady rate [s]."""
+    return [k / rate for k in range(count)]
+
+
+def record(path: Path, times, movflags: str = "", turn: int | None = None, bframes: int = 3,
+           gop: int = 12, picture=picture_of, container: str | None = None) -> Path:
+    """Write picture(k) at times[k] [s]."""
     options = {"movflags": movflags} if movflags else {}
     with av.open(str(path), "w", format=container, options=options) as file:
         stream = file.add_stream("libx264", rate=30)
@@ -65,8 +72,8 @@ def on_screen(times, fps: float, count: int) -> list[int]:
     times = np.asarray(times) - times[0]
     expected = []
     for i in range(count):
-        shown, = np.nonzero(times <= i / fps + decoder.TOLERANCE)
-        expected.append(int(shown[-1]))
+        earlier, = np.nonzero(times <= i / fps + decoder.TOLERANCE)
+        expected.append(int(earlier[-1]))
     return expected
 
 
@@ -75,27 +82,27 @@ def on_screen(times, fps: float, count: int) -> list[int]:
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 @pytest.mark.parametrize("rate", [24, 25, 30000 / 1001, 10, 1])
 def test_pictures_are_chosen_by_presentation_time(tmp_path, name, rate):
-    times = [k / rate for k in range(max(5, round(4 * rate)))]
-    video = Video(recorded(tmp_path / name, times))
-    given = numbers(video)
+    times = steady(max(5, round(4 * rate)), rate)          # at least four seconds
+    video = Video(record(tmp_path / name, times))
+    numbers = numbers_in(video)
     end = times[-1] + 1 / rate
-    assert int(2 * times[-1]) + 1 <= len(given) <= 2 * end + 1
-    assert given == on_screen(times, 2, len(given))
+    assert int(2 * times[-1]) + 1 <= len(numbers) <= 2 * end + 1
+    assert numbers == on_screen(times, 2, len(numbers))
     assert video.damaged == 0
     assert video.size == (64, 96)
 
 
 @pytest.mark.parametrize("fps", [0.7, 2, 10, 30])
 def test_any_rate_can_be_asked_for(tmp_path, fps):
-    times = [k / 10 for k in range(40)]
-    given = numbers(Video(recorded(tmp_path / "a.mp4", times), fps))
-    assert len(given) == int(np.ceil(4 * fps - 0.01))
-    assert given == on_screen(times, fps, len(given))
+    times = steady(40, 10)
+    numbers = numbers_in(Video(record(tmp_path / "a.mp4", times), fps))
+    assert len(numbers) == int(np.ceil(4 * fps - 0.01))
+    assert numbers == on_screen(times, fps, len(numbers))
 
 
 def test_equal_rates_are_the_identity_in_matroskas_milliseconds(tmp_path):
-    video = Video(recorded(tmp_path / "a.mkv", [k / 30 for k in range(90)]), 30)
-    assert numbers(video) == list(range(90))
+    video = Video(record(tmp_path / "a.mkv", steady(90, 30)), 30)
+    assert numbers_in(video) == list(range(90))
 
 
 @pytest.mark.parametrize("bframes", [0, 3])
@@ -104,74 +111,76 @@ def test_equal_rates_are_the_identity_in_matroskas_milliseconds(tmp_path):
 def test_variable_rate_with_an_offset(tmp_path, name, bframes, start):
     gaps = np.random.default_rng(0).choice([0.02, 0.04, 0.11, 0.3, 1.7], 60)
     times = start + np.concatenate([[0], np.cumsum(gaps)])
-    given = numbers(Video(recorded(tmp_path / name, times, bframes=bframes)))
-    assert len(given) >= 2 * (times[-1] - start)
-    assert given == on_screen(times, 2, len(given))
+    numbers = numbers_in(Video(record(tmp_path / name, times, bframes=bframes)))
+    assert len(numbers) >= 2 * (times[-1] - start)
+    assert numbers == on_screen(times, 2, len(numbers))
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 @pytest.mark.parametrize("start", [0, 3.2])
 def test_the_expected_number_of_frames(tmp_path, name, start):
-    times = [start + k / 10 for k in range(60)]
-    video = Video(recorded(tmp_path / name, times, bframes=0))
+    times = [start + time for time in steady(60, 10)]
+    video = Video(record(tmp_path / name, times, bframes=0))
     assert abs(video.duration - 6) < 0.11
     assert video.frames == len(list(video)) == 12
 
 
 def test_without_times_the_stated_rate_counts(tmp_path):
-    path = recorded(tmp_path / "a.h264", [k / 25 for k in range(50)], container="h264", bframes=0)
+    path = record(tmp_path / "a.h264", steady(50, 25), container="h264", bframes=0)
     with av.open(str(path)) as file:
         stream = file.streams.video[0]
         assert next(file.decode(stream)).pts is None
         step = 1 / float(stream.average_rate)
         duration = next(file.decode(stream)).duration * float(stream.time_base)
-    given = numbers(Video(path))
-    assert len(given) >= 3
+    numbers = numbers_in(Video(path))
+    assert len(numbers) >= 3
     # FFmpeg may state the duration of a picture that differs from the rate
-    by_rate = on_screen([k * step for k in range(50)], 2, len(given))
-    by_duration = on_screen([k * duration for k in range(50)], 2, len(given))
-    assert given in (by_rate, by_duration)
+    by_rate = on_screen([k * step for k in range(50)], 2, len(numbers))
+    by_duration = on_screen([k * duration for k in range(50)], 2, len(numbers))
+    assert numbers in (by_rate, by_duration)
 
 
 def test_a_clock_that_jumps_back_goes_on(tmp_path):
     """Two .ts files, one after the other: 4 s and 6 s."""
-    first = recorded(tmp_path / "a.ts", [k / 10 for k in range(40)])
-    second = recorded(tmp_path / "b.ts", [k / 10 for k in range(60)])
+    first = record(tmp_path / "a.ts", steady(40, 10))
+    second = record(tmp_path / "b.ts", steady(60, 10))
     (tmp_path / "c.ts").write_bytes(first.read_bytes() + second.read_bytes())
-    given = numbers(Video(tmp_path / "c.ts"))
-    assert 19 <= len(given) <= 21
-    assert given[:8] == on_screen([k / 10 for k in range(40)], 2, 8)
-    assert given[-1] >= 53
+    numbers = numbers_in(Video(tmp_path / "c.ts"))
+    assert 19 <= len(numbers) <= 21
+    assert numbers[:8] == on_screen(steady(40, 10), 2, 8)
+    assert numbers[-1] >= 53
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
 def test_a_slide_show_with_pictures_minutes_apart(tmp_path, name):
     times = [0, 200, 900, 1000, 1001]
-    video = Video(recorded(tmp_path / name, times, bframes=0))
-    given = numbers(video)
-    assert len(given) >= 2003
-    assert given == on_screen(times, 2, len(given))
+    video = Video(record(tmp_path / name, times, bframes=0))
+    numbers = numbers_in(video)
+    assert len(numbers) >= 2003
+    assert numbers == on_screen(times, 2, len(numbers))
     assert (video.damaged, video.gaps) == (0, [])
 
 
 @pytest.mark.parametrize("name, gap", [
     ("a.mkv", 30 * 86400), ("a.mkv", 5000), ("a.mp4", 5000), ("a.ts", 5000)])
 def test_a_gap_too_long_to_be_true_is_left_out_and_reported(tmp_path, capsys, name, gap):
-    """A file of 2 kB does not become millions of frames: the picture after the gap follows the one
-    before it."""
-    times = [k / 2 + (gap if k > 3 else 0) for k in range(12)]
-    video = Video(recorded(tmp_path / name, times, bframes=0))
-    given = numbers(video)
-    assert given in (list(range(12)), list(range(11)))     # the last may count as very short
+    """A file of 2 kB does not become millions of frames: the picture after the gap follows the
+    picture before it."""
+    times = steady(12, 2)
+    times[4:] = [time + gap for time in times[4:]]
+    video = Video(record(tmp_path / name, times, bframes=0))
+    numbers = numbers_in(video)
+    assert numbers in (list(range(12)), list(range(11)))     # the last may count as very short
     assert video.gaps == [pytest.approx(gap, abs=1)]
     assert video.damaged == 0
     video.report()
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert name in err and "gaps in its clock left out: 1" in err
+    assert name in err
+    assert "gaps in its clock left out: 1" in err
     assert "damaged" not in err
     # each iteration counts anew
-    assert len(list(video)) == len(given)
+    assert len(list(video)) == len(numbers)
     assert len(video.gaps) == 1
 
 
@@ -180,13 +189,13 @@ def test_a_gap_too_long_to_be_true_is_left_out_and_reported(tmp_path, capsys, na
 def test_a_gap_longer_than_the_file_says_is_left_out(tmp_path, monkeypatch, stated_duration, frames,
                                                      gaps):
     monkeypatch.setattr(decoder, "promised", lambda container, stream: stated_duration)
-    video = Video(recorded(tmp_path / "a.mkv", [0, 100, 200, 201], bframes=0))
+    video = Video(record(tmp_path / "a.mkv", [0, 100, 200, 201], bframes=0))
     assert abs(len(list(video)) - frames) <= 1
     assert len(video.gaps) == gaps
 
 
 def test_a_single_picture_is_one_frame(tmp_path):
-    assert numbers(Video(recorded(tmp_path / "a.mp4", [0]))) == [0]
+    assert numbers_in(Video(record(tmp_path / "a.mp4", [0]))) == [0]
 
 
 # ------------------------------------------------------------------------- rotation and size
@@ -203,7 +212,7 @@ def test_rotation_is_applied(tmp_path, turn):
     if not hasattr(av.VideoStream, "set_display_rotation"):
         pytest.skip("this PyAV cannot write a display matrix")
     stored = red_corner(64, 96)
-    path = recorded(tmp_path / "a.mp4", [0, 1], turn=turn, picture=lambda k: stored)
+    path = record(tmp_path / "a.mp4", [0, 1], turn=turn, picture=lambda k: stored)
     video = Video(path)
     picture = next(iter(video))
     assert video.size == ((96, 64) if turn in (90, -90) else (64, 96))
@@ -217,7 +226,7 @@ def test_rotation_is_applied(tmp_path, turn):
 def test_large_pictures_are_scaled(tmp_path, turn):
     """They show the same, upright."""
     stored = red_corner(240, 360)
-    path = recorded(tmp_path / "a.mp4", [0, 1], turn=turn, picture=lambda k: stored)
+    path = record(tmp_path / "a.mp4", [0, 1], turn=turn, picture=lambda k: stored)
     whole = next(iter(Video(path)))
     small = Video(path, largest=90)
     first, second, *_ = small
@@ -234,7 +243,7 @@ def test_large_pictures_are_scaled(tmp_path, turn):
 
 @pytest.mark.parametrize("largest", [360, 4000])
 def test_pictures_that_are_small_enough_stay_the_same_to_the_bit(tmp_path, largest):
-    path = recorded(tmp_path / "a.mp4", [0, 1], picture=lambda k: red_corner(240, 360))
+    path = record(tmp_path / "a.mp4", [0, 1], picture=lambda k: red_corner(240, 360))
     whole = next(iter(Video(path)))
     same = Video(path, largest=largest)
     assert same.size == (240, 360)
@@ -245,17 +254,17 @@ def test_scaling_does_not_alias(tmp_path):
     """Stripes finer than a pixel of the small picture become grey, not other stripes."""
     row = 255 * (np.arange(480) % 4 < 2)
     stripes = np.broadcast_to(row[None, :, None], (320, 480, 3)).astype(np.uint8)
-    path = recorded(tmp_path / "a.mp4", [0, 1], picture=lambda k: stripes)
+    path = record(tmp_path / "a.mp4", [0, 1], picture=lambda k: stripes)
     picture = next(iter(Video(path, largest=60)))
     assert abs(picture.mean() - 127) < 12
     assert picture[5:-5, 5:-5].std() < 12
 
 
 def test_a_size_that_changes_on_the_way(tmp_path):
-    times = [k / 10 for k in range(40)]
+    times = steady(40, 10)
     grey = np.full((32, 64, 3), 200, np.uint8)
-    large = recorded(tmp_path / "a.ts", times)
-    small = recorded(tmp_path / "b.ts", times, picture=lambda k: grey)
+    large = record(tmp_path / "a.ts", times)
+    small = record(tmp_path / "b.ts", times, picture=lambda k: grey)
     (tmp_path / "c.ts").write_bytes(large.read_bytes() + small.read_bytes())
     pictures = list(Video(tmp_path / "c.ts"))
     assert len(pictures) >= 15
@@ -265,7 +274,7 @@ def test_a_size_that_changes_on_the_way(tmp_path):
 
 def test_names_with_colons_and_dashes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_video("-http:x.mp4", [numbered(0)] * 3, 2)
+    write_video("-http:x.mp4", [picture_of(0)] * 3, 2)
     assert len(list(Video("-http:x.mp4"))) == 3
 
 
@@ -280,11 +289,11 @@ def test_only_kept_frames_are_converted_and_only_once(tmp_path, monkeypatch):
         return convert(frame, *size)
 
     monkeypatch.setattr(decoder, "to_rgb", counting)
-    fast = recorded(tmp_path / "a.mp4", [k / 25 for k in range(100)])
+    fast = record(tmp_path / "a.mp4", steady(100, 25))
     assert len(list(Video(fast))) == 8
     assert len(converted) == len(set(converted)) == 8
     converted.clear()
-    slow = recorded(tmp_path / "b.mp4", [0, 1, 2, 3])
+    slow = record(tmp_path / "b.mp4", [0, 1, 2, 3])
     assert len(list(Video(slow))) >= 7
     assert len(converted) == 4
 
@@ -293,13 +302,13 @@ def test_frames_come_as_soon_as_the_next_picture_is_known(tmp_path, monkeypatch)
     decode = Video._decode
     decoded = []
 
-    def watched(*arguments):
+    def recording_decode(*arguments):
         for frame in decode(*arguments):
             decoded.append(frame.pts)
             yield frame
 
-    path = recorded(tmp_path / "a.mp4", [k / 10 for k in range(50)])
-    monkeypatch.setattr(Video, "_decode", watched)
+    path = record(tmp_path / "a.mp4", steady(50, 10))
+    monkeypatch.setattr(Video, "_decode", recording_decode)
     video = Video(path)
     decoded.clear()
     frames = iter(video)
@@ -312,14 +321,14 @@ def test_frames_come_as_soon_as_the_next_picture_is_known(tmp_path, monkeypatch)
 
 def test_memory_does_not_grow_with_the_video(tmp_path):
     def peak(count: int) -> int:
-        path = recorded(tmp_path / f"{count}.mp4", [k / 2 for k in range(count)],
-                        picture=lambda k: np.full((64, 96, 3), k % 250, np.uint8))
+        path = record(tmp_path / f"{count}.mp4", steady(count, 2),
+                      picture=lambda k: np.full((64, 96, 3), k % 250, np.uint8))
         video = Video(path)
         tracemalloc.start()
         assert sum(1 for _ in video) == count
-        _, most = tracemalloc.get_traced_memory()
+        _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        return most
+        return peak_bytes
 
     bytes_per_picture = 64 * 96 * 3
     assert peak(600) < peak(60) + 10 * bytes_per_picture
@@ -337,7 +346,7 @@ def open_files(path: Path) -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files in /proc")
 def test_the_file_is_closed_at_the_end_and_when_abandoned(tmp_path):
-    path = recorded(tmp_path / "a.mp4", [k / 10 for k in range(50)])
+    path = record(tmp_path / "a.mp4", steady(50, 10))
     video = Video(path)
     assert open_files(path) == 0
 
@@ -360,7 +369,7 @@ def test_the_file_is_closed_at_the_end_and_when_abandoned(tmp_path):
 
 # ------------------------------------------------------------------------------------- damage
 
-TIMES = [k / 10 for k in range(100)]           # 10 s
+TIMES = steady(100, 10)                        # 10 s
 
 
 def keep_share(path: Path, share: float) -> None:
@@ -371,7 +380,7 @@ def keep_share(path: Path, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.97])
 def test_mp4_without_its_index_says_truncated(tmp_path, share):
-    path = recorded(tmp_path / "a.mp4", TIMES)
+    path = record(tmp_path / "a.mp4", TIMES)
     keep_share(path, share)
     with pytest.raises(BadData, match=r"a\.mp4: cannot be opened.*truncated\?"):
         Video(path)
@@ -382,21 +391,21 @@ def test_mp4_without_its_index_says_truncated(tmp_path, share):
 def test_a_stream_cut_short_gives_what_is_there(tmp_path, name, share):
     # with the index at the front, an .mp4 can be read as far as it goes
     movflags = "+faststart" if name == "a.mp4" else ""
-    path = recorded(tmp_path / name, TIMES, movflags)
+    path = record(tmp_path / name, TIMES, movflags)
     assert len(list(Video(path))) == 20
     keep_share(path, share)
     video = Video(path)
-    given = numbers(video)
-    assert 20 * share - 4 <= len(given) <= 20 * share + 2
+    numbers = numbers_in(video)
+    assert 20 * share - 4 <= len(numbers) <= 20 * share + 2
     # half of the last packet may be there
-    assert given[:-1] == on_screen(TIMES, 2, len(given))[:-1]
+    assert numbers[:-1] == on_screen(TIMES, 2, len(numbers))[:-1]
     if name != "a.ts":                         # it states no length, so nothing is missing
         assert video.damaged >= 1
 
 
 @pytest.mark.parametrize("share", [0.31, 0.52, 0.83])
 def test_no_whole_picture_before_the_cut_is_lost(tmp_path, share):
-    path = recorded(tmp_path / "a.mp4", TIMES, "+faststart")
+    path = record(tmp_path / "a.mp4", TIMES, "+faststart")
     keep_share(path, share)
     with av.open(str(path)) as file:
         whole_packets = [packet for packet in file.demux(video=0)
@@ -410,10 +419,12 @@ def test_no_whole_picture_before_the_cut_is_lost(tmp_path, share):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_flipped_bytes_do_not_stop_the_video(tmp_path, name, seed):
-    path = recorded(tmp_path / name, TIMES, "+faststart" if name == "a.mp4" else "")
+    movflags = "+faststart" if name == "a.mp4" else ""
+    path = record(tmp_path / name, TIMES, movflags)
     content = bytearray(path.read_bytes())
-    for at in np.random.default_rng(seed).integers(4000, len(content) - 4000, 60):
-        content[at] ^= 0xFF
+    positions = np.random.default_rng(seed).integers(4000, len(content) - 4000, 60)
+    for position in positions:
+        content[position] ^= 0xFF
     path.write_bytes(content)
     video = Video(path)
     frames = list(video)
@@ -424,7 +435,7 @@ def test_flipped_bytes_do_not_stop_the_video(tmp_path, name, seed):
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_a_lost_beginning_moves_nothing(tmp_path, monkeypatch, name):
-    """Of 10 s, the first 3.3 s cannot be decoded: the first picture that can be replaces them."""
+    """Of 10 s, the first 3.3 s cannot be decoded. The first picture after them replaces them."""
     decode = Video._decode
 
     def late(*arguments):
@@ -432,15 +443,15 @@ def test_a_lost_beginning_moves_nothing(tmp_path, monkeypatch, name):
             if k >= 33:
                 yield frame
 
-    path = recorded(tmp_path / name, [3.2 + time for time in TIMES], bframes=0)
+    path = record(tmp_path / name, [3.2 + time for time in TIMES], bframes=0)
     monkeypatch.setattr(Video, "_decode", late)
-    given = numbers(Video(path))
-    assert given[:7] == [33] * 7
-    assert given[7:] == on_screen(TIMES, 2, 20)[7:]
+    numbers = numbers_in(Video(path))
+    assert numbers[:7] == [33] * 7
+    assert numbers[7:] == on_screen(TIMES, 2, 20)[7:]
 
 
 def test_damage_is_reported_in_one_line(tmp_path, capsys):
-    path = recorded(tmp_path / "a.mkv", TIMES)
+    path = record(tmp_path / "a.mkv", TIMES)
     keep_share(path, 0.5)
     video = Video(path)
     video.report()
@@ -450,7 +461,8 @@ def test_damage_is_reported_in_one_line(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert "a.mkv" in err and "damaged" in err
+    assert "a.mkv" in err
+    assert "damaged" in err
 
 
 def write_sound(path: Path) -> None:
@@ -468,7 +480,7 @@ def write_sound(path: Path) -> None:
 
 def write_hollow(path: Path) -> None:
     """A video whose pictures are zeros."""
-    content = recorded(path, TIMES, movflags="+faststart").read_bytes()
+    content = record(path, TIMES, movflags="+faststart").read_bytes()
     head = content[:content.index(b"mdat") + 4]
     path.write_bytes(head + bytes(len(content)))
 
@@ -506,9 +518,9 @@ def test_impossible_rates_are_refused(tmp_path, fps):
 
 def test_written_video_is_read_back(tmp_path):
     path = tmp_path / "a.mp4"
-    write_video(path, (numbered(k) for k in range(30)), 2)
+    write_video(path, (picture_of(k) for k in range(30)), 2)
     video = Video(path)
-    assert numbers(video) == list(range(30))
+    assert numbers_in(video) == list(range(30))
     assert (video.frames, video.duration, video.size) == (30, 15, (64, 96))
     # the index comes first, so that the video can be played while it loads
     content = path.read_bytes()
@@ -519,7 +531,8 @@ def test_written_video_is_read_back(tmp_path):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_interrupted_video_leaves_nothing_behind(tmp_path, error):
     def frames():
-        yield from map(numbered, range(20))
+        for k in range(20):
+            yield picture_of(k)
         raise error("in the middle")
 
     (tmp_path / "old.mp4").write_bytes(b"old")
@@ -531,8 +544,8 @@ def test_an_interrupted_video_leaves_nothing_behind(tmp_path, error):
 
 
 @pytest.mark.parametrize("name, frames, message", [
-    ("file/a.mp4", [numbered(0)], "cannot be written"),
-    ("", [numbered(0)], "is a directory"),
+    ("file/a.mp4", [picture_of(0)], "cannot be written"),
+    ("", [picture_of(0)], "is a directory"),
     ("a.mp4", [], "no frames"),
 ])
 def test_what_cannot_be_written_is_named(tmp_path, name, frames, message):

@@ -39,7 +39,7 @@ from support.common.errors import BadData
 from support.files.features import pairs
 from support.files.video import Video
 from test_commands import call
-from test_video import number, numbered
+from test_video import number, picture_of
 
 LONG = 5                                # seconds to end after Ctrl-C; 0.3 to 0.8 on a quiet machine
 
@@ -106,7 +106,7 @@ class Stream(BaseHTTPRequestHandler):
             video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
             video.options = {"preset": "ultrafast", "tune": "zerolatency", "g": "5"}
             while True:
-                picture = np.ascontiguousarray(numbered(self.tenths(), noise=False))
+                picture = picture_of(self.tenths(), noise=False)
                 out.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
                 time.sleep(0.05)
 

@@ -29,9 +29,12 @@ def scene(seed, width):
     """A training video whose tokens say outright what is where: clean codes, no encoder needed."""
     labels = torch.from_numpy(world.Kitchen(seed, 4).labels()[..., :2]).long()
     generator = torch.Generator().manual_seed(0)
-    code = torch.randn(10 + 14, width, generator=generator)    # of the slots, types and colours
-    x = code[:10].expand(len(labels), 10, width).clone()
-    x[:, 1:] += code[10 + labels[..., 0]] + code[17 + labels[..., 1]]
+    code = torch.randn(10 + 14, width, generator=generator)
+    slots = code[:10]
+    types = code[10:17]
+    colours = code[17:]
+    x = slots.expand(len(labels), 10, width).clone()                   # [T, 10, D]
+    x[:, 1:] += types[labels[..., 0]] + colours[labels[..., 1]]
     return stages.Scene(x, [(0, [5])], labels)
 
 
@@ -57,7 +60,7 @@ def test_last_seen_is_what_the_world_asks_for():
         for before, narration in zip(kitchen.narrations, kitchen.narrations[1:]):
             if not narration.memory_words:
                 continue
-            place, = (i for i, name in enumerate(world.PLACES) if f"the {name} " in narration.text)
+            place, = [i for i, name in enumerate(world.PLACES) if f"the {name} " in narration.text]
             kind, colour = last[before.frame, place].tolist()
             words = (world.COLOURS[colour - 1], world.TYPES[kind - 1])
             assert narration.memory_words == words, (seed, narration)
@@ -135,9 +138,9 @@ def test_several_sequences_at_once_are_each_alone(settings, at):
     starts = [5, 1, 12]
     videos = [video(model, start + at[-1] + 1, at, seed=start) for start in starts]
     x, narrations = zip(*videos)
-    several, learned = stages.short_loss(model, x, starts, narrations)
+    together, learned = stages.short_loss(model, x, starts, narrations)
 
-    alone = 0.0
+    one_by_one = 0.0
     count = 0
     for tokens, start, sentences in zip(x, starts, narrations):
         # The memory absorbs the frames before the sequence.
@@ -146,17 +149,19 @@ def test_several_sequences_at_once_are_each_alone(settings, at):
         if model.config.narration_memory:
             state = state, None                     # no narration came before
         loss, number = model.loss(tokens[start:], sentences, nar.Past(state))
-        alone = alone + loss
+        one_by_one = one_by_one + loss
         count += number
     assert learned == count
-    assert torch.allclose(several, alone, rtol=1e-5)
+    assert torch.allclose(together, one_by_one, rtol=1e-5)
 
     trained = list(model.trainable().values())
-    gradients = torch.autograd.grad(several, trained, allow_unused=True)
-    expected = torch.autograd.grad(alone, trained, allow_unused=True)
-    for a, b in zip(gradients, expected):
-        assert (a is None) == (b is None)
-        assert a is None or torch.allclose(a, b, rtol=1e-3, atol=1e-3)
+    gradients = torch.autograd.grad(together, trained, allow_unused=True)
+    expected_gradients = torch.autograd.grad(one_by_one, trained, allow_unused=True)
+    for gradient, expected in zip(gradients, expected_gradients):
+        if expected is None:
+            assert gradient is None
+        else:
+            assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_routers_take_one_sequence_at_a_time():
@@ -238,8 +243,10 @@ def test_look_is_taken_over(tmp_path, memory):
     parameters = stages.look_parameters(second)
     lora = 2 * (7 * second.llm.config.num_hidden_layers + 1)   # A and B of each layer, and lm_head
     assert len(parameters) == 4 + lora
-    assert all(torch.equal(p, expected[name]) for name, p in parameters.items())
-    assert all(torch.equal(p, memory_before[name]) for name, p in second.memory.named_parameters())
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, expected[name])
+    for name, parameter in second.memory.named_parameters():
+        assert torch.equal(parameter, memory_before[name])
 
 
 def test_look_of_an_unlike_narrator_is_refused(tmp_path):
@@ -269,7 +276,7 @@ def test_look_of_an_unlike_narrator_is_refused(tmp_path):
 # ------------------------------------------------------------- the training videos
 
 class Brightness(torch.nn.Module):
-    """An encoder of pictures: their brightness, so many times brighter."""
+    """An encoder of pictures: each token is the mean of the picture, multiplied by `times`."""
 
     def __init__(self, times=1.0):
         super().__init__()
@@ -296,7 +303,7 @@ def test_kept_features_are_not_written_again(tmp_path):
 
 
 def test_scenes_of_two_worlds_share_a_file(tmp_path):
-    """Frame tokens that are kept for one world, or of one encoder, are not taken for another's."""
+    """Frame tokens kept for one world or encoder are not used for another world or encoder."""
     cache = tmp_path / "x.safetensors"
     plain = make_scenes(cache, 2)
     night = make_scenes(cache, 2, "night")

@@ -1,4 +1,4 @@
-"""The miniature kitchen: it is deterministic, its labels are right, memory is needed for its words."""
+"""The miniature kitchen: it is deterministic, its labels are right, its words need memory."""
 import collections
 import hashlib
 import itertools
@@ -12,9 +12,9 @@ from toy import world
 from toy.world import COLOUR, DOOR, HAND, HELD, LABELS, OTHER, PLACES, SIZES, TYPE, Kitchen
 
 VIDEOS = [Kitchen(seed) for seed in range(200)]
-OTHERS = {}                                    # name of each world: videos
+VIDEOS_OF = {}                                 # {name of a world: videos}
 for world_name, variant in world.WORLDS.items():
-    OTHERS[world_name] = [Kitchen(seed, 12, variant) for seed in range(50)]
+    VIDEOS_OF[world_name] = [Kitchen(seed, 12, variant) for seed in range(50)]
 
 
 def frames_of(video: Kitchen) -> list[int]:
@@ -37,7 +37,7 @@ def shares(counter: collections.Counter) -> dict:
 
 
 def rising(numbers: list[int]) -> bool:
-    return all(a < b for a, b in itertools.pairwise(numbers))
+    return all(first < second for first, second in itertools.pairwise(numbers))
 
 
 # ------------------------------------------------------------- the plain world
@@ -127,16 +127,17 @@ def test_segments_end_where_they_are_annotated():
         assert video.narrations[0] == world.Annotation(0, world.OPENING)
         assert frames[-1] == len(video) - 1
         assert len(frames) == 13
-        assert all(2 <= b - a <= 14 for a, b in itertools.pairwise(frames))
+        lengths = np.diff(frames)
+        assert lengths.min() >= 2
+        assert lengths.max() <= 14
         assert not video.labels()[0, :, [HAND, OTHER]].any()
 
 
 def test_ends_are_ambiguous():
-    """The nominal end is the second raised hand in a row; annotations stray from it.
-
-    In between, hands rise, too.
+    """The nominal end is the second raised hand in a row. Annotations are some frames away from it,
+    and in between hands rise, too.
     """
-    strays = collections.Counter()
+    offsets = collections.Counter()            # {frames from the nominal end: narrations}
     pauses = 0
     for video in VIDEOS:
         pose = video.labels()[..., HAND].max(1)
@@ -144,16 +145,16 @@ def test_ends_are_ambiguous():
         acting = pose == world.ACT
         ends = np.flatnonzero(lifted[1:] & lifted[:-1]) + 1
         for frame, end in zip(frames_of(video)[1:-1], ends):
-            strays[int(frame - end)] += 1
+            offsets[int(frame - end)] += 1
         pauses += int((acting[:-2] & lifted[1:-1] & acting[2:]).sum())
-    assert shares(strays) == pytest.approx(world.JITTER, abs=0.04)
+    assert shares(offsets) == pytest.approx(world.JITTER, abs=0.04)
     assert pauses > 200
 
 
 def test_only_who_fills_comes_with_something():
     """Your hand carries a thing to a place that is filled, and to no other.
 
-    It still holds the thing when a door opens, on nothing: so a fill is not a check.
+    It still holds the thing when a door opens on an empty container: so a fill is not a check.
     """
     fills = {f"You fill the {name}." for name in world.CONTAINERS}
     for video in VIDEOS:
@@ -174,8 +175,9 @@ def acted_at(video: Kitchen) -> list[int]:
     """The place of each narration's event: where your hand acts; -1 for the opening."""
     acting = video.labels()[..., HAND] == world.ACT            # [T, 9]
     places = [-1]
-    for a, b in itertools.pairwise(frames_of(video)):
-        places.append(int(np.flatnonzero(acting[a + 1:b + 1].any(0))[0]))
+    for before, frame in itertools.pairwise(frames_of(video)):
+        in_segment = acting[before + 1:frame + 1].any(0)       # [9]
+        places.append(int(np.flatnonzero(in_segment)[0]))
     return places
 
 
@@ -187,6 +189,7 @@ def brought_since(video: Kitchen, places: list[int], m: int, n: int) -> bool:
     if cell[0, DOOR] == 0:                     # an open place: seen empty, then with a thing
         return bool((shown[1:] & ~shown[:-1]).any())
     fill = video.world.sentence("fill", video.world.places[places[n]], None)
+    # A container: filled by you, or restocked by the other cook.
     filled = any(narration.text == fill for narration in narrations[m + 1:n])
     restocked = (cell[:, OTHER] > 0) & (cell[:, DOOR] == world.OPEN)
     return filled or bool(restocked.any())
@@ -194,9 +197,9 @@ def brought_since(video: Kitchen, places: list[int], m: int, n: int) -> bool:
 
 @pytest.mark.parametrize("name", ["plain", "idle", "second"])
 def test_memory_narrations_need_memory(name):
-    """What they name was seen there, not since the previous segment began, and never named."""
+    """The thing was seen there before the previous segment began, and no narration named it."""
     delays = []
-    for video in VIDEOS if name == "plain" else OTHERS[name]:
+    for video in VIDEOS if name == "plain" else VIDEOS_OF[name]:
         labels = video.labels()
         narrations = video.narrations
         places = acted_at(video)
@@ -344,7 +347,7 @@ def kind_of(video: Kitchen, frames: np.ndarray) -> str:
 
 def test_in_idle_time_nothing_is_narrated():
     """No segment ends in an idle frame: the target of all of them is [SKIP]."""
-    for video in OTHERS["idle"]:
+    for video in VIDEOS_OF["idle"]:
         frames = frames_of(video)
         assert not video.idle()[frames].any()
         assert len(stretches(video)) == 1
@@ -353,7 +356,7 @@ def test_in_idle_time_nothing_is_narrated():
 def test_kinds_of_idle_time():
     lengths = []
     kinds = set()
-    for video in OTHERS["idle"]:
+    for video in VIDEOS_OF["idle"]:
         stretch, = stretches(video)
         lengths.append(len(stretch))
         kind = kind_of(video, stretch)
@@ -388,7 +391,7 @@ def test_a_covered_camera_sees_nothing():
 @pytest.mark.parametrize("name, kind", [("still", "still"), ("night", "dark")])
 def test_idle_time_is_put_into_the_same_video(name, kind):
     """Without the other cook, what happens is what happens in the plain video, later."""
-    for plain, video in zip(VIDEOS, OTHERS[name]):
+    for plain, video in zip(VIDEOS, VIDEOS_OF[name]):
         assert narrated([video]) == narrated([plain])
         stretch, = stretches(video)
         assert len(stretch) == 240 == len(video) - len(plain)
@@ -400,7 +403,7 @@ def test_idle_time_is_put_into_the_same_video(name, kind):
 
 def test_the_other_cook_works_in_idle_time():
     videos_with_work = 0
-    for video in OTHERS["idle"]:
+    for video in VIDEOS_OF["idle"]:
         labels = video.labels()
         glove = labels[..., OTHER] > 0
         cooking = glove.any(1) & video.idle()
@@ -415,7 +418,7 @@ def test_a_share_of_the_videos_has_idle_time():
     videos = [Kitchen(seed, 12, half) for seed in range(200)]
     assert 0.4 < np.mean([video.idle().any() for video in videos]) < 0.6
     for plain, video in zip(VIDEOS, videos):
-        if not video.idle().any():             # the very same
+        if not video.idle().any():             # the same as the plain video
             assert video.narrations == plain.narrations
             assert np.array_equal(video.labels(), plain.labels())
     # Training does not get much slower.
@@ -432,38 +435,38 @@ def test_worlds_are_found_by_name():
 
 
 def test_hard_ends_are_hard():
-    """Annotations stray further than in the plain world, and more often something looks like an
-    end but is none.
+    """Annotations are further from the ends than in the plain world. More often, frames look like
+    an end but are none.
     """
-    strays = collections.Counter()
+    offsets = collections.Counter()            # {frames from the nominal end: narrations}
     false_ends = 0
     true_ends = 0
-    for video in OTHERS["hard"]:
+    for video in VIDEOS_OF["hard"]:
         pose = video.labels()[..., HAND].max(1)
         lifted = pose == world.LIFT
         frames = frames_of(video)
         assert rising(frames)
         ends = np.flatnonzero((pose[1:] == world.REACH) & lifted[:-1])
         for frame, end in zip(frames[1:], ends):
-            strays[int(frame - end)] += 1
+            offsets[int(frame - end)] += 1
         second_lifts = np.flatnonzero(lifted[1:] & lifted[:-1]) + 1
         false_ends += len(set(second_lifts) - set(ends))
         true_ends += len(ends)
-    assert shares(strays) == pytest.approx(world.WORLDS["hard"].jitter, abs=0.05)
+    assert shares(offsets) == pytest.approx(world.WORLDS["hard"].jitter, abs=0.05)
     assert false_ends > 0.4 * true_ends        # two raised hands in a row mean little
 
 
 def test_the_second_kitchen_has_other_words():
     """Other colours and verbs; the same things and furniture."""
     second = world.WORLDS["second"]
-    words = words_of(narrated(OTHERS["second"]))
+    words = words_of(narrated(VIDEOS_OF["second"]))
     assert words & words_of(narrated(VIDEOS)) == {*world.TYPES, *PLACES, "You", "the"}
     assert words >= set(second.colours)
     assert not set(second.rgb) & set(world.RGB)
     written = words_of(itertools.islice(world.documents(0, second), 500))
     assert words <= written
     assert not written & set(world.COLOURS)
-    for video in OTHERS["second"]:
+    for video in VIDEOS_OF["second"]:
         for narration in video.narrations:
             if narration.memory_words:
                 assert narration.memory_words[0] in second.colours
@@ -472,30 +475,32 @@ def test_the_second_kitchen_has_other_words():
 
 def test_the_second_kitchen_has_furniture_elsewhere_and_longer_segments():
     doors = [name in world.CONTAINERS for name in world.WORLDS["second"].places]
-    for video in OTHERS["second"]:
+    for video in VIDEOS_OF["second"]:
         assert ((video.labels()[..., DOOR] > 0) == doors).all()
-    plain = np.mean([frames_of(video)[-1] for video in OTHERS["plain"]])
-    second = np.mean([frames_of(video)[-1] for video in OTHERS["second"]])
+    plain = np.mean([frames_of(video)[-1] for video in VIDEOS_OF["plain"]])
+    second = np.mean([frames_of(video)[-1] for video in VIDEOS_OF["second"]])
     assert second > 1.25 * plain
 
 
 def test_it_gets_dark():
     """Only the light differs from the plain video: at its darkest the picture is almost black."""
     lights = []
-    for plain, video in zip(VIDEOS, OTHERS["dark"]):
+    for plain, video in zip(VIDEOS, VIDEOS_OF["dark"]):
         assert video.narrations == plain.narrations
         assert np.array_equal(video.labels(), plain.labels())
-        lights += [video.light(frame) for frame in range(len(video))]
-        darkest = min(range(len(video)), key=video.light)
+        lights_of_video = [video.light(frame) for frame in range(len(video))]
+        lights += lights_of_video
+        darkest = int(np.argmin(lights_of_video))
+        light = lights_of_video[darkest]
         in_daylight = plain.render(darkest).mean()
-        assert video.render(darkest).mean() <= in_daylight * (video.light(darkest) + 0.1) / 0.7
+        assert video.render(darkest).mean() <= in_daylight * (light + 0.1) / 0.7
     assert min(lights) < 0.05
     assert max(lights) > 0.9
     assert 0.2 < np.mean(np.array(lights) < 0.2) < 0.6
 
 
 def test_clutter_is_seen_but_never_used():
-    for plain, video in zip(VIDEOS, OTHERS["clutter"][:10]):
+    for plain, video in zip(VIDEOS, VIDEOS_OF["clutter"][:10]):
         assert video.narrations == plain.narrations
         assert np.array_equal(video.labels(), plain.labels())
         difference = np.abs(video.render(0).astype(int) - plain.render(0).astype(int))
@@ -511,7 +516,7 @@ def test_clutter_is_seen_but_never_used():
 
 def test_how_much_clutter_there_is():
     cluttered = []
-    for video in OTHERS["clutter"]:
+    for video in VIDEOS_OF["clutter"]:
         for name, thing in zip(PLACES, video.clutter):
             if name not in world.CONTAINERS:
                 cluttered.append(thing is not None)
