@@ -470,7 +470,8 @@ def train_annotated(options: Options):
             vision = own_videos.encoder_of(options.data, samples[0].name)
         config = new_config(options, llm, vision, J, width)
         config.fps = samples[0].fps
-        narrator = variants.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
+        llm, tokenizer = checkpoint.load_llm(config.llm, dtype, device)
+        narrator = variants.new_narrator(llm, tokenizer, config)
     check_features(narrator.config, J, width, samples[0].fps)
     examples = Annotated(samples, narrator.layout)
     if not options.init:

@@ -56,12 +56,19 @@ def vision_dtype(args: argparse.Namespace) -> torch.dtype:
     return dtype
 
 
-def free_memory() -> int | None:
-    """Bytes that this process can still take, swap included; None where the system does not say."""
+def free_memory(device: str = "cpu") -> int | None:
+    """Bytes that this process can still take on a device; None where the system does not say.
+
+    On a processor, swap is included. Where only the size of the whole memory is known (macOS), it
+    is that.
+    """
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
-        return None
+        return whole_memory()
     sizes = {}
     for line in lines:
         name, value = line.split(":")
@@ -77,6 +84,14 @@ def free_memory() -> int | None:
     except (OSError, ValueError):               # no such file, or "max": no limit
         return free
     return min(free, limit - used)
+
+
+def whole_memory() -> int | None:
+    """Bytes of this machine's memory; None where the system does not say (Windows)."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:

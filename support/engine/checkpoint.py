@@ -142,10 +142,10 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
     """
     if dtype == torch.int8:
         check_int8(device)
-        llm, frozen_weights, tokenizer = map_llm(config.llm, torch.bfloat16)
+        llm, frozen_weights, tokenizer = map_llm(config.llm, torch.bfloat16, device)
         keep_embedding(llm, frozen_weights)
     else:
-        llm, tokenizer = load_llm(config.llm, dtype)
+        llm, tokenizer = load_llm(config.llm, dtype, device)
 
     # Compare the shapes first. On the device "meta" tensors take no memory, however large.
     file = files.folder / WEIGHTS
@@ -364,24 +364,27 @@ def check_model(source: str, kind: str) -> None:
                       f"{first_line(error)}") from error
 
 
-def load_llm(source: str, dtype: torch.dtype = torch.float32):
-    """(causal LM, tokenizer) from a folder, hub id or .gguf file."""
+def load_llm(source: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):
+    """(causal LM, tokenizer) from a folder, hub id or .gguf file; on the processor.
+
+    BadData if `device`, where it is to be moved, has too little memory.
+    """
     if dtype == torch.int8:
         raise BadData("int8 is for narrators that stream, and for vision models; "
                       "use another --dtype")
-    return load_llm_by(read_model, source, dtype)
+    return load_llm_by(read_model, source, dtype, device)
 
 
-def map_llm(source: str, dtype: torch.dtype):
+def map_llm(source: str, dtype: torch.dtype, device: str):
     """(causal LM, files of its weights, tokenizer). The weights are not read yet.
 
     Weights in some formats cannot be left in their files. They are read now, in this dtype.
     """
-    (llm, files), tokenizer = load_llm_by(map_for_int8, source, dtype)
+    (llm, files), tokenizer = load_llm_by(map_for_int8, source, dtype, device)
     return llm, files, tokenizer
 
 
-def load_llm_by(load: Callable, source: str, dtype: torch.dtype):
+def load_llm_by(load: Callable, source: str, dtype: torch.dtype, device: str):
     """(result of `load`, tokenizer); `load` is a function of weights.py."""
     from transformers import AutoModelForCausalLM
     check_model(source, "llm")
@@ -389,7 +392,8 @@ def load_llm_by(load: Callable, source: str, dtype: torch.dtype):
     try:
         name, where = parse_model_name(source)
         # "sdpa" takes our boolean masks
-        llm = load(AutoModelForCausalLM, name, where, dtype, attn_implementation="sdpa")
+        llm = load(AutoModelForCausalLM, name, where, dtype, device=device,
+                   attn_implementation="sdpa")
     except LOADING as error:
         raise BadData(f"language model '{source}' cannot be loaded "
                       f"(--llm FOLDER_OR_HUB_ID sets it): {first_line(error)}") from error

@@ -146,12 +146,12 @@ def map_model(Class: type, name: str, how: dict, dtype: torch.dtype,
     return model, files
 
 
-def map_for_int8(Class: type, name: str, how: dict, dtype: torch.dtype,
+def map_for_int8(Class: type, name: str, how: dict, dtype: torch.dtype, device: str = "cpu",
                  **settings) -> tuple[nn.Module, WeightFiles]:
     """As `map_model`; ValueError if the model is too large even in int8."""
     model, files = map_model(Class, name, how, dtype, **settings)
     if files.file_of:
-        check_free_memory(model, torch.int8)
+        check_free_memory(model, torch.int8, device)
     return model, files
 
 
@@ -159,14 +159,15 @@ def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambd
                device: str = "cpu", **settings) -> nn.Module:
     """A model of transformers, or a part of it, in a dtype. Raises what `map_model` raises.
 
-    device      where weights in int8 are to be; others are on the processor
+    device      where the model is to be. Only weights in int8 are put there, others are on the
+                processor
     """
     int8 = dtype == torch.int8
     mapped_in = format_beside_int8(device) if int8 else dtype
     model, files = map_model(Class, name, how, mapped_in, **settings)
     wanted = part(model)
     if files.file_of:
-        check_free_memory(wanted, dtype)
+        check_free_memory(wanted, dtype, device)
     if int8:
         files.place_int8(model, wanted, device)
     elif files.file_of:
@@ -177,15 +178,17 @@ def read_model(Class: type, name: str, how: dict, dtype: torch.dtype, part=lambd
     return wanted
 
 
-def check_free_memory(model: nn.Module, dtype: torch.dtype) -> None:
-    """ValueError if a model in a dtype is larger than the free memory, before it is read."""
+def check_free_memory(model: nn.Module, dtype: torch.dtype, device: str) -> None:
+    """ValueError if a model in a dtype is larger than the free memory, before it is read: that of
+    the processor, where it is read, and that of its device."""
     needed = sum(p.numel() for p in model.parameters()) * dtype.itemsize
-    free = free_memory()
-    if free is None or needed <= free:
-        return
     advice = "" if dtype == torch.int8 else "; --dtype int8 needs least"
-    raise ValueError(f"it needs at least {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB "
-                     f"are free{advice}")
+    for place in dict.fromkeys(["cpu", device]):
+        free = free_memory(place)
+        if free is not None and needed > free:
+            where = "" if place == "cpu" else f" on {place}"
+            raise ValueError(f"it needs at least {needed / 1e9:.1f} GB of memory, and "
+                             f"{free / 1e9:.1f} GB are free{where}{advice}")
 
 
 def advise(llm: nn.Module, asked: str) -> None:

@@ -1,6 +1,7 @@
 """Frozen weights, each read once into its place (support/engine/weights.py)."""
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,22 +96,40 @@ def test_lora_is_merged_layer_by_layer(dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_too_little_memory_is_refused_before_reading(dtype, monkeypatch):
-    monkeypatch.setattr(weights, "free_memory", lambda: 500_000)
+    monkeypatch.setattr(weights, "free_memory", lambda device: 500_000)
     monkeypatch.setattr(weights.WeightFiles, "place", lambda *_: pytest.fail("was read"))
-    with pytest.raises(BadData, match="GB of memory, and 0.0 GB are free") as caught:
+    with pytest.raises(BadData, match="GB of memory, and 0.0 GB are free") as error:
         load_narrator(str(TOY), dtype=dtype)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(weights, "free_memory", lambda device: 50_000)
     with pytest.raises(BadData, match="GB of memory, and 0.0 GB are free"):
-        monkeypatch.setattr(weights, "free_memory", lambda: 50_000)
         load_vision_model(str(TOY / "vision"), dtype)
-    monkeypatch.setattr(weights, "free_memory", lambda: None)
     monkeypatch.undo()
+    monkeypatch.setattr(weights, "free_memory", lambda device: None)
     load_narrator(str(TOY), dtype=dtype)
 
 
-def test_free_memory():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_too_little_memory_of_a_device_is_refused_before_reading(dtype, monkeypatch):
+    free = {"cpu": 10 ** 12, "cuda:0": 50_000}
+    monkeypatch.setattr(weights, "free_memory", free.get)
+    monkeypatch.setattr(weights.WeightFiles, "place", lambda *_: pytest.fail("was read"))
+    with pytest.raises(BadData, match="and 0.0 GB are free on cuda:0"):
+        load_narrator(str(TOY), dtype=dtype, device="cuda:0")
+    with pytest.raises(BadData, match="and 0.0 GB are free on cuda:0"):
+        load_vision_model(str(TOY / "vision"), dtype, "cuda:0")
+
+
+def test_free_memory(monkeypatch):
     free = devices.free_memory()
+    whole = devices.whole_memory()
     assert free is None or 0 < free < 1e15
+    assert whole is None or 0 < whole < 1e15
+    # a system without /proc, as macOS
+    monkeypatch.setattr(devices, "Path", lambda path: Path("/nowhere" + path))
+    assert devices.free_memory() == whole
+    monkeypatch.setattr(devices.torch.cuda, "mem_get_info", lambda device: (123, 456))
+    assert devices.free_memory("cuda:0") == 123
 
 
 def test_advice_for_large_models_only(monkeypatch, capsys):
