@@ -71,7 +71,9 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
     """See `difference`. If `pruned`, token 0 is hidden from the others; streaming is without it."""
     generator = torch.Generator().manual_seed(0)
     e, direction = (torch.randn(3, llm.config.hidden_size, generator=generator) for _ in range(2))
-    e = (0.02 * e).to(llm.device, llm.dtype).requires_grad_()
+    # Beside weights in int8, the embeddings are in bf16, whatever the layers are in.
+    dtype = next(llm.model.layers.parameters()).dtype
+    e = (0.02 * e).to(llm.device, dtype).requires_grad_()
     places = torch.arange(3)
     parts = None
     if pruned:
@@ -89,9 +91,11 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
                 return "does not hide from its attention what is removed from the context"
     streamed = token_by_token(llm, e.detach(), places, 1 if pruned else 0)
     distance = (trained[2] - streamed).detach().float().norm()
-    tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
+    tolerance = 1e-3 if dtype == torch.float32 else 0.1
     if distance > tolerance * streamed.float().norm():
         return "computes one token after the other differently from all at once"
+    if isinstance(llm.lm_head, nn.Linear):      # it may share the embeddings' weight
+        streamed = streamed.to(llm.lm_head.weight.dtype)
     words = llm.lm_head(streamed[None]).shape[-1]
     if words != llm.config.vocab_size:
         return f"has {words} numbers as its answer, and {llm.config.vocab_size} words"
@@ -105,7 +109,7 @@ def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Ten
     for new in (places[begin:begin + 1], places[begin + 1:]):
         into = torch.from_numpy(slots.reserve(len(new))).to(llm.device)
         positions = new.to(llm.device)
-        slots.begin(positions, into)
+        slots.place_and_mask(positions, into)
         hidden = llm.model(inputs_embeds=e[None, positions], position_ids=positions[None],
                            past_key_values=slots, attention_mask=slots.mask[None, None],
                            use_cache=True).last_hidden_state

@@ -68,6 +68,22 @@ def test_narrations_are_nearly_those_of_fp32():
     assert (found[torch.float32] - found[torch.int8]).abs().max() < 0.1
 
 
+def test_a_language_model_in_fp32_files(tmp_path):
+    """Whose head shares the embeddings: they are in bf16 beside int8, its layers are read from
+    fp32."""
+    llm, tokenizer = load_llm(str(TOY / "llm"))
+    llm.save_pretrained(tmp_path / "llm")
+    tokenizer.save_pretrained(tmp_path / "llm")
+    model = tiny(llm=llm)
+    model.config.llm = str(tmp_path / "llm")
+    model.save(tmp_path)
+    x, narrations = video(model)
+    with torch.no_grad():
+        exact, _, _ = model(x, narrations)
+        hidden, _, _ = load_narrator(str(tmp_path), dtype=torch.int8)(x, narrations)
+    assert (hidden - exact).norm() < 0.1 * exact.norm()
+
+
 def test_a_vision_encoder():
     pictures = torch.randint(0, 255, (2, 96, 96, 3), dtype=torch.uint8)
     exact, small = (nar.VisionEncoder(str(TOY / "vision"), dtype=dtype)(pictures)
