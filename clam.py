@@ -123,7 +123,8 @@ class CLAM(nn.Module):
         return k, v, self.log_gate(x)
 
     def log_gate(self, x: Tensor) -> Tensor:
-        """log G of x [..., D], G = sigmoid(W_gate x + b), in fp32 [..., h, c].
+        """log G of x [..., D], G = sigmoid(W_gate x + b), in fp32 [..., h, c]. W_gate is of low
+        rank: D -> rank -> D / 2.
 
         [..., h, 1] in memories whose channels of a head share a gate (baselines/memories.py).
         """
@@ -158,6 +159,9 @@ class CLAM(nn.Module):
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
         """The part of `read` that depends on no video: Z -> a [M, D], the queries q [h, M, c] and
         the output gate [M, D].
+
+        target: what self-attention starts from, one for each memory token; zero, as published, or
+        learned (not in the paper)
         """
         target = torch.zeros_like(self.z) if self.target is None else self.target
         # Self-attention (Fig. 3): queries and keys are target + z, values are the target.

@@ -64,8 +64,8 @@ def overlaps(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
-    """Precision, recall and F1 at TAU of one video from iou [N, P]; all 0 where nothing is
-    predicted.
+    """Precision, recall and F1 at IoU 0.5 (TAU) of one video from iou [N, P]; all 0 where nothing
+    is predicted. `evaluate` takes the mean over videos.
     """
     if iou.size == 0:
         return {"precision": 0.0, "recall": 0.0, "f1": 0.0}
@@ -224,7 +224,11 @@ Pair = tuple[str, str]
 
 def caption_scores(pairs: list[Pair],
                    with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """All scores of the corpus, and all scores of each pair; both by name."""
+    """All scores of the corpus, and all scores of each pair; both by name.
+
+    CIDEr-D and ROUGE-L of the corpus are means over its pairs; BLEU and METEOR have ways of their
+    own.
+    """
     if not pairs:
         return {}, {}
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
@@ -423,7 +427,9 @@ class SegmentScores:
     correctness     LM-Correctness: share of these tokens before the first wrong one
     difference      frames by which the model would end the segment too early (> 0) or too late
                     (< 0)
-    fluency         share of all decisions (frames and words) before the first wrong one
+    fluency         share of all decisions (frames and words) before the first wrong one. As
+                    published, an end that comes too early counts as right itself, one that comes
+                    too late does not
     """
     ppl: float
     correctness: float
@@ -482,7 +488,9 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
             more = 0
             if n + 1 < len(narrations):
                 more = min(narrations[n + 1][0] - frame, frames - 1)
-            ended = ends_segment(further(narrator, x, tokens, kept, n, more)) if more else []
+            ended = []
+            if more:
+                ended = ends_segment(later_frames(narrator, x, tokens, kept, n, more))
             if True in ended:
                 score.difference = -(ended.index(True) + 1)
             else:
@@ -511,8 +519,8 @@ def keys_and_values(llm: torch.nn.Module) -> Iterator:
         hook.remove()
 
 
-def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
-            more: int) -> Tensor:
+def later_frames(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
+                 more: int) -> Tensor:
     """The last hidden state of each of `more` frames that follow segment n in place of its closing
     [more, D_lm].
 
@@ -526,7 +534,7 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     end = of_frames[-1] + 1
     kind, segment, number = tokens.for_rule(device)[:, :end]
     seen = nar.visible(kind, segment, number, n, config.last_k, config.prune).nonzero()[:, 0]
-    frame = tokens.ids[:end].count(nar.FRAME) // config.J       # the first of the further frames
+    frame = tokens.ids[:end].count(nar.FRAME) // config.J       # the first of the later frames
 
     routing = getattr(narrator, "routing", None)                # VideoLLM-MoD (baselines/mod.py)
     cache = type(kept)()
@@ -541,7 +549,7 @@ def further(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
     fed = nar.Tokens()
     for _ in range(more):
         fed += narrator.layout.frame(n)
-    # each further frame sees the keys in `seen`, and what is fed up to itself
+    # each later frame sees the keys in `seen`, and what is fed up to itself
     mask = torch.ones(len(fed), len(seen) + len(fed), dtype=torch.bool, device=device)
     mask = mask.tril(len(seen))
     e = narrator.embed(torch.tensor(fed.ids, device=device), x[frame:frame + more].to(device))

@@ -283,7 +283,11 @@ class Layout:
         return tokens + self.memory_and_frame(n)
 
     def memory_and_frame(self, n: int) -> Tokens:
-        """The visual part of `opening`: memory tokens and the first frame, [M_{t_{n-1}}; X_t]."""
+        """The visual part of `opening`: memory tokens and the first frame, [M_{t_{n-1}}; X_t].
+
+        By itself where a segment is opened anew (streams/bounds.py), and for the second memory of
+        Table 15.
+        """
         tokens = Tokens()
         if self.M:
             tokens.add(self.open + [MEMORY] * self.M + self.close, VISUAL, segment=n)
@@ -340,8 +344,9 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
         narration tokens fed in its own segment: the end of text that opens it, and its own words.
     Without pruning (VideoLLM-online) it sees everything. Tensors or NumPy arrays, which broadcast.
 
-    Training attends by this rule (`Narrator.forward`), and the cache is pruned by it (stream.py:
-    `Context.discard`).
+    And only what was fed before it, and itself: `segment_rows` adds that in training; in streaming
+    nothing else is there. Training attends by this rule (`Narrator.forward`), and the cache is
+    pruned by it (stream.py: `Context.discard`).
     """
     in_segment = segment == now
     kept = number >= 0 if last_k is None else number >= now - last_k
@@ -500,7 +505,8 @@ class Narrator(nn.Module):
         if self.config.prune:                               # the rows of Fig. 4, without an [L, L]
             rows = segment_rows(tokens, self.config.last_k)
             rectangles = attention.rectangles(rows, len(tokens), self.device)
-        # transformers hands `rectangles` on to each layer's attention (support/engine/attention.py)
+        # transformers hands `rectangles` on to each layer's attention: `in_rectangles`, which took
+        # its place when the narrator was made (support/engine/attention.py: `install`)
         output = self.llm.model(
             inputs_embeds=e[None],
             position_ids=positions[None],
@@ -540,6 +546,8 @@ class Narrator(nn.Module):
              past: Past = Past()) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens,
         their number. train.py takes the mean of each video, and then of the batch.
+
+        past: not in the paper; for `train.py --long`
         """
         hidden, labels, _ = self(x, narrations, past)
         learned = (labels != -100).nonzero()[:, 0].to(hidden.device)

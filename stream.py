@@ -187,7 +187,8 @@ class Context:
             self.state = memory.step(x[None, end:], self.readable)
 
     def read_memory(self, ids: list[int] | None = None) -> None:
-        """Line 17: the memory tokens M_t, for the next segment, after a narration with these ids.
+        """Line 17: the memory tokens M_t, for the next segment. ids, of the narration before it:
+        for Table 15 alone.
         """
         if self.layout.M:
             self.memory = self.narrator.memory.read(self.readable, self.queries)
@@ -206,10 +207,11 @@ class Context:
         next_position = self.position + len(tokens)
         positions = torch.arange(self.position, next_position, device=narrator.device)  # line 10
         self.position = next_position                                               # line 11
-        # keys and values of the new tokens go into free slots, wherever these are
+        # Keys and values of the new tokens go into free slots, wherever these are. A token sees the
+        # slots whose positions are up to its own; free ones are at EMPTY, after all positions.
         slots = self.cache.reserve(len(tokens))
         self.cache.insert(tokens, slots)
-        mask = self.cache.begin(positions, torch.from_numpy(slots).to(narrator.device))
+        mask = self.cache.place_and_mask(positions, torch.from_numpy(slots).to(narrator.device))
         hidden = narrator.run(e, positions, mask, self.cache)                       # line 12
         return narrator.logits(hidden[-1:])[0]
 

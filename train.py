@@ -321,6 +321,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         for example, earlier, before in islice(coming, share_of_batch):
             past = nar.Past(memory_after(narrator, earlier) if earlier else None, before)
             loss, learned = narrator.loss(example.x, example.narrations, past)
+            # §3.5: the mean over a video's learned tokens, then over the videos of the batch
             (loss / learned / options.batch).backward()
             total += loss.item() / learned / options.batch
             tokens += example.x[..., 0].numel() + learned

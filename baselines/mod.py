@@ -203,5 +203,5 @@ class RoutedNarrator(Narrator):
             slots = cache.into.cpu().numpy()
             routed = self.routing.assign_routed_slots(cache, frame, positions.cpu().numpy(), slots)
             routed_positions, routed_slots = torch.from_numpy(routed).to(positions.device)
-            cache.routed.begin(routed_positions, routed_slots)
+            cache.routed.place_and_mask(routed_positions, routed_slots)
         return super().run(e, positions, mask, cache)

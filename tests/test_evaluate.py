@@ -546,10 +546,10 @@ class Scripted:
 
 
 def by_whole_forwards(narrations):
-    """Stands in for evaluate.further: a whole forward for each segment that goes on; simple and
+    """Stands in for evaluate.later_frames: a whole forward for each segment that goes on; simple and
     slow.
     """
-    def further(narrator, x, tokens, kept, n, more):
+    def later_frames(narrator, x, tokens, kept, n, more):
         *earlier, (frame, ids) = narrations[:n + 1]
         hidden, _, tokens = narrator(x, [*earlier, (frame + more, ids)])
         frame_rows = [row for row, (token, segment) in enumerate(zip(tokens.ids, tokens.segment))
@@ -557,17 +557,17 @@ def by_whole_forwards(narrations):
         J = narrator.config.J
         last_of_each_frame = frame_rows[J - 1::J]
         return hidden[last_of_each_frame[-more:]]
-    return further
+    return later_frames
 
 
 def assert_segments_go_on(model, x, narrations):
-    """`further` gives the hidden states of whole forwards. Returns the slow stand-in for it."""
+    """`later_frames` gives the hidden states of whole forwards. Returns the slow stand-in for it."""
     slow = by_whole_forwards(narrations)
     with evaluate.keys_and_values(model.llm.model) as kept:
         _, _, tokens = model(x, narrations)
     for n in (1, 2, 3, 4):
         for more in (1, 4):
-            hidden = evaluate.further(model, x, tokens, kept, n, more)
+            hidden = evaluate.later_frames(model, x, tokens, kept, n, more)
             expected = slow(model, x, tokens, kept, n, more)
             assert (hidden - expected).abs().max() < 1e-4
     return slow
@@ -602,7 +602,7 @@ def test_segments_go_on_from_the_keys_and_values(variant):
             assert len(forwards) == 1
             if push == 100:
                 assert [score.difference for score in fast[1:]] == [-2, -5, -1, 0, 0]
-            with mock.patch.object(evaluate, "further", slow):
+            with mock.patch.object(evaluate, "later_frames", slow):
                 assert evaluate.score_segments(model, x, narrations) == fast
     hook.remove()
 
@@ -613,7 +613,7 @@ def test_segments_by_hand(monkeypatch):
     """
     narrations = [(0, [7, 8]), (5, [7, 8, 9]), (9, [7]), (12, [7, 8])]
     x = torch.zeros(13, 2, 32)
-    monkeypatch.setattr(evaluate, "further", by_whole_forwards(narrations))
+    monkeypatch.setattr(evaluate, "later_frames", by_whole_forwards(narrations))
     model = Scripted(replies={3, 11}, words=[])
     scores = evaluate.score_segments(model, x, narrations)
     assert [score.difference for score in scores] == [None, 2, -2, 1]

@@ -164,7 +164,7 @@ def test_the_mask(name):
 
 @each_model
 def test_what_the_last_frame_of_a_segment_sees(name):
-    """`evaluate.further` asks `visible`; the tokens of `published_mask` are such that this is the
+    """`evaluate.later_frames` asks `visible`; the tokens of `published_mask` are such that this is the
     published mask."""
     model = load(name)
     config = model.config

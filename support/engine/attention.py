@@ -144,7 +144,7 @@ class InRectangles(torch.autograd.Function):
         result = torch.zeros_like(q)
         for rectangle in rectangles:
             queries = rectangle[0]
-            gathered, attended = compute((q, k, v), rectangle, scale)
+            gathered, attended = attend_rectangle((q, k, v), rectangle, scale)
             result[queries] = attended.detach()
             ctx.computed.append((gathered, attended) if size <= KEPT else None)
         return result
@@ -156,7 +156,7 @@ class InRectangles(torch.autograd.Function):
         for rectangle, computed in zip(ctx.rectangles, ctx.computed):
             queries, keys, _ = rectangle
             if computed is None:
-                computed = compute(qkv, rectangle, ctx.scale)
+                computed = attend_rectangle(qkv, rectangle, ctx.scale)
             gathered, attended = computed
             gradients = torch.autograd.grad(attended, gathered, rows_at(gradient, queries))
             for total, numbers, part in zip(sums, (queries, keys, keys), gradients):
@@ -165,8 +165,8 @@ class InRectangles(torch.autograd.Function):
 
 
 @torch.enable_grad()
-def compute(qkv: tuple[Tensor, ...], rectangle: Rectangle,
-            scale: float) -> tuple[list[Tensor], Tensor]:
+def attend_rectangle(qkv: tuple[Tensor, ...], rectangle: Rectangle,
+                     scale: float) -> tuple[list[Tensor], Tensor]:
     """The q, k and v of one rectangle, and the result of its attention, with a graph for the
     backward pass."""
     queries, keys, seen = rectangle

@@ -72,7 +72,7 @@ class Plain:
 
     def run(self, given: PassInput) -> Tensor:
         ids, positions, slots = given.plan
-        mask = given.slots.begin(positions, slots)
+        mask = given.slots.place_and_mask(positions, slots)
         e = self.narrator.embed(ids, given.x, given.memory)
         hidden = self.narrator.run(e, positions, mask, given.slots)
         return self.narrator.logits(hidden[given.rows])

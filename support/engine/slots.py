@@ -81,7 +81,7 @@ class Slots:
             while len(buffers) < layers:
                 buffers.append(like.new_zeros(len(self.used), *like.shape[-2:]))
 
-    def begin(self, positions: Tensor, slots: Tensor) -> Tensor:
+    def place_and_mask(self, positions: Tensor, slots: Tensor) -> Tensor:
         """A pass of transformers' modules begins: its tokens at positions [N] go into `slots` [N].
 
         Returns the mask [N, span]: which slots each new token sees.
