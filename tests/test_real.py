@@ -105,7 +105,8 @@ def test_lora_learns_with_smollm2(model):
 @needs_smol
 @pytest.mark.slow
 def test_perplexity_of_smollm2_in_int8(model, tmp_path):
-    """Of 512 tokens of English prose. In int8 it grows by less than 3 %."""
+    """Of 512 tokens of English prose. In int8 it grows; by a seventh where inputs have 7 bits
+    (support/engine/int8.py)."""
     for name, p in model.trainable().items():
         if "lora_B" in name:                   # without LoRA, this is SmolLM2
             p.data.zero_()
@@ -121,7 +122,7 @@ def test_perplexity_of_smollm2_in_int8(model, tmp_path):
     print({str(dtype): round(value, 3) for dtype, value in perplexity.items()})
     assert perplexity[torch.float32] < 100
     assert perplexity[torch.bfloat16] < 1.01 * perplexity[torch.float32]
-    assert perplexity[torch.int8] < 1.03 * perplexity[torch.float32]
+    assert perplexity[torch.int8] < 1.2 * perplexity[torch.float32]
 
 
 # ------------------------------------------------------------------ DINOv2 ViT-S/14
