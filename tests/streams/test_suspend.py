@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load, save, save_file
 
+import narrator as nar
 from commands import data as data_command, stream as stream_command
 from commands.stream import trace_row
 from helpers import ROOT, grouped, narrate, tiny, video
@@ -32,9 +34,9 @@ from test_camera import Eyes, arguments, lavfi
 from test_commands import call
 
 
-def talking(llm=None, **changes):
+def talking(**changes):
     """A tiny narrator that narrates every few frames, and 40 frames for it."""
-    model = tiny(0, llm, max_new_tokens=4, **changes)
+    model = tiny(llm=grouped(), max_new_tokens=4, **changes)
     x, _ = video(model, 40)
     steps = narrate(model, x, forced={0: [5]})
     p_skip = sorted(step.p_skip for step in islice(steps, 1, 16))
@@ -105,8 +107,7 @@ MOD = {"memory": "none", "prune": False, "mod_keep": 0.4}
 def test_bit_by_bit(fast, lookahead, changes):
     """Every p([SKIP]), every token and every length of the cache is that of the stream without
     interruption."""
-    llm = grouped() if changes is MOD else None
-    model, x = talking(llm, **changes)
+    model, x = talking(**changes)
     if fast:
         model.merge()
     uninterrupted, _ = narrate_in_parts(model, x[:24], lookahead, share=0.0)
@@ -277,69 +278,23 @@ def snapshot(folder):
     return files
 
 
-def time_written(path):
-    """In nanoseconds, or None if the file is missing."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
 @contextmanager
 def killed_after_a_save(line, state):
-    """A process that runs the command, when it has just saved; in the end it is killed."""
+    """A process that runs the command, when it has saved for the first time; in the end it is
+    killed."""
     # saved whenever this is possible, not once a minute
     code = ("from commands import stream; from streams import suspend; suspend.EVERY = 0.0; "
             "stream.main()")
-    before = time_written(state)
     process = subprocess.Popen([sys.executable, "-c", code, *line], cwd=ROOT,
                                stdout=subprocess.DEVNULL)
     try:
-        while process.poll() is None and time_written(state) == before:
-            time.sleep(0.001)
+        while process.poll() is None and not state.exists():
+            time.sleep(0.01)
         yield process
     finally:
         process.kill()
         process.wait(60)
     assert process.returncode == -signal.SIGKILL, "the process had ended by itself"
-
-
-def test_killed_at_any_moment(tmp_path, monkeypatch):
-    """After kill -9, in a first and in a resumed stream, the files are those of an uninterrupted
-    run, byte for byte. While a process lives, its state is refused to others; its lock ends with
-    it."""
-    numbers = random.Random(0)
-    source = tmp_path / "a.mp4"
-    state = tmp_path / "state"
-    once, often = tmp_path / "once", tmp_path / "often"
-    once.mkdir()
-    often.mkdir()
-    data_command.write_toy(1, 0.4, source)
-    assert call(stream_command, command_words(once, source, "--last-k=3"))[0] == 0
-    line = command_words(often, source, "--last-k=3", f"--state={state}")
-
-    with killed_after_a_save(line, state) as process:
-        time.sleep(numbers.uniform(0, 0.05))
-        # stopped, so that it changes no file while another process is refused
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        before = snapshot(tmp_path)
-        assert call(stream_command, line) == (
-            1, f"error: {state}: is in use by another stream.py; end that one first, or give "
-               f"another --state\n")
-        assert snapshot(tmp_path) == before
-    with killed_after_a_save(line, state):
-        time.sleep(numbers.uniform(0, 0.05))
-
-    monkeypatch.setattr(suspend, "EVERY", 0.0)
-    code, errors = call(stream_command, line)
-    assert code == 0 and "goes on after" in errors
-    assert contents(often) == contents(once)
-    assert not list(tmp_path.glob(".state.*"))
-    before = snapshot(tmp_path)
-    assert call(stream_command, line) == (
-        0, f"{state}: {source} is narrated to its end; delete it to begin anew\n")
-    assert snapshot(tmp_path) == before
 
 
 def call_until_row(line, count, interrupt, monkeypatch):
@@ -371,6 +326,53 @@ def stop_at_row(line, count, monkeypatch):
 def signal_at_row(line, count, monkeypatch, number=signal.SIGINT):
     """Send a signal to the command, as Ctrl-C does."""
     return call_until_row(line, count, lambda: signal.raise_signal(number), monkeypatch)
+
+
+def test_killed(tmp_path, monkeypatch):
+    """After kill -9, in a first and in a resumed stream, the files are those of an uninterrupted
+    run, byte for byte. While a process lives, its state is refused to others; its lock ends with
+    it."""
+    source = tmp_path / "a.mp4"
+    state = tmp_path / "state"
+    once, often = tmp_path / "once", tmp_path / "often"
+    once.mkdir()
+    often.mkdir()
+    data_command.write_toy(1, 0.3, source)
+    monkeypatch.setattr(nar.Narrator, "load", cache(nar.Narrator.load))
+    assert call(stream_command, command_words(once, source, "--last-k=3"))[0] == 0
+    line = command_words(often, source, "--last-k=3", f"--state={state}")
+
+    with killed_after_a_save(line, state) as process:
+        # stopped, so that it changes no file while another process is refused
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        before = snapshot(tmp_path)
+        assert call(stream_command, line) == (
+            1, f"error: {state}: is in use by another stream.py; end that one first, or give "
+               f"another --state\n")
+        assert snapshot(tmp_path) == before
+
+    # the files as they are on the disk between two frames: what a kill would leave
+    killed = tmp_path / "killed"
+
+    def copy_files():
+        shutil.copytree(often, killed)
+        shutil.copy(state, killed / "state")
+
+    monkeypatch.setattr(suspend, "EVERY", 0.0)
+    assert call_until_row(line, 6, copy_files, monkeypatch)[0] == 0
+    shutil.move(killed / "state", state)
+    shutil.rmtree(often)
+    shutil.move(killed, often)
+
+    code, errors = call(stream_command, line)
+    assert code == 0 and "goes on after" in errors
+    assert contents(often) == contents(once)
+    assert not list(tmp_path.glob(".state.*"))
+    before = snapshot(tmp_path)
+    assert call(stream_command, line) == (
+        0, f"{state}: {source} is narrated to its end; delete it to begin anew\n")
+    assert snapshot(tmp_path) == before
 
 
 class Half:
@@ -665,14 +667,15 @@ def narrate_live(count, *live_arguments, **live_options):
 
 def test_a_camera_goes_on(tmp_path):
     """It is saved after each narration. Numbers go on, and so does time, by the wall clock."""
-    first_run, before = narrate_live(6, tmp_path, at_every_frame())
-    time.sleep(1.2)
-    second_run, after = narrate_live(3, tmp_path, at_every_frame())
+    model = at_every_frame()
+    first_run, before = narrate_live(6, tmp_path, model)
+    time.sleep(0.4)
+    second_run, after = narrate_live(3, tmp_path, model)
     numbers = [row["n"] for row in rows_of(tmp_path / "jsonl")]
     assert numbers == list(range(9)) == [step.frame for step, _ in before + after]
     last_end = before[-1][1]["end"]
     assert after[0][1]["start"] == last_end
-    assert after[0][1]["end"] - last_end > 1.2
+    assert after[0][1]["end"] - last_end > 0.4
     passed = second_run.video.arrived - first_run.video.arrived     # by the monotonic clock
     assert abs(after[-1][1]["end"] - last_end - passed) < 0.1
     assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(9))
@@ -687,7 +690,8 @@ def no_repeats(monkeypatch):
 def test_a_killed_camera_loses_no_line(tmp_path, no_repeats):
     """Output written after the last save stays, except half a line; numbers go on after it."""
     names = "jsonl", "srt", "vtt", "trace", "state"
-    _, steps = live(tmp_path, at_every_frame(), names=names)
+    model = at_every_frame()
+    _, steps = live(tmp_path, model, names=names)
     list(islice(steps, 3))
     saved = (tmp_path / "s").read_bytes()
     list(islice(steps, 3))
@@ -706,7 +710,7 @@ def test_a_killed_camera_loses_no_line(tmp_path, no_repeats):
         (tmp_path / name).write_text(before[name] + half_line)
     (tmp_path / "s").write_bytes(saved)                 # as if killed before the next save
     for _ in range(2):
-        narrate_live(2, tmp_path, at_every_frame(), names=names)
+        narrate_live(2, tmp_path, model, names=names)
 
     for name, text in before.items():
         assert (tmp_path / name).read_text().startswith(text)
@@ -727,8 +731,9 @@ def test_a_killed_camera_loses_no_line(tmp_path, no_repeats):
 ])
 def test_a_camera_appends(tmp_path, no_repeats, names):
     """Also without --state, and after a damaged state was deleted, as its message says."""
+    model = at_every_frame()
     for _ in range(3):
-        narrate_live(2, tmp_path, at_every_frame(), names=names)
+        narrate_live(2, tmp_path, model, names=names)
         (tmp_path / "s").unlink(missing_ok=True)
     if "jsonl" in names:
         assert [row["n"] for row in rows_of(tmp_path / "jsonl")] == list(range(6))
