@@ -120,7 +120,7 @@ def test_perplexity_of_smollm2_in_int8(model, tmp_path):
             logits = llm(input_ids=ids).logits.float()
         perplexity[dtype] = F.cross_entropy(logits[0, :-1], ids[0, 1:]).exp().item()
     print({str(dtype): round(value, 3) for dtype, value in perplexity.items()})
-    assert perplexity[torch.float32] < 100
+    assert perplexity[torch.float32] < 150
     assert perplexity[torch.bfloat16] < 1.01 * perplexity[torch.float32]
     assert perplexity[torch.int8] < 1.2 * perplexity[torch.float32]
 

@@ -377,8 +377,8 @@ class Eyes:
         return [self.encode(pictures) for pictures in videos]
 
     def encode(self, pictures):
-        brightness = pictures.float().mean((1, 2, 3)) / 255                    # [T]
-        return brightness[:, None, None].expand(-1, 10, 32)                    # [T, 10, 32]
+        brightness = pictures.float().mean((1, 2, 3))                          # [T]
+        return brightness[:, None, None].expand(-1, 10, 32) / 255              # [T, 10, 32]
 
 
 def arguments(*words):
