@@ -2,7 +2,8 @@
 
 No test asks the hub for a model (offline, a name that is no folder fails at once, not after a minute), and Java, which
 takes seconds to start, is started once for all tests of METEOR. Where tests run side by side (pytest -n), each process
-has one thread. No test forks: a process with threads can hang in it.
+has one thread, and large files come first, so that no process ends long after the others. No test forks: a process with
+threads can hang in it.
 """
 import os
 import signal
@@ -35,6 +36,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: -item.path.stat().st_size)
     if not config.getoption("--slow"):
         for item in items:
             if "slow" in item.keywords:

@@ -24,7 +24,7 @@ from helpers import TOY
 from streams import speech
 from support.common.errors import command_line
 
-NONSENSE = ("nonsense", "-1", "")                # the types themselves are tested in test_common.py
+NONSENSE = ("-1", "")                            # the types themselves are tested in test_common.py
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
 COMMANDS = {
     "stream": (stream_command, "x.safetensors --device cpu"),

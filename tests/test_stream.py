@@ -99,8 +99,8 @@ def test_training_is_streaming(variant, tmp_path):
     """Of a narrator that was written and read again."""
     tiny(**VARIANTS[variant]).save(tmp_path)
     model = load_narrator(str(tmp_path))
-    # 8 narrations; 13 where ten are kept
-    frames = 40 if model.config.last_k == 10 else 24
+    # 6 narrations; 13 where ten are kept
+    frames = 40 if model.config.last_k == 10 else 18
     assert_same(model, *both_ways(model, frames))
 
 

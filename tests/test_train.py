@@ -450,11 +450,9 @@ def whole(tmp_path_factory):
     return folder
 
 
-def start_training(launcher, line, environment=None):
-    """A process that trains. Its launcher: the words before `train.py`."""
-    environment = environment or os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *launcher, *line], cwd=ROOT, stderr=subprocess.PIPE,
-                            text=True, env=environment)
+def start_training(line, environment):
+    return subprocess.Popen([sys.executable, *line], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+                            env=environment)
 
 
 def signal_when_saved(processes, folder, sent):
@@ -467,10 +465,10 @@ def signal_when_saved(processes, folder, sent):
 
 
 def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
-    """Two processes get kill -9 in the middle, and torchrun resumes with two. Losses and weights
-    are those of one process with twice the accumulation, which was never killed."""
+    """Two processes, as torchrun starts them, get kill -9 in the middle; two resume. Losses and
+    weights are those of one process with twice the accumulation, which was never killed."""
     line = arguments(whole / "root", tmp_path, "--save-every", 1)
-    processes = [start_training([], line, environment) for environment in two_ranks()]
+    processes = [start_training(line, environment) for environment in two_ranks()]
     signal_when_saved(processes, tmp_path, signal.SIGKILL)
     for process in processes:
         process.communicate()
@@ -478,10 +476,10 @@ def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
     done = len(losses(tmp_path))
     assert 1 <= done < 6
 
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    resumed = start_training(torchrun, [*line, "--resume"])
-    _, errors = resumed.communicate()
-    assert resumed.returncode == 0, errors[-2000:]
+    processes = [start_training([*line, "--resume"], environment) for environment in two_ranks()]
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-2000:]
     log = read_jsonl(tmp_path / "narrator-log.jsonl")
     expected = read_jsonl(whole / "out" / "narrator-log.jsonl")
     assert [row["step"] for row in log] == list(range(6))
@@ -498,7 +496,7 @@ def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
 def test_sigterm_exits_with_130(whole, tmp_path):
     """By which schedulers end a job: as Ctrl-C does, in one line, with a state."""
     line = arguments(whole / "root", tmp_path / "out", "--save-every", 1, "--epochs", 1000)
-    process = start_training([], line)
+    process = start_training(line, os.environ | {"OMP_NUM_THREADS": "1"})
     signal_when_saved([process], tmp_path / "out", signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -186,7 +186,7 @@ def test_merged_weights_are_held_once():
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"last_k": 2}, ONLINE, {"readout": "cls"}, {"last_k": 0, "narration_memory": 4},
+    {"last_k": 2}, ONLINE, {"readout": "cls"}, {"last_k": 0, "narration_memory": 4},
     {"grid": 0},
 ])
 def test_lookahead_changes_nothing(changes):

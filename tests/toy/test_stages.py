@@ -109,7 +109,7 @@ def test_remember_where_nothing_is_hidden(tmp_path):
     assert losses_of(tmp_path / "remember-log.jsonl") == [0]
 
 
-@pytest.mark.parametrize("M", [1, 5, 10, 15])
+@pytest.mark.parametrize("M", [1, 15])
 def test_remember_learns(tmp_path, M):
     torch.manual_seed(0)
     videos = [scene(seed, 64) for seed in range(8)]
@@ -131,7 +131,7 @@ def test_remember_learns(tmp_path, M):
     {"narration_memory": 3, "last_k": 0},
     {"grid": 0},
 ])
-@pytest.mark.parametrize("at", [(0,), (0, 1), (0, 2, 3)])
+@pytest.mark.parametrize("at", [(0,), (0, 2, 3)])
 def test_several_sequences_at_once_are_each_alone(settings, at):
     """short_loss is the sum of Narrator.loss of each sequence: value and gradients."""
     model = tiny(**settings)
