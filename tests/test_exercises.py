@@ -1,5 +1,5 @@
-"""EXERCISES.md keeps its promises: each change is made in a copy, and the named tests are run there.
-With --slow, the kitchen is narrated, too."""
+"""EXERCISES.md keeps its promises. With --slow, each change is made in a copy, the kitchen is narrated
+and the named tests are run there."""
 import json
 import re
 import shutil
@@ -120,17 +120,13 @@ def copy_to(folder):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, request):
+def results(tmp_path_factory):
     """What came of each section's change. The first is without a change."""
     folder = tmp_path_factory.mktemp("exercises")
-    with_kitchen = request.config.getoption("--slow")
-    x = torch.zeros(0)
-    if with_kitchen:
-        narrator = Narrator.load(str(TOY))
-        video = str(ROOT / "toy" / "kitchen.mp4")
-        frames, _, _ = open_frames(video, narrator.config, narrator.vision_encoder(), 4)
-        x = torch.stack(list(frames))
-    torch.save(x, folder / "kitchen.pt")
+    narrator = Narrator.load(str(TOY))
+    video = str(ROOT / "toy" / "kitchen.mp4")
+    frames, _, _ = open_frames(video, narrator.config, narrator.vision_encoder(), 4)
+    torch.save(torch.stack(list(frames)), folder / "kitchen.pt")
 
     jobs = []                                  # (folder, is the kitchen narrated?, tests)
     for number, section in enumerate(["", *SECTIONS]):
@@ -141,7 +137,7 @@ def results(tmp_path_factory, request):
             apply(section, copy)
             passing, failing = promised(section)
             tests = [f"tests/{name}" for name in passing + failing]
-        narrates = with_kitchen and "The kitchen stays" not in section
+        narrates = "The kitchen stays" not in section
         jobs.append((str(number), narrates, tests))
     run = subprocess.run([sys.executable, "-c", RUN, json.dumps(jobs)], cwd=folder,
                          capture_output=True, text=True)
@@ -197,6 +193,7 @@ def test_the_kitchen_is_as_promised(results, number):
         assert measured == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, len(SECTIONS) + 1))
 def test_tests_fail_and_pass_as_promised(results, number):
     """A name without [...] stands for all of its cases: if they are to fail, each does."""
@@ -208,6 +205,18 @@ def test_tests_fail_and_pass_as_promised(results, number):
             cases = [case for case in outcomes if name in (case, case.partition("[")[0])]
             assert cases, name
             assert {outcomes[case] for case in cases} == {expected}, name
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=range(1, len(SECTIONS) + 1))
+def test_changes_can_be_made(section, tmp_path):
+    """The old lines of each change are in its file, once; its new lines are Python."""
+    file = re.search(r"`([\w/]+\.py)`", section)[1]
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / file, tmp_path / file)
+    apply(section, tmp_path)
+    source = (tmp_path / file).read_text(encoding="utf-8")
+    assert source != (ROOT / file).read_text(encoding="utf-8")
+    compile(source, file, "exec")
 
 
 def test_named_tests_exist():

@@ -289,6 +289,7 @@ def test_the_stand_in_learns_only_what_hands_do():
 
 # ------------------------------------------------------------------ the toy's training
 
+@pytest.mark.slow
 def test_the_toy_is_trained_evaluated_and_moved(tmp_path, monkeypatch):
     """--width-second: the stage egocentric, then all others with features of both; evaluate.py sees
     the same."""

@@ -291,8 +291,6 @@ def together(model, sources, width, lookahead=1):
 
 @pytest.mark.parametrize("shares_keys, lookahead, changes", [
     (False, 1, {"last_k": 2}),
-    (False, 4, {"last_k": 2}),
-    (True, 1, {"last_k": 2}),
     (True, 4, {"last_k": 0, "narration_memory": 4}),
     (False, 4, {"grid": 0}),
 ])

@@ -95,7 +95,6 @@ MOD = {"memory": "none", "prune": False, "mod_keep": 0.4}
 
 
 @pytest.mark.parametrize("fast, lookahead, changes", [
-    (True, 1, {}),
     (True, 4, {"last_k": 2}),
     (False, 4, {"readout": "cls", "keep_newline": True, "last_k": 1}),
     (True, 4, {"memory": "recent", "memory_tokens": 20}),
