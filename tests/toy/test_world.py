@@ -3,6 +3,7 @@ import collections
 import hashlib
 import itertools
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,10 +12,17 @@ from support.common.errors import BadData
 from toy import world
 from toy.world import COLOUR, DOOR, HAND, HELD, LABELS, OTHER, PLACES, SIZES, TYPE, Kitchen
 
-VIDEOS = [Kitchen(seed) for seed in range(200)]
-VIDEOS_OF = {}                                 # {name of a world: videos}
-for world_name, variant in world.WORLDS.items():
-    VIDEOS_OF[world_name] = [Kitchen(seed, 12, variant) for seed in range(50)]
+
+@cache
+def videos_of(name: str) -> list[Kitchen]:
+    """50 videos of a world."""
+    return [Kitchen(seed, 12, world.WORLDS[name]) for seed in range(50)]
+
+
+@cache
+def plain_videos() -> list[Kitchen]:
+    """200 videos of the plain world."""
+    return [Kitchen(seed) for seed in range(200)]
 
 
 def frames_of(video: Kitchen) -> list[int]:
@@ -88,7 +96,7 @@ def test_frames_and_labels_have_their_shapes():
 
 
 def test_labels_are_consistent():
-    labels = np.concatenate([video.labels() for video in VIDEOS])              # [T, 9, A]
+    labels = np.concatenate([video.labels() for video in plain_videos()])              # [T, 9, A]
     for label, classes in enumerate(SIZES):
         assert set(np.unique(labels[..., label])) == set(range(classes))
     assert np.array_equal(labels[..., TYPE] > 0, labels[..., COLOUR] > 0)
@@ -112,7 +120,7 @@ def test_the_picture_shows_what_the_labels_say():
     """A pixel in the middle of a bowl has the bowl's colour."""
     bowl = 1 + world.TYPES.index("bowl")
     hues = [np.array(rgb) / np.linalg.norm(rgb) for rgb in world.RGB]
-    for video in VIDEOS[:20]:
+    for video in plain_videos()[:20]:
         cells = video.labels()[0]
         picture = video.render(0)
         for place in np.flatnonzero(cells[:, TYPE] == bowl):
@@ -122,7 +130,7 @@ def test_the_picture_shows_what_the_labels_say():
 
 
 def test_segments_end_where_they_are_annotated():
-    for video in VIDEOS:
+    for video in plain_videos():
         frames = frames_of(video)
         assert video.narrations[0] == world.Annotation(0, world.OPENING)
         assert frames[-1] == len(video) - 1
@@ -139,7 +147,7 @@ def test_ends_are_ambiguous():
     """
     offsets = collections.Counter()            # {frames from the nominal end: narrations}
     pauses = 0
-    for video in VIDEOS:
+    for video in plain_videos():
         pose = video.labels()[..., HAND].max(1)
         lifted = pose == world.LIFT
         acting = pose == world.ACT
@@ -157,7 +165,7 @@ def test_only_who_fills_comes_with_something():
     It still holds the thing when a door opens on an empty container: so a fill is not a check.
     """
     fills = {f"You fill the {name}." for name in world.CONTAINERS}
-    for video in VIDEOS:
+    for video in plain_videos():
         labels = video.labels()
         open_on_nothing = (labels[..., DOOR] == world.OPEN) & (labels[..., TYPE] == 0)
         assert (labels[open_on_nothing][:, HELD] == world.YOURS).all()
@@ -199,7 +207,7 @@ def brought_since(video: Kitchen, places: list[int], m: int, n: int) -> bool:
 def test_memory_narrations_need_memory(name):
     """The thing was seen there before the previous segment began, and no narration named it."""
     delays = []
-    for video in VIDEOS if name == "plain" else VIDEOS_OF[name]:
+    for video in plain_videos() if name == "plain" else videos_of(name):
         labels = video.labels()
         narrations = video.narrations
         places = acted_at(video)
@@ -220,7 +228,7 @@ def test_memory_narrations_need_memory(name):
 
 
 def test_memory_words_are_in_the_text():
-    for video in VIDEOS:
+    for video in plain_videos():
         for narration in video.narrations:
             verb = narration.text.split()[1]
             assert bool(narration.memory_words) == (verb in ("tap", "wipe"))
@@ -229,13 +237,13 @@ def test_memory_words_are_in_the_text():
 
 def test_frequencies():
     verbs = collections.Counter(
-        narration.text.split()[1] for video in VIDEOS for narration in video.narrations[1:])
+        narration.text.split()[1] for video in plain_videos() for narration in video.narrations[1:])
     share = shares(verbs)
     assert 0.4 < share["tap"] + share["wipe"] < 0.6
     assert 0.7 < share["tap"] / share["wipe"] < 1.4
     assert 0.2 < share["wash"] + share["heat"] + share["shake"] + share["polish"] < 0.35
     assert all(0.04 < share[verb] < 0.12 for verb in ("check", "fill", "clear"))
-    assert np.mean([video.labels()[..., OTHER].any() for video in VIDEOS]) > 0.6
+    assert np.mean([video.labels()[..., OTHER].any() for video in plain_videos()]) > 0.6
 
 
 @pytest.mark.parametrize("arguments", [(-1,), (0, 0), (0, -3)])
@@ -254,7 +262,7 @@ def test_there_is_no_frame_after_the_last():
 def test_vocabulary_is_small_and_shared():
     texts = list(itertools.islice(world.documents(0), 2000))
     written = words_of(texts)
-    assert words_of(narrated(VIDEOS)) <= written
+    assert words_of(narrated(plain_videos())) <= written
     assert len(written) <= 60
     for text in texts:
         assert 3 <= len(text.splitlines()) <= 10
@@ -347,7 +355,7 @@ def kind_of(video: Kitchen, frames: np.ndarray) -> str:
 
 def test_in_idle_time_nothing_is_narrated():
     """No segment ends in an idle frame: the target of all of them is [SKIP]."""
-    for video in VIDEOS_OF["idle"]:
+    for video in videos_of("idle"):
         frames = frames_of(video)
         assert not video.idle()[frames].any()
         assert len(stretches(video)) == 1
@@ -356,7 +364,7 @@ def test_in_idle_time_nothing_is_narrated():
 def test_kinds_of_idle_time():
     lengths = []
     kinds = set()
-    for video in VIDEOS_OF["idle"]:
+    for video in videos_of("idle"):
         stretch, = stretches(video)
         lengths.append(len(stretch))
         kind = kind_of(video, stretch)
@@ -391,7 +399,7 @@ def test_a_covered_camera_sees_nothing():
 @pytest.mark.parametrize("name, kind", [("still", "still"), ("night", "dark")])
 def test_idle_time_is_put_into_the_same_video(name, kind):
     """Without the other cook, what happens is what happens in the plain video, later."""
-    for plain, video in zip(VIDEOS, VIDEOS_OF[name]):
+    for plain, video in zip(plain_videos(), videos_of(name)):
         assert narrated([video]) == narrated([plain])
         stretch, = stretches(video)
         assert len(stretch) == 240 == len(video) - len(plain)
@@ -403,7 +411,7 @@ def test_idle_time_is_put_into_the_same_video(name, kind):
 
 def test_the_other_cook_works_in_idle_time():
     videos_with_work = 0
-    for video in VIDEOS_OF["idle"]:
+    for video in videos_of("idle"):
         labels = video.labels()
         glove = labels[..., OTHER] > 0
         cooking = glove.any(1) & video.idle()
@@ -417,12 +425,12 @@ def test_a_share_of_the_videos_has_idle_time():
     half = world.find_world("plain", 0.5)
     videos = [Kitchen(seed, 12, half) for seed in range(200)]
     assert 0.4 < np.mean([video.idle().any() for video in videos]) < 0.6
-    for plain, video in zip(VIDEOS, videos):
+    for plain, video in zip(plain_videos(), videos):
         if not video.idle().any():             # the same as the plain video
             assert video.narrations == plain.narrations
             assert np.array_equal(video.labels(), plain.labels())
     # Training does not get much slower.
-    assert sum(map(len, videos)) < 1.4 * sum(map(len, VIDEOS))
+    assert sum(map(len, videos)) < 1.4 * sum(map(len, plain_videos()))
 
 
 # ------------------------------------------------------------- other worlds
@@ -441,7 +449,7 @@ def test_hard_ends_are_hard():
     offsets = collections.Counter()            # {frames from the nominal end: narrations}
     false_ends = 0
     true_ends = 0
-    for video in VIDEOS_OF["hard"]:
+    for video in videos_of("hard"):
         pose = video.labels()[..., HAND].max(1)
         lifted = pose == world.LIFT
         frames = frames_of(video)
@@ -459,14 +467,14 @@ def test_hard_ends_are_hard():
 def test_the_second_kitchen_has_other_words():
     """Other colours and verbs; the same things and furniture."""
     second = world.WORLDS["second"]
-    words = words_of(narrated(VIDEOS_OF["second"]))
-    assert words & words_of(narrated(VIDEOS)) == {*world.TYPES, *PLACES, "You", "the"}
+    words = words_of(narrated(videos_of("second")))
+    assert words & words_of(narrated(plain_videos())) == {*world.TYPES, *PLACES, "You", "the"}
     assert words >= set(second.colours)
     assert not set(second.rgb) & set(world.RGB)
     written = words_of(itertools.islice(world.documents(0, second), 500))
     assert words <= written
     assert not written & set(world.COLOURS)
-    for video in VIDEOS_OF["second"]:
+    for video in videos_of("second"):
         for narration in video.narrations:
             if narration.memory_words:
                 assert narration.memory_words[0] in second.colours
@@ -475,17 +483,17 @@ def test_the_second_kitchen_has_other_words():
 
 def test_the_second_kitchen_has_furniture_elsewhere_and_longer_segments():
     doors = [name in world.CONTAINERS for name in world.WORLDS["second"].places]
-    for video in VIDEOS_OF["second"]:
+    for video in videos_of("second"):
         assert ((video.labels()[..., DOOR] > 0) == doors).all()
-    plain = np.mean([frames_of(video)[-1] for video in VIDEOS_OF["plain"]])
-    second = np.mean([frames_of(video)[-1] for video in VIDEOS_OF["second"]])
+    plain = np.mean([frames_of(video)[-1] for video in videos_of("plain")])
+    second = np.mean([frames_of(video)[-1] for video in videos_of("second")])
     assert second > 1.25 * plain
 
 
 def test_it_gets_dark():
     """Only the light differs from the plain video: at its darkest the picture is almost black."""
     lights = []
-    for plain, video in zip(VIDEOS, VIDEOS_OF["dark"]):
+    for plain, video in zip(plain_videos(), videos_of("dark")):
         assert video.narrations == plain.narrations
         assert np.array_equal(video.labels(), plain.labels())
         lights_of_video = [video.light(frame) for frame in range(len(video))]
@@ -500,7 +508,7 @@ def test_it_gets_dark():
 
 
 def test_clutter_is_seen_but_never_used():
-    for plain, video in zip(VIDEOS, VIDEOS_OF["clutter"][:10]):
+    for plain, video in zip(plain_videos(), videos_of("clutter")[:10]):
         assert video.narrations == plain.narrations
         assert np.array_equal(video.labels(), plain.labels())
         difference = np.abs(video.render(0).astype(int) - plain.render(0).astype(int))
@@ -516,7 +524,7 @@ def test_clutter_is_seen_but_never_used():
 
 def test_how_much_clutter_there_is():
     cluttered = []
-    for video in VIDEOS_OF["clutter"]:
+    for video in videos_of("clutter"):
         for name, thing in zip(PLACES, video.clutter):
             if name not in world.CONTAINERS:
                 cluttered.append(thing is not None)
