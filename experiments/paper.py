@@ -23,6 +23,7 @@ from typing import NamedTuple
 RECIPES = {
     1: "stages look and recall list what is shown in random order (before commit 96122e3)",
     2: "they list it in the order of the places",
+    3: "in the order of the places in the first half of look, then in random order",
 }
 RECIPE = max(RECIPES)
 

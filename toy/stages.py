@@ -421,16 +421,17 @@ def last_seen(labels: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------- look, recall
 
-def inventory(labels: Tensor, variant: world.World = world.WORLDS["plain"]) -> str:
-    """labels [9, 2] -> ' the shelf: red cup\\nthe drawer: green bowl', in the order of the places.
-
-    In random order nobody could tell which comes next, and it depended on the seed whether stage
-    look learned to see.
+def inventory(labels: Tensor, variant: world.World = world.WORLDS["plain"],
+              chance: random.Random | None = None) -> str:
+    """labels [9, 2] -> ' the shelf: red cup\\nthe drawer: green bowl', in the order of the places;
+    with `chance`, in random order.
     """
     lines = []
     for place, (kind, colour) in zip(variant.places, labels.tolist()):
         if kind:
             lines.append(f"the {place}: {' '.join(variant.words(kind, colour))}")
+    if chance:
+        chance.shuffle(lines)
     return " " + "\n".join(lines)
 
 
@@ -501,6 +502,11 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
               last, at each place
 
     A frame that shows no thing (in the dark) is never listed.
+
+    In the first half of stage look, lists have the order of the places, so that nothing has to be
+    guessed: from random orders alone, it depended on the seed whether a narrator learned to see.
+    All later lists have a random order. Otherwise entry n could be read off token n, without
+    looking for the token of the place that is named, and narrations would hardly use the memory.
     """
     narrator.train()
     encode = narrator.layout.encode
@@ -514,10 +520,12 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
             # Neither the first nor the last frame: stage recall needs one before and one after.
             with_things = video.labels[1:-1].flatten(1).any(1).nonzero().flatten()
             t = 1 + chance.choice(with_things.tolist())
-            lists = [(0, encode(inventory(video.labels[t], video.variant)))]
+            in_order = stage == "look" and step < steps // 2
+            order = None if in_order else chance
+            lists = [(0, encode(inventory(video.labels[t], video.variant, order)))]
             if stage == "recall":
                 known = last_seen(video.labels[:t + 2])[-1]
-                lists.append((1, encode(inventory(known, video.variant))))
+                lists.append((1, encode(inventory(known, video.variant, order))))
             x.append(video.x[:t + len(lists)])
             starts.append(t)
             narrations.append(lists)

@@ -1,5 +1,6 @@
 """The toy's own stages (toy/stages.py): what they learn from, and that they learn."""
 import json
+import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -72,7 +73,12 @@ def test_inventory():
     labels = torch.zeros(9, 2, dtype=torch.long)
     labels[0] = torch.tensor([1, 1])
     labels[6] = torch.tensor([2, 2])
-    assert stages.inventory(labels) == " the shelf: red cup\nthe drawer: green bowl"
+    in_order = " the shelf: red cup\nthe drawer: green bowl"
+    assert stages.inventory(labels) == in_order
+    chance = random.Random(0)
+    plain = world.WORLDS["plain"]
+    lists = {stages.inventory(labels, plain, chance) for _ in range(20)}
+    assert lists == {in_order, " the drawer: green bowl\nthe shelf: red cup"}
 
 
 def test_inventory_of_the_second_kitchen():
@@ -204,6 +210,24 @@ def test_stages_of_one_token(tmp_path):
         if not torch.equal(parameter, before[name]):
             changed.add(name.split(".")[2])
     assert changed >= {"connector", "clustering", "narration_memory", "lm_head"}
+
+
+def test_lists_are_in_order_only_at_first(tmp_path, monkeypatch):
+    """In the first half of stage look; else entry n could be read off token n."""
+    in_order = []
+    inventory = stages.inventory
+
+    def recorded(labels, variant, chance):
+        in_order.append(chance is None)
+        return inventory(labels, variant, chance)
+
+    monkeypatch.setattr(stages, "inventory", recorded)
+    fit = fit_in(tmp_path)
+    stages.inventories(fit, "look", tiny(), [scene(0, 32)], 4, 1e-3, 0, batch=1)
+    assert in_order == [True, True, False, False]
+    in_order.clear()
+    stages.inventories(fit, "recall", tiny(), [scene(0, 32)], 2, 1e-3, 0, batch=1)
+    assert in_order == [False] * 4             # two lists a step
 
 
 def test_what_is_dark_is_not_listed(tmp_path, monkeypatch):
