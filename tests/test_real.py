@@ -20,7 +20,7 @@ import narrator as nar
 import stream
 from commands import data as data_command, stream as stream_command
 from helpers import ROOT, TOY, record_plain, video
-from support.engine import checkpoint
+from support.engine import checkpoint, int8
 from support.files.video import Video
 
 
@@ -105,8 +105,7 @@ def test_lora_learns_with_smollm2(model):
 @needs_smol
 @pytest.mark.slow
 def test_perplexity_of_smollm2_in_int8(model, tmp_path):
-    """Of 512 tokens of English prose. In int8 it grows; by a seventh where inputs have 7 bits
-    (support/engine/int8.py)."""
+    """Of 512 tokens of English prose. Inputs in two parts lose next to nothing."""
     for name, p in model.trainable().items():
         if "lora_B" in name:                   # without LoRA, this is SmolLM2
             p.data.zero_()
@@ -122,7 +121,8 @@ def test_perplexity_of_smollm2_in_int8(model, tmp_path):
     print({str(dtype): round(value, 3) for dtype, value in perplexity.items()})
     assert perplexity[torch.float32] < 150
     assert perplexity[torch.bfloat16] < 1.01 * perplexity[torch.float32]
-    assert perplexity[torch.int8] < 1.2 * perplexity[torch.float32]
+    most = 1.01 if int8.TWO_PARTS else 1.2
+    assert perplexity[torch.int8] < most * perplexity[torch.float32]
 
 
 # ------------------------------------------------------------------ DINOv2 ViT-S/14

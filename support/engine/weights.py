@@ -64,7 +64,8 @@ class WeightFiles:
 
 
     @torch.no_grad()
-    def place_int8(self, model: nn.Module, part: nn.Module, device: str) -> None:
+    def place_int8(self, model: nn.Module, part: nn.Module, device: str,
+                   two_parts: bool = False) -> None:
         """The same, with linear layers in int8, on a device; what they take and give is fp32 on a
         processor. `keep_embedding` has read the table of words.
         """
@@ -76,7 +77,7 @@ class WeightFiles:
             if type(module) in (nn.Linear, Linear):
                 blocks = self.read(f"{name}.weight", module.weight.data).split(ROWS)
                 parent, _, child = name.rpartition(".")
-                layer = Int8Linear(module, blocks, device, dtype)
+                layer = Int8Linear(module, blocks, device, dtype, two_parts)
                 setattr(model.get_submodule(parent), child, layer)
                 continue
             for own, parameter in module.named_parameters(recurse=False):

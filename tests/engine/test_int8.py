@@ -44,10 +44,27 @@ def test_a_large_row_does_not_blur_the_others():
     assert (y[2] == 0).all()
 
 
-def test_no_sum_overflows():
+@pytest.mark.skipif(not int8.TWO_PARTS, reason="the products are not of 7 bits")
+@pytest.mark.parametrize("shape", [(5, 256), (2, 3, 256), (256,)])
+def test_inputs_in_two_parts(shape):
+    """They are exact to 1 / (2 * 63 * 126) of the largest number of a row: weights alone lose."""
+    torch.manual_seed(0)
+    weight = torch.randn(64, 256)
+    scale = int8.largest(weight) / 127
+    rounded = (weight / scale).round() * scale
+    x = torch.randn(shape)
+    y = int8.into_int8([weight], "cpu", two_parts=True).product(x, None)
+    exact = F.linear(x, rounded)
+    assert y.shape == exact.shape
+    furthest = x.abs().max() / (2 * 63 * 126) * rounded.abs().sum(1).max()
+    assert (y - exact).abs().max() <= furthest + 1e-4
+
+
+@pytest.mark.parametrize("two_parts", [False, int8.TWO_PARTS])
+def test_no_sum_overflows(two_parts):
     """Numbers of one sign, the largest there are: their sums need the most bits."""
     ones = torch.ones(16, 512)
-    y = int8.into_int8([ones], "cpu").product(ones, None)
+    y = int8.into_int8([ones], "cpu", two_parts).product(ones, None)
     assert (y - 512).abs().max() < 512 * 0.02
 
 
