@@ -155,12 +155,14 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
         "narrations": len(texts),
         "predicted": sum(len(predictions[name]) for name in rows),
     }
+    result |= corpus
+    result.setdefault("meteor", None)
+    if any(sentence.memory_words for sentence, _ in all_pairs):
+        result |= recall_of_words(all_pairs)
     measures = list(next(iter(rows.values())))
     for measure in measures:
         values = [row[measure] for row in rows.values() if row[measure] is not None]
         result[measure] = average(values)
-    result["meteor"] = None
-    result |= corpus
 
     begin = 0
     for name, pairs in pairs_of.items():
@@ -168,12 +170,9 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
         rows[name]["narrations"] = len(pairs)
         for score, values in per_pair.items():
             rows[name][score] = average(values[begin:end])
-        begin = end
-
-    if any(sentence.memory_words for sentence, _ in all_pairs):
-        result |= recall_of_words(all_pairs)
-        for name, pairs in pairs_of.items():
+        if "memory_words" in result:
             rows[name] |= recall_of_words(pairs)
+        begin = end
     return result, rows
 
 

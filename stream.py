@@ -270,7 +270,7 @@ def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Nar
 
 @torch.no_grad()
 def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
-            forced: dict[int, list[int]] | None = None,
+            forced: dict[int, list[int] | None] | None = None,
             context: Context | None = None) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there
     is one.
@@ -280,7 +280,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
 
     static      one threshold, theta
     forced      narrations (frame -> ids) that are fed instead of the model's own, the first at
-                frame 0
+                frame 0; where ids are None, the model writes
     context     how to stream (streams/), and from which frame on; default: a new plain Context
     """
     if forced is not None and 0 not in forced:

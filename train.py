@@ -42,6 +42,7 @@ from torch import Tensor, nn
 
 import data
 import narrator as nar
+import stream
 from baselines import variants
 from support.common.devices import device_and_dtype, rank
 from support.common.errors import BadData
@@ -49,6 +50,7 @@ from support.common.iterate import prefetch
 from support.common.options import (
     dataset, in_range, kept_narrations, positive_float, positive_int, probability, non_negative_int,
 )
+from support.common.progress import say
 from support.engine import checkpoint
 from support.engine.training import Run, portable_path, order, sum_gradients, summed
 from support.files import own_videos
@@ -101,7 +103,7 @@ class Options:
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
     batch: int = option(64, "videos per step, by gradient accumulation", positive_int)
     epochs: float = option(2.0,
-        "passes through the videos",
+        "passes through the videos (own videos: 10, or more where the words are new)",
         in_range(float, 1e-9, 1e6, "above 0, up to a million"),
     )
     lora_rank: int = option(128, "rank of the LoRA matrices", positive_int)
@@ -287,8 +289,8 @@ class Example:
 
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options,
                    held_out: Sequence[Example] = ()):
-    """Train LoRA, connector and memory on the examples; log the loss on held-out ones after each
-    epoch.
+    """Train LoRA, connector and memory on the examples. After each epoch, log the loss on held-out
+    ones, and show a narration of one of them.
     """
     process, processes = rank()
     narrator.train()
@@ -296,6 +298,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
     steps_per_epoch = max(1, round(len(examples) / options.batch))
+    # After each epoch; if there are many, ten times.
+    steps_to_validation = steps_per_epoch * max(1, round(options.epochs / 10))
     coming = None                               # this process's examples, from the present step on
 
     def examples_from(step: int) -> Iterator[tuple[Example, list[Example], int]]:
@@ -327,24 +331,51 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
             tokens += example.x[..., 0].numel() + learned
         return total, tokens
 
-    @torch.no_grad()
     def validate(step: int) -> dict:
-        ends_epoch = (step + 1) % steps_per_epoch == 0 or step + 1 == steps
-        if not len(held_out) or not ends_epoch:
+        steps_done = step + 1
+        is_due = steps_done % steps_to_validation == 0 or steps_done == steps
+        if not len(held_out) or not is_due:
             return {}
-        narrator.eval()
-        loss = 0
-        learned = 0
-        for example in prefetch((held_out[i] for i in range(process, len(held_out), processes)), 1):
-            loss_of_video, learned_of_video = narrator.loss(example.x, example.narrations)
-            loss += loss_of_video.item()
-            learned += learned_of_video
-        narrator.train()
-        loss, learned = summed(loss, learned)
-        return {"val_loss": loss / learned}
+        if process == 0:
+            narrate_one(narrator, held_out, steps_done)
+        return {"val_loss": mean_loss(narrator, held_out)}
 
     fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
     narrator.eval()
+
+
+@torch.no_grad()
+def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
+    """The mean loss of all learned tokens, without dropout. Each process computes a part of it."""
+    process, processes = rank()
+    narrator.eval()
+    loss = 0
+    learned = 0
+    for example in prefetch((examples[i] for i in range(process, len(examples), processes)), 1):
+        loss_of_video, learned_of_video = narrator.loss(example.x, example.narrations)
+        loss += loss_of_video.item()
+        learned += learned_of_video
+    narrator.train()
+    loss, learned = summed(loss, learned)
+    return loss / learned
+
+
+@torch.no_grad()
+def narrate_one(narrator: nar.Narrator, videos: Sequence[Example], step: int):
+    """Print a random narration of the videos: as the narrator writes it where all before it are
+    given, and the true one.
+    """
+    chance = random.Random(step)
+    video = videos[chance.randrange(len(videos))]
+    number = chance.randrange(len(video.narrations))
+    frame, true = video.narrations[number]
+    given = dict(video.narrations[:number]) | {frame: None}     # None: the narrator writes it
+    context = variants.new_context(narrator)
+    narrator.eval()
+    *_, last = stream.narrate(narrator, video.x[:frame + 1], forced=given, context=context)
+    narrator.train()
+    say(f"after {step} steps: {last.narration.text!r}, where the truth is "
+        f"{narrator.layout.decode(true)!r}")
 
 
 def earlier_videos(count: int, chance: random.Random) -> tuple[list[int], int]:
@@ -407,6 +438,19 @@ def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example])
         narrator.initialise(torch.cat([examples[i].x[:128].clone() for i in videos]))
     if options.no_remember:
         narrator.memory.reset_parameters()
+
+
+def choose_length(narrator: nar.Narrator, examples: Sequence[Example], options: Options):
+    """Set epochs and learning rate for own videos, unless they are given."""
+    first = [examples[i] for i in range(min(8, len(examples)))]
+    loss = mean_loss(narrator, first)
+    width = narrator.llm.config.hidden_size
+    chosen = own_videos.length_of_training(loss, len(examples), options.batch, width)
+    for name in chosen.keys() - options.given:
+        setattr(options, name, chosen[name])
+    if rank()[0] == 0:
+        say(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning rate "
+            f"{options.lr:.2g}")
 
 
 def check_features(config: nar.Config, J: int, width: int, fps: float):
@@ -481,6 +525,8 @@ def train_annotated(options: Options):
     if processes > 1:                                           # all start from the same weights
         for p in narrator.trainable().values():
             dist.broadcast(p.data, 0)
+    if options.data not in data.DATASETS:
+        choose_length(narrator, examples, options)
     train_narrator(narrator, examples, options, Annotated(held_out, narrator.layout))
     if process == 0:
         save(narrator, options)

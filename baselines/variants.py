@@ -6,8 +6,9 @@ from torch import nn
 
 from baselines.lionfs import LionNarrator
 from baselines.mod import RoutedNarrator
-from baselines.narration_memory import HistoryNarrator
+from baselines.narration_memory import HistoryContext, HistoryNarrator
 from narrator import Config, Narrator
+from stream import Context
 from support.engine import checkpoint
 
 
@@ -24,6 +25,13 @@ def narrator_class(config: Config) -> type[Narrator]:
 def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
     """A narrator with random weights on a language model."""
     return narrator_class(config)(llm, tokenizer, config)
+
+
+def new_context(narrator: Narrator) -> Context:
+    """What a narrator knows of a stream that begins, without the fast paths of streams/."""
+    if isinstance(narrator, HistoryNarrator):
+        return HistoryContext(narrator)
+    return Context(narrator)
 
 
 def load_narrator(source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,

@@ -2,6 +2,7 @@
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -74,10 +75,29 @@ def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]
               file=sys.stderr)
     if result["meteor"] is None:
         print(f"METEOR is not computed: {java_problem}", file=sys.stderr)
+    warn_of_repetition(predictions)
     if args.json:
         print(json.dumps(result))
     if args.per_video:
         write_json(args.per_video, each)
+
+
+def warn_of_repetition(predictions: dict[str, list[Sentence]]) -> None:
+    """Say so if sentences repeat words again and again, as of a narrator that knows when to
+    narrate, but not what: segments alone can have good scores.
+    """
+    texts = [sentence.text for sentences in predictions.values() for sentence in sentences]
+    repeat = sum(repeats_words(text) for text in texts)
+    if repeat > 0.1 * len(texts):
+        print(f"{repeat} of {len(texts)} sentences repeat words again and again: the narrator has "
+              "not learned to write; train it longer (train.py --epochs), or on more videos",
+              file=sys.stderr)
+
+
+def repeats_words(text: str) -> bool:
+    """Whether a sentence of at least three words has less than half as many different ones."""
+    words = text.lower().rstrip(".").split()
+    return len(words) >= 3 and len(set(words)) < len(words) / 2
 
 
 # ---------------------------------------------------------------------- narrator and data set

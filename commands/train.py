@@ -81,7 +81,18 @@ def train(options: Options):
     else:
         train_annotated(options)
     minutes = (time.perf_counter() - began) / 60
-    print(f"done in {minutes:.1f} minutes: {options.output}", file=sys.stderr)
+    print(f"done in {minutes:.1f} minutes: {options.output}; next: {next_command(options)}",
+          file=sys.stderr)
+
+
+def next_command(options: Options) -> str:
+    """What measures a narrator that has been trained."""
+    words = ["python", "evaluate.py", "stream", "--data", options.data]
+    if options.root:
+        words += ["--root", options.root]
+    if options.data == "toy" and options.world != "plain":
+        words += ["--world", options.world]
+    return " ".join([*words, "--model", options.output])
 
 
 def main():

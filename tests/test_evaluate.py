@@ -314,6 +314,33 @@ def test_score_without_java(tmp_path):
     assert "Java" in command("score", "--pred", pred, "--gt", gt, "--ptb", ok=False)
 
 
+@pytest.mark.parametrize("text, repeats", [
+    ("You You You", True),
+    ("You hold the pan the pan.", False),
+    ("You hold the hold the hold the hold the.", True),
+    ("You put the pan on the plate.", False),
+    ("the the", False),
+    ("", False),
+])
+def test_sentences_that_repeat_words(text, repeats):
+    assert evaluate_command.repeats_words(text) == repeats
+
+
+def test_a_narrator_that_repeats_words_is_warned_of(capsys):
+    sentences = [Sentence(1.0, "You You You"), *[Sentence(2.0, "You wait.")] * 8]
+    evaluate_command.warn_of_repetition({"a": sentences})
+    assert capsys.readouterr().err.startswith("1 of 9 sentences repeat words ")
+    evaluate_command.warn_of_repetition({"a": [*sentences, Sentence(3.0, "You go.")], "b": []})
+    assert not capsys.readouterr().err
+
+
+def test_captions_stand_before_segments():
+    truth = {"a": Truth([[Sentence(1.0, "You wait."), Sentence(2.0, "You go.", ("go",))]])}
+    result, _ = evaluate.evaluate(truth, {"a": [Sentence(1.0, "You wait.")]})
+    order = list(result)
+    assert order.index("cider") < order.index("meteor") < order.index("exact") < order.index("f1")
+
+
 def test_partial(tmp_path):
     pred = write(tmp_path / "p.json", TRUE)
     gt = write(tmp_path / "g.json", TRUE | {"b": TRUE["a"]})

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -289,6 +291,43 @@ def test_validation_is_shared(tmp_path, monkeypatch):
     options = train.Options(output=str(tmp_path), batch=2, epochs=1.0)
     train.train_narrator(model, examples(model, 2), options, HeldOut(examples(model, 5)))
     assert indices == {1, 3}
+
+
+def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
+    model = tiny()
+    options = train.Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
+    train.train_narrator(model, examples(model, 2), options, examples(model, 1))
+    log = read_jsonl(tmp_path / "narrator-log.jsonl")
+    validated = [row["step"] + 1 for row in log if "val_loss" in row]
+    assert validated == list(range(4, 41, 4))
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("after ")]
+    assert len(shown) == 10 and shown[-1].startswith("after 40 steps: ")
+
+
+def test_one_narration_is_shown(capsys):
+    """As the bundled narrator writes it, and the true one."""
+    model = load_narrator(str(TOY))
+    sample = next(iter(data.load_dataset("toy", split="test", limit=1)))
+    x = model.vision_encoder()(torch.from_numpy(np.stack(list(sample.frames()))))
+    narrations = [(frame, model.layout.encode(" " + text)) for frame, text in sample.narrations]
+    texts = [text for _, text in sample.narrations]
+    with torch.no_grad():
+        for step in range(4):
+            train.narrate_one(model, [train.Example(x, narrations)], step)
+    for step, line in enumerate(capsys.readouterr().err.splitlines()):
+        written, true = re.fullmatch(f"after {step} steps: '(.*)', where the truth is '(.*)'",
+                                     line).groups()
+        assert written == true and true in texts
+
+
+@pytest.mark.parametrize("options", [
+    {"mod_keep": 0.5, "memory": "none", "prune": False},
+    {"narration_memory": 4, "last_k": 0},
+])
+def test_one_narration_of_any_narrator(options, capsys):
+    model = tiny(**options)
+    train.narrate_one(model, [train.Example(*video(model))], 7)
+    assert capsys.readouterr().err.startswith("after 7 steps: ")
 
 
 def test_prefetch_makes_the_next_item_while_one_is_used():
@@ -757,7 +796,7 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm,
 
 # ------------------------------------------------------------------ the toy
 
-def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
+def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     """All of --data toy in miniature: its stages, its options, a checkpoint with its own models
     that can be moved."""
     few_pictures = {"steps": 2, "batch": 2, "videos": 2, "each": 2}
@@ -776,6 +815,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch):
     out = tmp_path / "out"
     train_command.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                       lora_rank=4, idle=1.0))
+    assert "stages: encoder, language, look, remember, recall, narrator" in capsys.readouterr().err
     assert stages_run == [
         ("encoder", 2, 1.5e-3),
         ("language", 2, 2e-3),
@@ -871,6 +911,17 @@ def test_broken_data_is_one_line(tmp_path, file, content, message):
                             llm=str(TOY / "llm"), device="cpu")
     with pytest.raises(BadData, match=message):
         train_command.train(options)
+
+
+@pytest.mark.parametrize("options, command", [
+    ({"data": "toy", "world": "second", "output": "out/toy"},
+     "evaluate.py stream --data toy --world second --model out/toy"),
+    ({"data": "videos", "output": "out/mine"}, "evaluate.py stream --data videos --model out/mine"),
+    ({"data": "ek100", "root": "/data/epic", "output": "x"},
+     "evaluate.py stream --data ek100 --root /data/epic --model x"),
+])
+def test_the_next_command(options, command):
+    assert train_command.next_command(train.Options(**options)) == f"python {command}"
 
 
 def test_command_without_data_says_what_to_do(tmp_path, monkeypatch, capsys):

@@ -28,6 +28,20 @@ def progress(items: Iterable | None = None, desc: str = "", total: int | None = 
     return PlainProgress(items, desc, total, unit, initial)
 
 
+def say(line: str) -> None:
+    """Print a line on stderr, above a bar if there is one."""
+    tqdm.write(line, file=sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """Roughly: 40 s, 5 min or 3.2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 class PlainProgress:
     """Progress as lines. It has those of tqdm's methods that this project uses."""
 
@@ -58,12 +72,17 @@ class PlainProgress:
             print(self.line(now - self.began), file=sys.stderr, flush=True)
 
     def line(self, seconds: float) -> str:
-        """"streaming: 120 of 720 frames in 60 s, 2 a second; cache 157+60 tokens", for example."""
+        """"streaming: 120 of 720 frames in 60 s, 2 a second, 5 min left; cache 157+60 tokens", for
+        example."""
         count = f"{self.n} of {self.total}" if self.total else f"{self.n}"
         speed = (self.n - self.initial) / seconds
+        left = ""
+        if self.total:
+            left = f", {duration((self.total - self.n) / speed)} left"
         prefix = f"{self.desc}: " if self.desc else ""
         postfix = f"; {self.postfix}" if self.postfix else ""
-        return f"{prefix}{count} {self.unit}s in {seconds:.0f} s, {speed:.3g} a second{postfix}"
+        return (f"{prefix}{count} {self.unit}s in {seconds:.0f} s, {speed:.3g} a second"
+                f"{left}{postfix}")
 
     def set_postfix(self, values: dict | None = None, refresh: bool = True, **more) -> None:
         values = (values or {}) | more

@@ -39,8 +39,12 @@ NARRATIONS = (".json", ".srt", ".vtt", ".csv")
 SPLITS = ("train", "val", "test")
 VALIDATION_SHARE = 0.2                         # of the videos
 # Options of train.py with other defaults: with the paper's batches of 64, a few videos would give
-# only a handful of steps.
-DEFAULTS = {"batch": 4, "epochs": 10.0}
+# only a handful of steps. See also `length_of_training`.
+DEFAULTS = {"batch": 2}
+RATE = 2e-4                                    # the paper's
+EPOCHS = 10.0
+LEAST_STEPS = 150                              # to learn new words
+NEW_WORDS = 2.0                                # loss of a token, in nats
 
 
 @dataclass
@@ -55,6 +59,25 @@ class Narrated:
     @property
     def first(self) -> int:
         return self.narrations[0][0]
+
+
+# ---------------------------------------------------------------------- how a narrator is fine-tuned
+
+def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:
+    """Epochs and peak learning rate of train.py, where they are not given.
+
+    loss        of the narrator before training, a token. Known words (below NEW_WORDS) need little:
+                10 epochs at the paper's rate. New ones need some hundred steps, however few the
+                videos are, and a language model that is narrower than the paper's a higher rate, in
+                proportion to 1 / sqrt(width)
+    width       of the language model
+    """
+    if loss < NEW_WORDS:
+        return {"epochs": EPOCHS, "lr": RATE}
+    return {
+        "epochs": max(EPOCHS, LEAST_STEPS * batch / videos),
+        "lr": RATE * max(1, (2048 / width) ** 0.5),
+    }
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -19,7 +19,7 @@ from support.common import disk
 from support.common.disk import read_json, replacing, write_json
 from support.common.errors import BadData, NotDownloaded, command_line
 from support.common.options import non_negative, positive_float, positive_int, non_negative_int
-from support.common.progress import progress
+from support.common.progress import duration, progress
 
 
 # ---------------------------------------------------------------------- how commands end
@@ -158,15 +158,22 @@ def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
     monkeypatch.setattr("support.common.progress.time.monotonic", lambda: now[0])
     for item in progress(range(10), "encoding", unit="video"):
         now[0] += 25
-    assert capsys.readouterr().err == ("encoding: 3 of 10 videos in 75 s, 0.04 a second\n"
-                                       "encoding: 6 of 10 videos in 150 s, 0.04 a second\n"
-                                       "encoding: 9 of 10 videos in 225 s, 0.04 a second\n")
+    assert capsys.readouterr().err == (
+        "encoding: 3 of 10 videos in 75 s, 0.04 a second, 3 min left\n"
+        "encoding: 6 of 10 videos in 150 s, 0.04 a second, 2 min left\n"
+        "encoding: 9 of 10 videos in 225 s, 0.04 a second, 25 s left\n")
     with progress(None, "streaming", unit="frame") as bar:
         bar.update(100)
         bar.set_postfix({"cache": "3 tokens"}, refresh=False)
         now[0] += 60
         bar.update(20)
     assert capsys.readouterr().err == "streaming: 120 frames in 60 s, 2 a second; cache 3 tokens\n"
+
+
+@pytest.mark.parametrize("seconds, text", [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"),
+                                           (5400, "1.5 h"), (360000, "100.0 h")])
+def test_how_long_it_still_takes(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):

@@ -16,7 +16,7 @@ import train
 from baselines.variants import load_narrator
 from commands import data as data_command, evaluate as evaluate_command, train as train_command
 import evaluate
-from helpers import TOY
+from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
 from support.common.errors import BadData
 from support.common.options import DATASETS
@@ -167,10 +167,31 @@ def test_options_of_training():
     """Few videos need small batches. Options that are given stay."""
     few = train.Options(data=".")
     many = train.Options(data="ego4d")
-    assert (few.batch, few.epochs) == (4, 10.0)
+    assert few.batch == 2
     assert (many.batch, many.epochs) == (64, 2.0)
     assert few.lr == many.lr
     assert train.Options(data=".", batch=3).batch == 3
+
+
+@pytest.mark.parametrize("loss, videos, width, epochs, rate", [
+    (0.4, 9, 128, 10, 2e-4),                   # known words
+    (6.5, 9, 128, 100 / 3, 8e-4),              # new ones, a small language model
+    (6.5, 9, 2048, 100 / 3, 2e-4),             # a large one
+    (6.5, 500, 4096, 10, 2e-4),
+])
+def test_length_of_training(loss, videos, width, epochs, rate):
+    chosen = own_videos.length_of_training(loss, videos, 2, width)
+    assert chosen == pytest.approx({"epochs": epochs, "lr": rate})
+
+
+def test_new_words_are_learned_longer(tmp_path, capsys):
+    """Options that are given stay."""
+    model = tiny()
+    examples = [train.Example(*video(model))]
+    options = train.Options(data=".", lr=1e-3)
+    train.choose_length(model, examples, options)
+    assert (options.epochs, options.lr) == (300, 1e-3)
+    assert "300 epochs, peak learning rate 0.001" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- narrations
