@@ -375,21 +375,20 @@ class Scene:
     variant: world.World = world.WORLDS["plain"]
 
 
-def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: int,
-           variant: world.World, cache: Path | None = None) -> list[Scene]:
-    """The first `limit` training videos of a world.
-
-    A file `cache` keeps their frame tokens for the next time.
+def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout,
+           kitchens: list[tuple[int, world.Kitchen]], cache: Path | None = None) -> list[Scene]:
+    """Videos, (seed, kitchen), as they are trained on. A file `cache` keeps their frame tokens for
+    the next time.
     """
     stored = {}
     if cache and cache.exists():
         stored = load_file(cache)
     stored_before = len(stored)
-    # A seed gives other videos in another world, and other tokens by another encoder.
-    mark = crc32((repr(variant) + digest(vision)).encode())
+    encoder = digest(vision)
     videos = []
-    kitchens = world.kitchens("train", limit, world=variant)
-    for seed, kitchen in progress(kitchens, "encoding", limit, "video"):
+    for seed, kitchen in progress(kitchens, "encoding", len(kitchens), "video"):
+        # A seed gives other videos in another world, and other tokens by another encoder.
+        mark = crc32((repr(kitchen.world) + encoder).encode())
         key = f"{seed} {mark:08x}"
         if key not in stored:
             pictures = map(kitchen.render, range(len(kitchen)))
@@ -403,7 +402,7 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, limit: i
         narrations = []
         for narration in kitchen.narrations:
             narrations.append((narration.frame, layout.encode(" " + narration.text)))
-        videos.append(Scene(stored[key].float(), narrations, labels, variant))
+        videos.append(Scene(stored[key].float(), narrations, labels, kitchen.world))
     if cache and len(stored) > stored_before:
         write_tensors(cache, stored)
     return videos

@@ -8,26 +8,47 @@ import torch
 import narrator as nar
 from baselines import lionfs, variants
 from support.common.errors import BadData
+from support.common.progress import say
 from support.engine import checkpoint
-from toy import stages
+from toy import stages, world
 from train import Options, begin, fit, new_config, pretrained, save, train_narrator
+
+
+LEARNED = ("clam", "retnet", "scalar", "tokenmlp")             # memories with weights
 
 
 def train_toy(options: Options):
     """Train all stages; with --init, only the last one."""
-    variant = stages.world.find_world(options.world, options.idle)
+    variant = world.find_world(options.world, options.idle)
     if options.init:
         narrator = pretrained(options)
         encoder = narrator.vision_encoder()
-        videos = stages.scenes(encoder, narrator.layout, options.limit, variant)
+        kitchens = list(world.kitchens("train", options.limit, world=variant))
+        videos = stages.scenes(encoder, narrator.layout, kitchens)
     else:
         narrator, videos = before_last_stage(options, variant)
     train_narrator(narrator, videos, options)
     save(narrator, options, torch.bfloat16)
 
 
+def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
+    """The names of the stages that a training has, but for models that already exist."""
+    names = []
+    if not (options.vision or vision.exists()):
+        names.append("encoder")
+    if options.width_second:
+        names.append("egocentric")
+    if not (options.llm or llm.exists()):
+        names.append("language")
+    if not options.look:
+        names.append("look")
+    if options.memory in LEARNED and not options.no_remember:
+        names.append("remember")
+    return [*names, "recall", "narrator"]
+
+
 def before_last_stage(options: Options,
-                      variant: stages.world.World) -> tuple[nar.Narrator, list[stages.Scene]]:
+                      variant: world.World) -> tuple[nar.Narrator, list[stages.Scene]]:
     """A narrator before the paper's training, and its training videos.
 
     Its models are trained, unless they are given or already exist.
@@ -42,6 +63,7 @@ def before_last_stage(options: Options,
         width = stages.WIDTH + options.width_second
         new_config(options, str(llm), str(vision), tokens, width)
 
+    say("stages: " + ", ".join(coming_stages(options, vision, llm)))
     run = partial(fit, options=options)
 
     def make_model(model: Path, stage: Callable):
@@ -71,7 +93,8 @@ def before_last_stage(options: Options,
         cache = folder / f"features{grid}_second.safetensors"
     else:
         cache = vision.parent / f"features{grid}.safetensors"
-    videos = stages.scenes(encoder, narrator.layout, options.limit, variant, cache)
+    kitchens = list(world.kitchens("train", options.limit, world=variant))
+    videos = stages.scenes(encoder, narrator.layout, kitchens, cache)
     begin(narrator, options, videos)
     stages.before_narrating(run, narrator, videos, options.lr, options.seed,
                             not options.no_remember, options.look)

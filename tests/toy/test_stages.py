@@ -313,7 +313,8 @@ class Brightness(torch.nn.Module):
 
 def make_scenes(cache, limit, name="plain", times=1.0):
     layout = SimpleNamespace(encode=lambda text: [len(text)])
-    return stages.scenes(Brightness(times), layout, limit, world.WORLDS[name], cache)
+    kitchens = list(world.kitchens("train", limit, world=world.WORLDS[name]))
+    return stages.scenes(Brightness(times), layout, kitchens, cache)
 
 
 def test_kept_features_are_not_written_again(tmp_path):

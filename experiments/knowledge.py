@@ -1,0 +1,280 @@
+"""What a memory knows: a linear read-out of its memory tokens says what each place showed last (not
+in the paper; the toy alone).
+
+    python -m experiments.knowledge --model toy/checkpoint
+    python -m experiments.knowledge --model toy/checkpoint --png out/knowledge.png
+
+No language model takes part, and the read-out is never used to narrate. It is trained on the memory
+tokens after every few frames of the training videos, eight of them in a row. It is tested on other
+videos, at places that show nothing now: behind closed doors, where something was taken away, in the
+dark. For each of them it gives
+
+    what        type and colour of the thing that was seen there last
+    sure        the probability that it gives to that type and that colour
+    age         the time since then
+
+The test videos are kitchens at work (`work`), and kitchens with idle time of 1 to 20 minutes
+(`idle`): things are asked for from a second to 20 minutes after they were seen. Things that a
+sentence has named count as well, though no later sentence needs them.
+
+--png draws a test video at some moments: the picture, and a map of what the memory says of the
+places that show nothing, framed green where it is right.
+"""
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+import narrator as nar
+from baselines.variants import load_narrator
+from support.common.disk import check_writable
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table, pyplot, save_figure
+from support.common.options import DEFAULT_MODEL, Parser, positive_int
+from support.common.progress import progress
+from toy import stages, world
+
+TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
+PLACES = 9
+EVERY = 4                                      # frames between two moments
+TRAINING_IDLE = 0.5                            # share of the training videos with idle time
+IN_A_ROW = 8                                   # training videos that make a long one
+TEST_SEEDS = {"work": range(6_300_000, 6_300_016, 2), "idle": range(6_300_001, 6_300_016, 2)}
+MINUTES = 8                                    # of a kitchen at work, about
+LONG_IDLE = world.World(idle=1.0, stretches={(60, 1200): 1.0})     # 1 to 20 minutes, log-uniform
+SEGMENTS = 16                                  # of a video with idle time: two stretches
+# Upper ends of the groups of ages, in seconds
+AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+
+@dataclass
+class Moments:
+    """What memory tokens hold at N moments, and what they should tell."""
+    tokens: Tensor                             # [N, M * D]
+    things: Tensor                             # type and colour that each place showed last [N, 9, 2]
+    ages: Tensor                               # seconds since then [N, 9]
+    hidden: Tensor                             # the places that are asked for: bool [N, 9]
+
+
+# ------------------------------------------------------------------------------- moments
+
+def test_kitchens() -> dict[str, list[tuple[int, world.Kitchen]]]:
+    """(seed, video) of kitchens at work all the time, and of kitchens with long idle time."""
+    return {
+        "work": [(seed, world.lasting(seed, 60 * MINUTES)) for seed in TEST_SEEDS["work"]],
+        "idle": [(seed, world.Kitchen(seed, SEGMENTS, LONG_IDLE)) for seed in TEST_SEEDS["idle"]],
+    }
+
+
+def in_a_row(videos: list[stages.Scene]) -> list[stages.Scene]:
+    """Long videos, each made of several."""
+    long_videos = []
+    for first in range(0, len(videos), IN_A_ROW):
+        part = videos[first:first + IN_A_ROW]
+        x = torch.cat([video.x for video in part])
+        labels = torch.cat([video.labels for video in part])
+        long_videos.append(stages.Scene(x, [], labels))
+    return long_videos
+
+
+def seconds_since(labels: Tensor) -> Tensor:
+    """Time since each place showed a thing, at each frame; inf where it never has.
+
+    labels [T, 9, 2] -> [T, 9]
+    """
+    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
+    shown = labels[..., 0] > 0
+    last = torch.where(shown, frame, -1).cummax(0).values                      # [T, 9]
+    return torch.where(last >= 0, (frame - last) / world.FPS, torch.inf)
+
+
+@torch.no_grad()
+def moments_of(narrator: nar.Narrator, videos: list[stages.Scene]) -> Moments:
+    """The memory tokens after every few frames of each video."""
+    parts = []
+    for video in progress(videos, "memory", len(videos), "video"):
+        frames = torch.arange(EVERY - 1, len(video.x), EVERY)
+        read_at = (frames + 1) * narrator.layout.J
+        memory, _ = narrator.memory(rearrange(video.x, "t j d -> 1 (t j) d"), read_at[None])
+        ages = seconds_since(video.labels)
+        hidden = (video.labels[..., 0] == 0) & ages.isfinite()
+        known = stages.last_seen(video.labels)
+        parts.append((rearrange(memory[0], "n m d -> n (m d)"), known[frames], ages[frames],
+                      hidden[frames]))
+    return Moments(*(torch.cat(part) for part in zip(*parts)))
+
+
+# ------------------------------------------------------------------------------- the read-out
+
+class ReadOut(nn.Module):
+    """A linear map of memory tokens to each place's thing and age."""
+
+    def __init__(self, tokens: Tensor):
+        """tokens [N, M * D]: their mean and deviation scale the input."""
+        super().__init__()
+        self.register_buffer("mean", tokens.mean(0))
+        self.register_buffer("deviation", tokens.std(0) + 1e-6)
+        self.linear = nn.Linear(tokens.shape[1], PLACES * (TYPES + COLOURS + 1))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [N, M * D] -> logits of types [N, 9, 7], logits of colours [N, 9, 7], and log2 of
+        the ages in seconds [N, 9]."""
+        answers = self.linear((tokens - self.mean) / self.deviation)
+        answers = rearrange(answers, "n (p a) -> n p a", p=PLACES)
+        types, colours, ages = answers.split([TYPES, COLOURS, 1], dim=-1)
+        return types, colours, ages[..., 0]
+
+
+def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 100) -> ReadOut:
+    """The read-out with the least loss on these moments, by L-BFGS. It starts from zero: no seed."""
+    read_out = ReadOut(moments.tokens)
+    hidden = moments.hidden
+    things = moments.things[hidden]                                            # [H, 2]
+    ages = moments.ages[hidden].log2()                                         # [H]
+    optimizer = torch.optim.LBFGS(read_out.parameters(), max_iter=steps, history_size=10,
+                                  line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        types, colours, log_ages = read_out(moments.tokens)
+        loss = F.cross_entropy(types[hidden], things[:, 0])
+        loss = loss + F.cross_entropy(colours[hidden], things[:, 1])
+        loss = loss + 0.1 * F.mse_loss(log_ages[hidden], ages)
+        loss = loss + weight_decay * read_out.linear.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return read_out.requires_grad_(False)
+
+
+def score(read_out: ReadOut, moments: Moments) -> dict:
+    """How much of what is hidden the memory knows, by the time since it was seen.
+
+    right   share of the places whose type and colour are both right
+    sure    mean probability of the thing that is named
+    factor  median of the factor by which the age is wrong
+    """
+    types, colours, log_ages = read_out(moments.tokens)
+    hidden = moments.hidden
+    things = moments.things[hidden]
+    ages = moments.ages[hidden]
+    type_sure, type_named = types[hidden].softmax(-1).max(-1)
+    colour_sure, colour_named = colours[hidden].softmax(-1).max(-1)
+    right = ((type_named == things[:, 0]) & (colour_named == things[:, 1])).float()
+    sure = type_sure * colour_sure
+    octaves_off = (log_ages[hidden] - ages.log2()).abs()
+
+    by_age = {}
+    youngest = 0
+    for oldest in AGES:
+        group = (ages > youngest) & (ages <= oldest)
+        if group.any():
+            by_age[f"<= {oldest} s"] = {"right": right[group].mean().item(),
+                                        "places": int(group.sum())}
+        youngest = oldest
+    return {
+        "right": right.mean().item(),
+        "sure": sure.mean().item(),
+        "factor": 2 ** octaves_off.median().item(),
+        "by_age": by_age,
+    }
+
+
+# ------------------------------------------------------------------------------- the map
+
+def draw_map(read_out: ReadOut, narrator: nar.Narrator, kitchen: world.Kitchen,
+             video: stages.Scene, png: str, columns: int = 6) -> None:
+    """A video at some moments: the picture above, the map of what the memory says below."""
+    plt = pyplot()
+    moments = moments_of(narrator, [video])
+    types, colours, log_ages = read_out(moments.tokens)
+    figure, axes = plt.subplots(2, columns, figsize=(2.2 * columns, 4.7), layout="compressed")
+    chosen = torch.linspace(len(types) // 4, len(types) - 1, columns).long().tolist()
+    for column, n in enumerate(chosen):
+        frame = (n + 1) * EVERY - 1
+        picture, map_ = axes[:, column]
+        picture.imshow(kitchen.render(frame))
+        picture.set_title(f"{frame / world.FPS:.0f} s", fontsize=9)
+        picture.axis("off")
+        map_.set(xlim=(0, 3), ylim=(3, 0), xticks=[], yticks=[], aspect="equal")
+        for place, name in enumerate(video.variant.places):
+            row, across = divmod(place, 3)
+            map_.text(across + 0.5, row + 0.12, name, ha="center", va="center", fontsize=7)
+            if not moments.hidden[n, place]:
+                continue
+            sure_type, kind = types[n, place].softmax(-1).max(-1)
+            sure_colour, colour = colours[n, place].softmax(-1).max(-1)
+            right = [int(kind), int(colour)] == moments.things[n, place].tolist()
+            sure = float(sure_type * sure_colour)
+            if not kind or not colour:         # it says: nothing was there
+                continue
+            words = video.variant.words(int(kind), int(colour))
+            rgb = [value / 255 for value in video.variant.rgb[int(colour) - 1]]
+            map_.add_patch(plt.Rectangle(
+                (across + 0.06, row + 0.25), 0.88, 0.7, facecolor=(*rgb, 0.15 + 0.7 * sure),
+                edgecolor="green" if right else "red", linewidth=1.5))
+            said = f"{words[1]}\n{sure:.2f}\n{2 ** float(log_ages[n, place]):.0f} s"
+            map_.text(across + 0.5, row + 0.6, said, ha="center", va="center", fontsize=7)
+    figure.suptitle("What the memory says of places that show nothing: the thing that was there last, "
+                    "how sure, how long ago")
+    save_figure(figure, png)
+
+
+# ------------------------------------------------------------------------------- the command
+
+def run_knowledge(args: argparse.Namespace) -> None:
+    check_writable(args.png or None)
+    narrator = load_narrator(args.model, device="cpu")
+    if not narrator.layout.M:
+        raise BadData(f"{args.model}: has no memory that could be read out")
+    encoder = narrator.vision_encoder()
+    features = Path(args.features) if args.features else None
+    trained_world = world.find_world("plain", TRAINING_IDLE)
+    train_kitchens = list(world.kitchens("train", args.videos, world=trained_world))
+    training_videos = stages.scenes(encoder, narrator.layout, train_kitchens, features)
+    read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
+
+    scores = {}
+    for kind, kitchens in test_kitchens().items():
+        videos = stages.scenes(encoder, narrator.layout, kitchens, features)
+        scores[kind] = score(read_out, moments_of(narrator, videos))
+        if args.png and kind == "work":
+            _, kitchen = kitchens[0]
+            draw_map(read_out, narrator, kitchen, videos[0], args.png)
+    print_table([(kind, lines_of(scores[kind])) for kind in scores])
+    if args.json:
+        print(json.dumps(scores))
+
+
+def lines_of(scores: dict) -> dict[str, float]:
+    """Scores as lines of a table."""
+    lines = {"right": scores["right"], "sure": scores["sure"], "factor of age": scores["factor"]}
+    for oldest in AGES:
+        group = scores["by_age"].get(f"<= {oldest} s", {})
+        lines[f"right, <= {oldest} s"] = group.get("right")
+    return lines
+
+
+def main():
+    parser = Parser(prog="python -m experiments.knowledge",
+                    description="What a memory knows, by a linear read-out.")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a narrator of the toy")
+    parser.add_argument("--videos", type=positive_int, default=world.VIDEOS["train"],
+                        help="training videos of the read-out")
+    parser.add_argument("--features", help="file that keeps the frame tokens for the next narrator")
+    parser.add_argument("--png", help="draw the map of a test video")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args()
+    command_line(lambda: run_knowledge(args))
+
+
+if __name__ == "__main__":
+    main()
