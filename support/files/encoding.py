@@ -10,6 +10,7 @@ import torch
 
 from support.common.disk import check_writable, write_json, write_tensors
 from support.common.errors import BadData
+from support.common.iterate import prefetch
 from support.common.progress import progress
 from support.files.features import encode_pictures, read_header
 from support.files.own_videos import file_signature, up_to_date
@@ -61,8 +62,9 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
     for source in progress(to_do, f"encoding {index + 1}/{count}", unit="video"):
         try:
             video = Video(source, fps, largest=2 * encoder.image_size)
+            pictures = prefetch(video, 2 * batch)      # decoded while others are encoded
             frames = [tokens.to("cpu", torch.bfloat16)
-                      for tokens in encode_pictures(video, encoder, batch)]
+                      for tokens in encode_pictures(pictures, encoder, batch)]
             x = torch.stack(frames)            # [T, J, D]
         except BadData as error:
             errors.append(str(error))
