@@ -2,7 +2,6 @@
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
