@@ -63,7 +63,7 @@ class Moments:
 
 # ------------------------------------------------------------------------------- moments
 
-def test_kitchens() -> dict[str, list[tuple[int, world.Kitchen]]]:
+def held_out_kitchens() -> dict[str, list[tuple[int, world.Kitchen]]]:
     """(seed, video) of kitchens at work all the time, and of kitchens with long idle time."""
     return {
         "work": [(seed, world.lasting(seed, 60 * MINUTES)) for seed in TEST_SEEDS["work"]],
@@ -195,37 +195,45 @@ def draw_map(read_out: ReadOut, narrator: nar.Narrator, kitchen: world.Kitchen,
     """A video at some moments: the picture above, the map of what the memory says below."""
     plt = pyplot()
     moments = moments_of(narrator, [video])
-    types, colours, log_ages = read_out(moments.tokens)
     figure, axes = plt.subplots(2, columns, figsize=(2.2 * columns, 4.7), layout="compressed")
-    chosen = torch.linspace(len(types) // 4, len(types) - 1, columns).long().tolist()
-    for column, n in enumerate(chosen):
+    count = len(moments.tokens)
+    chosen = torch.linspace(count // 4, count - 1, columns).long().tolist()
+    for n, (picture, places) in zip(chosen, axes.T):
         frame = (n + 1) * EVERY - 1
-        picture, map_ = axes[:, column]
         picture.imshow(kitchen.render(frame))
         picture.set_title(f"{frame / world.FPS:.0f} s", fontsize=9)
         picture.axis("off")
-        map_.set(xlim=(0, 3), ylim=(3, 0), xticks=[], yticks=[], aspect="equal")
-        for place, name in enumerate(video.variant.places):
-            row, across = divmod(place, 3)
-            map_.text(across + 0.5, row + 0.12, name, ha="center", va="center", fontsize=7)
-            if not moments.hidden[n, place]:
-                continue
-            sure_type, kind = types[n, place].softmax(-1).max(-1)
-            sure_colour, colour = colours[n, place].softmax(-1).max(-1)
-            right = [int(kind), int(colour)] == moments.things[n, place].tolist()
-            sure = float(sure_type * sure_colour)
-            if not kind or not colour:         # it says: nothing was there
-                continue
-            words = video.variant.words(int(kind), int(colour))
-            rgb = [value / 255 for value in video.variant.rgb[int(colour) - 1]]
-            map_.add_patch(plt.Rectangle(
-                (across + 0.06, row + 0.25), 0.88, 0.7, facecolor=(*rgb, 0.15 + 0.7 * sure),
-                edgecolor="green" if right else "red", linewidth=1.5))
-            said = f"{words[1]}\n{sure:.2f}\n{2 ** float(log_ages[n, place]):.0f} s"
-            map_.text(across + 0.5, row + 0.6, said, ha="center", va="center", fontsize=7)
+        draw_places(places, read_out, moments, n, video.variant)
     figure.suptitle("What the memory says of places that show nothing: the thing that was there last, "
                     "how sure, how long ago")
     save_figure(figure, png)
+
+
+def draw_places(axis, read_out: ReadOut, moments: Moments, n: int, variant: world.World) -> None:
+    """The nine places at moment n, and what the memory says of those that show nothing."""
+    types, colours, log_ages = (answers[0] for answers in read_out(moments.tokens[n:n + 1]))
+    type_sure, kinds = types.softmax(-1).max(-1)                               # [9]
+    colour_sure, named_colours = colours.softmax(-1).max(-1)                   # [9]
+    sure = type_sure * colour_sure
+    axis.set(xlim=(0, 3), ylim=(3, 0), xticks=[], yticks=[], aspect="equal")
+    for place, name in enumerate(variant.places):
+        row, column = divmod(place, 3)
+        axis.text(column + 0.5, row + 0.12, name, ha="center", va="center", fontsize=7)
+        kind = int(kinds[place])
+        colour = int(named_colours[place])
+        says_nothing = kind == 0 or colour == 0
+        if not moments.hidden[n, place] or says_nothing:
+            continue
+        right = [kind, colour] == moments.things[n, place].tolist()
+        _, word = variant.words(kind, colour)
+        red, green, blue = (value / 255 for value in variant.rgb[colour - 1])
+        opacity = 0.15 + 0.7 * float(sure[place])
+        axis.add_patch(pyplot().Rectangle(
+            (column + 0.06, row + 0.25), 0.88, 0.7, facecolor=(red, green, blue, opacity),
+            edgecolor="green" if right else "red", linewidth=1.5))
+        seconds = 2 ** float(log_ages[place])
+        axis.text(column + 0.5, row + 0.6, f"{word}\n{sure[place]:.2f}\n{seconds:.0f} s",
+                  ha="center", va="center", fontsize=7)
 
 
 # ------------------------------------------------------------------------------- the command
@@ -243,7 +251,7 @@ def run_knowledge(args: argparse.Namespace) -> None:
     read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
 
     scores = {}
-    for kind, kitchens in test_kitchens().items():
+    for kind, kitchens in held_out_kitchens().items():
         videos = stages.scenes(encoder, narrator.layout, kitchens, features)
         scores[kind] = score(read_out, moments_of(narrator, videos))
         if args.png and kind == "work":

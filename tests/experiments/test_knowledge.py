@@ -62,12 +62,12 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     """Even a read-out of few videos finds something in the bundled narrator's memory."""
     monkeypatch.setattr(knowledge, "MINUTES", 0.5)
     monkeypatch.setattr(knowledge, "LONG_IDLE", knowledge.world.World())
-    monkeypatch.setattr(knowledge, "TEST_SEEDS", {"work": [1, 2], "idle": [3]})
+    monkeypatch.setattr(knowledge, "TEST_SEEDS", {"work": [1], "idle": [3]})
     png = tmp_path / "map.png"
-    found = command("--model", TOY, "--videos", 16, "--png", png, "--json",
+    found = command("--model", TOY, "--videos", 8, "--png", png, "--json",
                     main=knowledge.main)
     assert found.keys() == {"work", "idle"}
-    assert found["work"]["right"] > 0.2
+    assert found["work"]["right"] > 0.15      # 0.03 by chance
     assert png.stat().st_size > 10_000
     assert json.dumps(found)
 
