@@ -35,6 +35,7 @@ from functools import partial
 from itertools import islice
 from math import cos, pi
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 import torch.distributed as dist
@@ -374,8 +375,8 @@ def narrate_one(narrator: nar.Narrator, videos: Sequence[Example], step: int):
     narrator.eval()
     *_, last = stream.narrate(narrator, video.x[:frame + 1], forced=given, context=context)
     narrator.train()
-    say(f"after {step} steps: {last.narration.text!r}, where the truth is "
-        f"{narrator.layout.decode(true)!r}")
+    written = shorten(last.narration.text, 100, placeholder=" ...")
+    say(f"after {step} steps: {written!r}, where the truth is {narrator.layout.decode(true)!r}")
 
 
 def earlier_videos(count: int, chance: random.Random) -> tuple[list[int], int]:
