@@ -299,7 +299,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
     steps_per_epoch = max(1, round(len(examples) / options.batch))
-    # After each epoch; if there are many, ten times.
+    # After each epoch; if there are many, about ten times.
     steps_to_validation = steps_per_epoch * max(1, round(options.epochs / 10))
     coming = None                               # this process's examples, from the present step on
 

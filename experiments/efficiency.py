@@ -36,8 +36,7 @@ import torch
 
 import narrator as nar
 import stream
-from baselines.narration_memory import HistoryContext, HistoryNarrator
-from baselines.variants import load_narrator, new_narrator
+from baselines.variants import load_narrator, new_context, new_narrator
 from experiments.timing import Meter, Work, at_once, flatness, total
 from support.common.devices import device_and_dtype, synchronise
 from support.common.disk import check_writable
@@ -199,8 +198,7 @@ def macs(narrator: nar.Narrator, work: Work) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
     frames, forced = work.given(narrator)
-    plain = HistoryContext if isinstance(narrator, HistoryNarrator) else stream.Context
-    context = plain(narrator)              # computes CLAM's queries, once: they are not counted
+    context = new_context(narrator)        # computes CLAM's queries, once: they are not counted
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         for _ in stream.narrate(narrator, frames, forced=forced, context=context):
             pass

@@ -155,6 +155,13 @@ def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 10
     return read_out.requires_grad_(False)
 
 
+def most_likely(types: Tensor, colours: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [.., 7] of types and of colours -> the likeliest thing [.., 2] and its probability."""
+    type_sure, type_named = types.softmax(-1).max(-1)
+    colour_sure, colour_named = colours.softmax(-1).max(-1)
+    return torch.stack([type_named, colour_named], -1), type_sure * colour_sure
+
+
 def score(read_out: ReadOut, moments: Moments) -> dict:
     """How much of what is hidden the memory knows, by the time since it was seen.
 
@@ -166,10 +173,8 @@ def score(read_out: ReadOut, moments: Moments) -> dict:
     hidden = moments.hidden
     things = moments.things[hidden]
     ages = moments.ages[hidden]
-    type_sure, type_named = types[hidden].softmax(-1).max(-1)
-    colour_sure, colour_named = colours[hidden].softmax(-1).max(-1)
-    right = ((type_named == things[:, 0]) & (colour_named == things[:, 1])).float()
-    sure = type_sure * colour_sure
+    named, sure = most_likely(types[hidden], colours[hidden])
+    right = (named == things).all(-1).float()
     octaves_off = (log_ages[hidden] - ages.log2()).abs()
 
     by_age = {}
@@ -212,15 +217,12 @@ def draw_map(read_out: ReadOut, narrator: nar.Narrator, kitchen: world.Kitchen,
 def draw_places(axis, read_out: ReadOut, moments: Moments, n: int, variant: world.World) -> None:
     """The nine places at moment n, and what the memory says of those that show nothing."""
     types, colours, log_ages = (answers[0] for answers in read_out(moments.tokens[n:n + 1]))
-    type_sure, kinds = types.softmax(-1).max(-1)                               # [9]
-    colour_sure, named_colours = colours.softmax(-1).max(-1)                   # [9]
-    sure = type_sure * colour_sure
+    named, sure = most_likely(types, colours)                                  # [9, 2], [9]
     axis.set(xlim=(0, 3), ylim=(3, 0), xticks=[], yticks=[], aspect="equal")
     for place, name in enumerate(variant.places):
         row, column = divmod(place, 3)
         axis.text(column + 0.5, row + 0.12, name, ha="center", va="center", fontsize=7)
-        kind = int(kinds[place])
-        colour = int(named_colours[place])
+        kind, colour = named[place].tolist()
         says_nothing = kind == 0 or colour == 0
         if not moments.hidden[n, place] or says_nothing:
             continue

@@ -13,7 +13,6 @@ from support.engine import checkpoint
 from toy import stages, world
 from train import Options, begin, fit, new_config, pretrained, save, train_narrator
 
-
 LEARNED = ("clam", "retnet", "scalar", "tokenmlp")             # memories with weights
 
 
@@ -31,14 +30,18 @@ def train_toy(options: Options):
     save(narrator, options, torch.bfloat16)
 
 
+def has_weights(model: Path) -> bool:
+    return (model / "model.safetensors").exists()
+
+
 def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
-    """The names of the stages that a training has, but for models that already exist."""
+    """The names of the stages that a training has; models that already exist are not trained."""
     names = []
-    if not (options.vision or vision.exists()):
+    if not (options.vision or has_weights(vision)):
         names.append("encoder")
     if options.width_second:
         names.append("egocentric")
-    if not (options.llm or llm.exists()):
+    if not (options.llm or has_weights(llm)):
         names.append("language")
     if not options.look:
         names.append("look")
@@ -67,7 +70,7 @@ def before_last_stage(options: Options,
     run = partial(fit, options=options)
 
     def make_model(model: Path, stage: Callable):
-        if not (model / "model.safetensors").exists():
+        if not has_weights(model):
             torch.manual_seed(options.seed)
             stage(run, model, options.seed, variant)
 
