@@ -99,6 +99,7 @@ def test_overlaps_are_the_published():
     assert list(evaluate.precision_recall_f1(iou).values()) == pytest.approx(case["t"], abs=1e-6)
 
 
+@golden
 def test_a_whole_evaluation_is_the_published():
     case = published_case("ek100.json")
 
