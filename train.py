@@ -182,7 +182,8 @@ class Options:
 
     # Only for the toy.
     look: str | None = option(None,
-        "the toy starts with LoRA and connector of this training's stage `look`",
+        "the toy starts with LoRA and connector of this look.safetensors, which another training "
+        "has written",
     )
     grid: int = option(3,
         "pooled tokens per side of a toy's frame; 0: CLS only",
@@ -197,8 +198,8 @@ class Options:
         probability,
     )
     llm_width: int = option(128, "width of the toy's own language model", positive_int)
-    no_remember: bool = option(False,
-        "the toy's memory has no stage `remember`, and starts from the published first weights",
+    no_recall: bool = option(False,
+        "the toy has no stage `recall`: the memory learns from the paper's loss alone",
     )
 
     def __init__(self, **given):
@@ -405,7 +406,7 @@ def new_config(options: Options, llm: str, vision: str, J: int, width: int) -> n
     """The settings of a new narrator (no --init), for frame tokens [J, width]."""
     settings = options.config({f.name for f in fields(options)})
     settings |= {"llm": llm, "vision": vision, "grid": round((J - 1) ** 0.5), "width": width}
-    settings["memory_target"] = options.start == "statistics" and not options.no_remember
+    settings["memory_target"] = options.start == "statistics"
     return nar.Config(**settings)
 
 
@@ -437,8 +438,6 @@ def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example])
     else:
         videos = range(min(64, len(examples)))
         narrator.initialise(torch.cat([examples[i].x[:128].clone() for i in videos]))
-    if options.no_remember:
-        narrator.memory.reset_parameters()
 
 
 def choose_length(narrator: nar.Narrator, examples: Sequence[Example], options: Options):

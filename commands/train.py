@@ -17,7 +17,7 @@ from toy import stages
 from toy.train import train_toy
 from train import Options, train_annotated
 
-ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_remember", "look"}
+ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look"}
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
 
 

@@ -2,9 +2,9 @@
 
 TRAININGS       name -> the options of train.py that make the narrator
 EVALUATIONS     name -> the command that measures a narrator
-TABLES          name -> rows: a label, a training, options of the evaluations, the paper's numbers
-RECIPE          the number of the code's recipe, of which today's results are
-base2/          before a training: with another base (`on_base2`)
+TABLES          name -> rows: a label, a training, options of the evaluations, the paper's numbers;
+                and claims, whose intervals are shown below the table
+RECIPE          the number of the code's recipe; results of other recipes are not shown
 
 `tables.py` shows the tables, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the
 miniature: rows that the paper copies from other works (all but FlowNar in Table 17), and rows of
@@ -24,27 +24,30 @@ RECIPES = {
     1: "stages look and recall list what is shown in random order (before commit 96122e3)",
     2: "they list it in the order of the places",
     3: "in the order of the places in the first half of look, then in random order",
+    4: "no stage remember, 1,200 steps of recall instead of 600; one base, three epochs",
 }
 RECIPE = max(RECIPES)
 
-IDLE = "--idle 0.5 --epochs 2"                 # half of the videos have idle time
-LONGER = "--idle 0.5 --epochs 4"               # as the bundled narrator was trained
+# All narrators have the encoder and the language model of the bundled one, as the paper's have one
+# SigLIP and one Llama. All start from one stage `look`, so that they see equally well. It is the
+# look.safetensors that this command writes:
+#   python train.py --data toy --idle 0.5 --epochs 4 --vision toy/checkpoint/vision
+#       --llm toy/checkpoint/llm --output out/base
+VISION = "toy/checkpoint/vision"
+LLM = "toy/checkpoint/llm"
+LOOK = "experiments/base/look.safetensors"
+
+IDLE = "--idle 0.5 --epochs 3"                 # half of the videos have idle time
 
 
 class Training(NamedTuple):
-    """Options of train.py, and the trainings whose weights a narrator starts from.
-
-    In the toy, a narrator has the frozen language model (`llm`) and vision encoder (`vision`) of
-    other trainings, and starts from the stage `look` of another one: those of seed 0, whatever its
-    own seed. So all rows of a table see equally well.
-    """
+    """Options of train.py, and what a narrator of the toy does not take from the base."""
     method: str = ""                           # options in the toy and on real data
     toy: str = IDLE                            # further options in the toy
     real: str = ""                             # further options on real data
-    llm: str | None = "flownar-c"
-    vision: str | None = "flownar-c"
-    look: str | None = "flownar-c"
-    init: str | None = None                    # a whole narrator, of the same seed
+    own_llm: bool = False                      # trains a language model, and a stage `look`
+    own_look: bool = False                     # trains a stage `look`
+    init: str | None = None                    # starts from this narrator, of the same seed
     scratch: bool = False                      # on real data, does not start from Ego4D's narrator
     same: str | None = None                    # on real data, is the same as this training
     features: str | None = None                # on real data, the command that makes its features
@@ -56,14 +59,16 @@ MOD = "--memory none --no-prune --mod-keep 0.2"
 LION = "--memory none --no-prune --mod-keep 0.5"
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20"
 LARGE = "--llm meta-llama/Meta-Llama-3-8B-Instruct"
+ONE_LOSS = "--no-recall"
+LONGER = "--idle 0.5 --epochs 8"
+PUBLISHED = "--start published"
 
 TRAININGS = {
-    # With seed 0, flownar-c trains the encoder and the language model of all others.
-    "flownar-c": Training("--last-k 10"),
     "flownar": Training(ALL),
+    "flownar-c": Training("--last-k 10"),
     "online": Training(ONLINE),
     "mod": Training(MOD),
-    "lion": Training(LION, IDLE + " --width-second 128", "--width-second 768", look="lion"),
+    "lion": Training(LION, f"{IDLE} --width-second 128", "--width-second 768", own_look=True),
     # Tables 3, 5 and 9: memories
     "none": Training(f"--memory none {ALL}"),
     "recent": Training(f"--memory recent {ALL}"),
@@ -71,49 +76,51 @@ TRAININGS = {
     "moviechat": Training(f"--memory moviechat {ALL}"),
     "tokenmlp": Training(f"--memory tokenmlp {ALL}"),
     "retnet": Training(f"--memory retnet {ALL}"),
-    "retnet-4": Training(f"--memory retnet {ALL}", LONGER),
-    "flownar-4": Training(ALL, LONGER, same="flownar"),
     "scalar": Training(f"--memory scalar {ALL}"),
-    # CLAM without the stage `remember`
-    "paper-loss": Training(ALL, IDLE + " --no-remember", same="flownar"),
+    # The paper's loss alone: no stage `recall`
+    "one-loss": Training(ALL, f"{IDLE} {ONE_LOSS}", same="flownar"),
+    "one-loss-8": Training(ALL, f"{LONGER} {ONE_LOSS}", same="flownar"),
+    "published": Training(ALL, f"{IDLE} {ONE_LOSS} {PUBLISHED}", same="flownar"),
+    "published-8": Training(ALL, f"{LONGER} {ONE_LOSS} {PUBLISHED}", same="flownar"),
+    "retnet-8": Training(f"--memory retnet {ALL}", f"{LONGER} {ONE_LOSS}", same="retnet"),
+    "scalar-8": Training(f"--memory scalar {ALL}", f"{LONGER} {ONE_LOSS}", same="scalar"),
     # Table 13: past narrations
     "none-0": Training("--memory none --last-k 0"),
     "clam-0": Training("--last-k 0"),
     "clam-3": Training("--last-k 3"),
     "clam-7": Training("--last-k 7"),
     # Table 14: memory tokens
-    "tokens-5": Training(ALL, IDLE + " --memory-tokens 5", "--memory-tokens 10"),
-    "tokens-15": Training(ALL, IDLE + " --memory-tokens 15", "--memory-tokens 30"),
-    "tokens-25": Training(ALL, IDLE + " --memory-tokens 25", "--memory-tokens 50"),
+    "tokens-5": Training(ALL, f"{IDLE} --memory-tokens 5", "--memory-tokens 10"),
+    "tokens-15": Training(ALL, f"{IDLE} --memory-tokens 15", "--memory-tokens 30"),
+    "tokens-25": Training(ALL, f"{IDLE} --memory-tokens 25", "--memory-tokens 50"),
     # Tables 4, 11 and 12: the trigger
-    "hard": Training(ALL, IDLE + " --world hard", same="flownar"),
-    "hard-online": Training(ONLINE, IDLE + " --world hard", same="online"),
+    "hard": Training(ALL, f"{IDLE} --world hard", same="flownar"),
+    "hard-online": Training(ONLINE, f"{IDLE} --world hard", same="online"),
     # Table 10: pretraining
-    "second": Training(ALL, SECOND, look="second", scratch=True, same="flownar"),
-    "second-tuned": Training(ALL, SECOND, llm=None, vision=None, look=None, init="flownar",
-                             same="flownar"),
+    "second": Training(ALL, SECOND, own_look=True, scratch=True, same="flownar"),
+    "second-tuned": Training(ALL, SECOND, init="flownar", same="flownar"),
     # Table 15: CLAM on narrations
     "narrations": Training("--narration-memory 20"),
     # Table 16: a larger language model
-    "large": Training(ALL, IDLE + " --llm-width 256", LARGE, llm="large", look="large",
-                      same="flownar"),
+    "large": Training(ALL, f"{IDLE} --llm-width 256", LARGE, own_llm=True, same="flownar"),
     # Table 2: one token a frame
-    "cls": Training(ONLINE, IDLE + " --grid 0", "--root data/cls", look="cls",
+    "cls": Training(ONLINE, f"{IDLE} --grid 0", "--root data/cls", own_look=True,
                     features="data.py encode VIDEO... --grid 0 --output data/cls/features"),
 }
 
 # ------------------------------------------------------------------------------- what is evaluated
 
 # {keep}: the folder of predictions, with which an evaluation can be resumed
+# {each}: the file of each video's results, for the intervals of claims
 # {videos}: the folder of VIDEOS; {long}: the predictions of the evaluation "long"
-STREAM_TOY = "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep}"
+STREAM_TOY = "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep} --per-video {each}"
 EVALUATIONS = {
     "stream": STREAM_TOY,
     "idle": f"{STREAM_TOY} --world idle",
     "long": "evaluate.py stream --data toy --batch 4 --output {keep} --by-duration --root {videos}",
     "hard": f"{STREAM_TOY} --world hard",
     "second": f"{STREAM_TOY} --world second",
-    "teacher": "evaluate.py teacher --data toy --limit 60",
+    "teacher": "evaluate.py teacher --data toy --limit 60 --per-video {each}",
     "long-teacher":
         "evaluate.py teacher --data toy --max-frames 2000 --by-duration --root {videos}",
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
@@ -161,7 +168,7 @@ class Column(NamedTuple):
 
 class Row(NamedTuple):
     label: str
-    training: str                              # with a base before it, as in base2/flownar
+    training: str
     paper: str                                 # the paper's numbers
     options: str = ""                          # options of the evaluations of the table's columns
     group: str = ""                            # the group of videos that the row is about
@@ -176,12 +183,6 @@ class Table(NamedTuple):
     rows: list[Row]
     seeds: int = 1
     real: str = ""                             # options of train.py on real data, for all rows
-
-
-def on_base2(*rows: Row) -> list[Row]:
-    """These rows, with narrators of a base of their own: another training of the same encoder,
-    language model and stage `look`. Numbers can be compared only where the base is the same."""
-    return [row._replace(training=f"base2/{row.training}") for row in rows]
 
 
 def streamed(evaluation: str = "stream", prefix: str = "") -> list[Column]:
@@ -248,14 +249,14 @@ TABLES = {
     "T2": Table(
         "Teacher-forced narration", "ego4d", TEACHER_FORCED,
         columns=teacher(),
-        rows=on_base2(
+        rows=[
             Row("VideoLLM-online, 1 token", "cls", "2.430 2.320 42.6% -"),
             Row("VideoLLM-online", "online", "2.400 2.050 45.3% 49.0%"),
             Row("VideoLLM-MoD", "mod", "2.410 2.040 45.2% 48.9%"),
             Row("LION-FS", "lion", "2.090 2.150 46.1% 52.4%"),
             Row("FlowNar-C", "flownar-c", "2.006 2.219 46.1% 53.5%"),
             Row("FlowNar", "flownar", "1.995 2.195 46.4% 53.9%"),
-        ),
+        ],
         real=LARGE),
     "T3": Table(
         "Visual history, self-conditioned", "ego4d", "C M R",
@@ -270,13 +271,13 @@ TABLES = {
     "T4": Table(
         "Trigger (toy: ends that are hard to see)", "ego4d", SELF_CONDITIONED,
         columns=streamed("hard"),
-        rows=on_base2(
+        rows=[
             Row("static, VideoLLM-online", "hard-online", "37.11 10.46 12.68 24.26 11.34 28.90",
                 f"{STATIC} 0.7"),
             Row("static, FlowNar", "hard", "35.84 15.68 16.78 30.28 11.69 30.38", f"{STATIC} 0.7"),
             Row("dynamic, VideoLLM-online", "hard-online", "47.59 11.23 16.29 28.04 11.33 29.86"),
             Row("dynamic, FlowNar", "hard", "53.55 18.21 24.85 35.64 12.14 31.64"),
-        )),
+        ]),
     "T5": Table(
         "Memory design", "ego4d", TEACHER_FORCED,
         columns=[MEMORY_WORDS, IDLE_WORDS, LONG_WORDS, *teacher()],
@@ -287,10 +288,7 @@ TABLES = {
             Row("TokenMLP", "tokenmlp", "2.127 2.274 44.6% 51.3%"),
             Row("Refac. RetNet", "retnet", "2.092 2.239 45.3% 52.1%"),
             Row("one gate per head", "scalar", ""),
-            Row("CLAM without `remember`", "paper-loss", ""),
             Row("CLAM", "flownar", "2.086 2.237 45.4% 52.2%"),
-            Row("Refac. RetNet, 4 epochs", "retnet-4", ""),
-            Row("CLAM, 4 epochs", "flownar-4", ""),
         ],
         seeds=2),
     "T6": Table(
@@ -327,34 +325,34 @@ TABLES = {
             Column("F1", "second", "f1", toy=True),
             Column("exact", "second", "exact", toy=True),
         ],
-        rows=on_base2(
+        rows=[
             Row("from scratch", "second", "2.935 2.716 40.1% 43.2%",
                 other_numbers={"egoexo4d": "2.005 1.095 33.0% 39.1%"}),
             Row("pretrained", "second-tuned", "2.266 2.679 41.2% 51.9%",
                 other_numbers={"egoexo4d": "1.778 1.022 38.7% 46.4%"}),
             Row("zero-shot", "flownar", ""),
-        )),
+        ]),
     "T11": Table(
         "Trigger (toy: as Table 4)", "ek100", SELF_CONDITIONED,
         columns=streamed("hard"),
-        rows=on_base2(
+        rows=[
             Row("static, VideoLLM-online", "hard-online", "48.79 7.94 10.52 28.54 14.21 45.77",
                 f"{STATIC} 0.7"),
             Row("static, FlowNar", "hard", "38.39 19.39 18.04 37.33 14.66 45.26", f"{STATIC} 0.7"),
             Row("dynamic, VideoLLM-online", "hard-online", "51.07 8.74 12.98 29.00 14.23 45.26"),
             Row("dynamic, FlowNar", "hard", "49.12 23.12 29.12 46.63 14.93 46.25"),
-        )),
+        ]),
     "T12": Table(
         "Thresholds (toy: ends that are hard to see)", "ek100", SELF_CONDITIONED,
         columns=streamed("hard"),
-        rows=on_base2(
+        rows=[
             Row("static 0.8", "hard", "5.24 20.16 7.38 33.00 14.59 44.50", f"{STATIC} 0.8"),
             Row("static 0.7", "hard", "38.39 19.39 18.04 37.33 14.66 45.26", f"{STATIC} 0.7"),
             Row("static 0.6", "hard", "49.34 8.00 11.38 34.50 14.15 45.84", f"{STATIC} 0.6"),
             Row("static 0.4", "hard", "47.65 5.10 8.03 36.02 14.04 46.09", f"{STATIC} 0.4"),
             Row("dynamic 0.8", "hard", "49.12 23.12 29.12 46.63 14.93 46.25"),
             Row("dynamic 0.7", "hard", "50.42 8.30 12.32 37.58 14.19 45.91", "--theta 0.7"),
-        )),
+        ]),
     "T13": Table(
         "Narration history", "ego4d", "MACs Cache PPL TimeDiff",
         columns=[GMACS, CACHE, PPL, TIME_DIFF, MEMORY_WORDS],
@@ -369,28 +367,28 @@ TABLES = {
     "T14": Table(
         "Memory tokens", "ego4d", "MACs Cache PPL Fluency",
         columns=[GMACS, CACHE, PPL, FLUENCY, MEMORY_WORDS, IDLE_WORDS, LONG_WORDS],
-        rows=on_base2(
+        rows=[
             Row("10 (toy: 5)", "tokens-5", "15.88T 58.5M 2.094 45.2%"),
             Row("20 (toy: 10)", "flownar", "16.70T 59.2M 2.086 45.4%"),
             Row("30 (toy: 15)", "tokens-15", "17.52T 59.9M 2.099 45.2%"),
             Row("50 (toy: 25)", "tokens-25", "19.15T 61.3M 2.098 45.3%"),
-        )),
+        ]),
     "T15": Table(
         "CLAM on narrations", "ego4d", TEACHER_FORCED,
         columns=[*teacher(), MEMORY_WORDS],
-        rows=on_base2(
+        rows=[
             Row("CLAM", "narrations", "2.174 2.275 44.0% 50.2%"),
             Row("last 10", "flownar-c", "2.111 2.245 45.0% 51.7%"),
-        )),
+        ]),
     "T16": Table(
         "Size of the language model", "ego4d", TEACHER_FORCED,
         columns=[*teacher(), MEMORY_WORDS],
-        rows=on_base2(
+        rows=[
             Row("1B (toy: 0.9 M)", "flownar", "2.086 2.237 45.4% 52.2%",
                 other_numbers={"ek100": "2.266 2.679 41.2% 51.9%"}),
             Row("8B (toy: 3.6 M)", "large", "1.995 2.195 46.4% 53.9%",
                 other_numbers={"ek100": "2.105 2.635 41.5% 53.8%"}),
-        )),
+        ]),
     "T17": Table(
         "Video summary (toy: condensed by rule)", "ego4d", "C M R",
         columns=[
@@ -398,16 +396,16 @@ TABLES = {
             Column("M", "summary", "meteor"),
             Column("R", "summary", "rouge_l"),
         ],
-        rows=on_base2(
+        rows=[
             Row("FlowNar", "flownar", "11.20 17.94 32.63"),
             Row("VideoLLM-online", "online", ""),
-        )),
+        ]),
     "objects": Table(
         "Objects that are right (App. C.1)", "egoexo4d", "accuracy",
         columns=[Column("accuracy", "objects", "object_accuracy")],
-        rows=on_base2(
+        rows=[
             Row("VideoLLM-online", "online", "33.8%"),
             Row("VideoLLM-MoD", "mod", "25.8%"),
             Row("FlowNar", "flownar", "36.6%"),
-        )),
+        ]),
 }

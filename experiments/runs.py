@@ -2,8 +2,8 @@
 
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a small file
 in experiments/results/: its commands, its commits and its seed, the recipe (paper.py), fingerprints
-of the toy's worlds and of the base, and the measures. A result of a new recipe replaces that of the
-earlier one.
+of the toy's worlds and of the base, the measures, and some of them for each video. Results of other
+commands, recipes, worlds or bases are not shown, and are replaced.
 """
 import hashlib
 import json
@@ -20,7 +20,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from experiments.paper import (
-    EVALUATIONS, LARGE, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, Row, Table,
+    EVALUATIONS, LARGE, LLM, LOOK, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, VISION, Row, Table,
 )
 from support.common.disk import is_number, read_json, write_json
 from support.common.errors import BadData
@@ -28,7 +28,8 @@ from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
-MADE = "training.json"         # beside a trained narrator: its command, worlds, recipe and commit
+MADE = "training.json"         # beside a trained narrator: how it was trained
+MADE_BY = {"command", "worlds", "recipe", "base", "commit"}    # what that file says
 
 
 class Experiment(NamedTuple):
@@ -41,8 +42,8 @@ class Experiment(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the result's file, without .json. No two experiments have the same."""
-        training = self.training.split("/")
-        return "-".join([*training, self.evaluation, *option_words(self.options), str(self.seed)])
+        words = [self.training, self.evaluation, *option_words(self.options), str(self.seed)]
+        return "-".join(words)
 
 
 def option_words(options: str) -> list[str]:
@@ -71,43 +72,24 @@ def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
 
 # ------------------------------------------------------------------------------- commands
 
-def base_and_name(training: str) -> tuple[str, str]:
-    """base2/flownar -> base2, flownar; flownar -> "", flownar."""
-    base, _, name = training.rpartition("/")
-    return base, name
-
-
-def starts_of(training: str, seed: int) -> dict[str, tuple[str, int]]:
-    """The narrators from which a training takes weights: option of train.py -> (training, seed).
-
-    They are of the same base. The first narrator of a base starts from nothing: what others take
-    from it, it trains itself.
-    """
-    base, name = base_and_name(training)
-    given = TRAININGS[name]
-    names = {"llm": given.llm, "vision": given.vision, "look": given.look, "init": given.init}
-    starts = {}
-    for option, other in names.items():
-        if not other:
-            continue
-        if base:
-            other = f"{base}/{other}"
-        other_seed = seed if option == "init" else 0
-        # The first narrator of a base would start from itself.
-        if (other, other_seed) != (training, seed):
-            starts[option] = (other, other_seed)
+def starts_of(training: str, seed: int, folder: str) -> dict[str, str]:
+    """What a training does not learn itself: option of train.py -> file or folder."""
+    options = TRAININGS[training]
+    if options.init:
+        return {"init": f"{folder}/{options.init}-{seed}"}
+    starts = {"vision": VISION}
+    if not options.own_llm:
+        starts["llm"] = LLM
+        if not options.own_look:
+            starts["look"] = LOOK
     return starts
 
 
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The command that trains a narrator of the toy, without `python`."""
-    _, name = base_and_name(training)
-    options = ["--data toy", f"--seed {seed}", TRAININGS[name].method, TRAININGS[name].toy]
-    # Of the other narrator, these two are parts; --look and --init take the whole folder.
-    subfolders = {"llm": "/llm", "vision": "/vision"}
-    for option, (other, other_seed) in starts_of(training, seed).items():
-        subfolder = subfolders.get(option, "")
-        options.append(f"--{option} {folder}/{other}-{other_seed}{subfolder}")
+    options = ["--data toy", f"--seed {seed}", TRAININGS[training].method, TRAININGS[training].toy]
+    for option, path in starts_of(training, seed, folder).items():
+        options.append(f"--{option} {path}")
     options.append(f"--output {folder}/{training}-{seed}")
     return ["train.py", *" ".join(options).split()]
 
@@ -118,8 +100,8 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     # Predictions are kept beside the narrator. Its seed is in the folder's name: here stands 0.
     model = f"{folder}/{experiment.training}-{experiment.seed}"
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
-    filled = command.format(keep=f"{model}/{kept}", videos=f"{folder}/videos",
-                            long=f"{model}/kept-long-0/predictions")
+    filled = command.format(keep=f"{model}/{kept}", each=f"{model}/{kept}.json",
+                            videos=f"{folder}/videos", long=f"{model}/kept-long-0/predictions")
     words = filled.split()
     if "--pred" not in command:
         words += ["--model", model]
@@ -131,9 +113,8 @@ def real_commands(row: Row, table: Table, data: str) -> list[str]:
 
     On EgoExo4D and EPIC-Kitchens, training starts from Ego4D's narrator, as in the paper.
     """
-    _, name = base_and_name(row.training)                      # bases are the toy's
-    options = TRAININGS[name]
-    training = options.same or name
+    options = TRAININGS[row.training]
+    training = options.same or row.training
     real = f"{options.real} {table.real}"
     size = "8b-" if LARGE in real else ""
     output = f"out/{data}-{size}{training}"
@@ -179,50 +160,56 @@ def fingerprint_of_worlds() -> str:
     return digest.hexdigest()[:12]
 
 
-def fingerprint_of_base(training: str, folder: str) -> str:
-    """A hash over the encoder and the language model of a training's base: those of flownar-c with
-    seed 0."""
-    base, _ = base_and_name(training)
-    first = ROOT / folder / base / "flownar-c-0"
+@cache
+def fingerprint_of_base() -> str:
+    """A hash over the encoder, the language model and the stage `look` of all narrators."""
     digest = hashlib.sha256()
-    for file in sorted(first.glob("*/model.safetensors")):
-        digest.update(file.read_bytes())
+    for file in (f"{VISION}/model.safetensors", f"{LLM}/model.safetensors", LOOK):
+        digest.update((ROOT / file).read_bytes())
     return digest.hexdigest()[:12]
 
 
 def identity_of(experiment: Experiment) -> dict:
-    """The fields of a result's file that tell of which experiment it is, whatever the recipe."""
+    """The fields of a result's file that tell of which experiment it is."""
     train = train_command(experiment.training, experiment.seed, "out/tables")
     evaluate = evaluate_command(experiment, "out/tables")
     return {
         "train": " ".join(["python", *train]),
         "evaluate": " ".join(["python", *evaluate]),
         "seed": experiment.seed,
+        "recipe": RECIPE,
         "worlds": fingerprint_of_worlds(),
+        "base": fingerprint_of_base(),
     }
 
 
 def result(experiment: Experiment) -> dict | None:
-    """The result of an experiment, of any recipe. None if there is none, or if other commands or
-    other worlds have made it. BadData for a damaged file."""
+    """The result of an experiment. None if there is none, or if other commands, another recipe,
+    world or base has made it. BadData for a damaged file."""
     path = RESULTS / f"{experiment.name}.json"
     if not path.exists():
         return None
     kept = read_json(path)
     if not isinstance(kept, dict) or not isinstance(kept.get("measures"), dict):
         raise BadData(f"{path}: is not a result of experiments.tables; delete it")
-    kept = {"recipe": 1} | kept                # recipe 1 was not written down
     identity = identity_of(experiment)
     if any(kept.get(field) != value for field, value in identity.items()):
         return None
     return kept
 
 
-def result_of_today(experiment: Experiment) -> dict | None:
-    """The result of an experiment if it is of today's recipe: it need not be made again."""
-    kept = result(experiment)
-    if kept is None or kept["recipe"] != RECIPE:
-        return None
+EACH = ("memory_words", "exact", "ppl")         # measures that are kept for each video
+
+
+def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:
+    """{measure: {video: value}} of what a command has written with --per-video."""
+    rows = read_json(file)
+    kept = {}
+    for measure in EACH:
+        if any(measure in row for row in rows.values()):
+            kept[measure] = {name: row.get(measure) for name, row in rows.items()}
+            for name, value in kept[measure].items():
+                kept[measure][name] = value if value is None else round(value, 4)
     return kept
 
 
@@ -305,7 +292,7 @@ class Runner:
             self.carry_out(experiment._replace(evaluation="long"))
         self.train(experiment.training, experiment.seed)
         with self.lock(experiment.name):
-            if result_of_today(experiment):
+            if result(experiment):
                 return
             if "{videos}" in command:
                 self.make_videos()
@@ -316,25 +303,29 @@ class Runner:
 
     def write_result(self, experiment: Experiment, printed: dict, seconds: float) -> None:
         training, seed = experiment.training, experiment.seed
+        command = evaluate_command(experiment, self.folder)
+        videos = {}
+        if "--per-video" in command:
+            videos = measures_of_videos(ROOT / command[command.index("--per-video") + 1])
         RESULTS.mkdir(exist_ok=True)
         write_json(RESULTS / f"{experiment.name}.json", identity_of(experiment) | {
-            "recipe": RECIPE,
-            "base": fingerprint_of_base(training, self.folder),
             "commits": {"train": self.made(training, seed)["commit"], "evaluate": self.commit},
             "minutes": {"evaluate": in_minutes(seconds),
                         "train": in_minutes(self.training_seconds.get((training, seed)))},
             "measures": measures(printed),
+            "videos": videos,
         })
 
     def train(self, training: str, seed: int) -> None:
-        """Train a narrator, and before it those that it starts from, unless they are there."""
-        for other, other_seed in starts_of(training, seed).values():
-            self.train(other, other_seed)
+        """Train a narrator, and before it the one that it starts from, unless they are there."""
+        init = TRAININGS[training].init
+        if init:
+            self.train(init, seed)
         with self.lock(f"{training}-{seed}"):
             output = ROOT / self.folder / f"{training}-{seed}"
             command = train_command(training, seed, self.folder)
             made = {"command": command, "worlds": self.worlds, "recipe": RECIPE,
-                    "commit": self.commit}
+                    "base": fingerprint_of_base(), "commit": self.commit}
             resumed = output.exists()
             if resumed:
                 self.check_made(training, seed, made)
@@ -347,28 +338,28 @@ class Runner:
             if resumed:
                 command = [*command, "--resume"]
             began = time.monotonic()
-            self.run(command, f"{training}-{seed}".replace("/", "-"))
+            self.run(command, f"{training}-{seed}")
             seconds = time.monotonic() - began
             # A resumed training took longer than this part of it.
             self.training_seconds[training, seed] = None if resumed else seconds
 
     def made(self, training: str, seed: int) -> dict:
-        """How a narrator was trained: {"command", "worlds", "recipe", "commit"}. BadData if no file
-        tells."""
+        """How a narrator was trained: {"command", "worlds", "recipe", "base", "commit"}. BadData if
+        no file tells."""
         folder = ROOT / self.folder / f"{training}-{seed}"
         kept = read_json(folder / MADE) if (folder / MADE).exists() else None
-        if not isinstance(kept, dict) or not {"command", "worlds", "commit"} <= kept.keys():
+        if not isinstance(kept, dict) or not MADE_BY <= kept.keys():
             raise BadData(f"{folder} does not say how it was trained; delete it, or choose another "
                           "--output")
-        return {"recipe": 1} | kept            # recipe 1 was not written down
+        return kept
 
     def check_made(self, training: str, seed: int, wanted: dict) -> None:
         """BadData if a narrator was not trained as it would be today. Another commit is allowed."""
         kept = self.made(training, seed)
-        for field, called in (("command", "command"), ("worlds", "world"), ("recipe", "recipe")):
+        for field in ("command", "worlds", "recipe", "base"):
             if kept[field] != wanted[field]:
                 folder = ROOT / self.folder / f"{training}-{seed}"
-                raise BadData(f"{folder} was trained by another {called}; delete it, or choose "
+                raise BadData(f"{folder} was trained with another {field}; delete it, or choose "
                               "another --output")
 
     def make_videos(self) -> None:

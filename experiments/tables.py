@@ -27,7 +27,7 @@ import numpy as np
 from experiments.paper import RECIPE, TABLES, Column, Row, Table
 from experiments.runs import (
     Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands, result,
-    result_of_today, train_command,
+    train_command,
 )
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, in_range, positive_int

@@ -10,9 +10,8 @@ in this order and then trains the narrator.
                 context
     look        LoRA and connector learn to name what a frame shows, place by place; from here on
                 the encoders and the Llama's own weights are frozen
-    remember    the memory learns, without the language model, to keep what was last seen in the
-                places that hide it now
-    recall      the language model learns to name that, from the memory tokens
+    recall      memory and language model learn to list what each place showed last, from the memory
+                tokens
 
 All labels are those of training videos; labels of test videos are never used. Each stage is one
 function. `fit(name, parameters, backward, steps, lr)` is train.py's loop; backward(step) runs
@@ -20,7 +19,6 @@ forward and backward of one batch and returns its loss and its number of tokens.
 """
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -546,98 +544,44 @@ def look_parameters(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
 
 
 def take_over(narrator: nar.Narrator, path: Path):
-    """Set LoRA and connector to those of a state of train.py.
+    """Set LoRA and connector to those of a file LOOK.
 
-    Raises BadData if its stage is unfinished, or if the sizes differ.
+    Raises BadData if it is no such file, or of another size.
     """
+    parameters = look_parameters(narrator)
     try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata()
-            weights = {}
-            for name in look_parameters(narrator):
-                weights[name] = file.get_tensor(f"{name}|value")
-        finished = int(header["step"]) == json.loads(header["settings"])["steps"]
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise BadData(f"--look: {path} is not the finished stage of a like narrator "
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BadData(f"--look: {path} is not the {LOOK} of a training "
                       f"({first_line(error)})") from error
-    if not finished:
-        raise BadData(f"--look: {path} is of an unfinished stage; "
-                      "continue that training with --resume")
+    missing = parameters.keys() - weights.keys()
+    if missing:
+        raise BadData(f"--look: {path} is of another narrator: it lacks {min(missing)}")
     with torch.no_grad():
-        load_parameters(look_parameters(narrator), weights, path)
-
-
-# ------------------------------------------------------------------------- remember
-
-def remember(fit: Callable, memory: nn.Module, videos: list[Scene], steps: int, seed: int,
-             lr: float = 1e-3, batch: int = 4, reads: int = 12):
-    """Train a memory alone, with a linear head that is not kept.
-
-    Memory token 1 + p gives type and colour of what place p showed last, wherever the place shows
-    nothing now. If there are fewer memory tokens than places, a token serves several places. Up to
-    four videos in a row make a long one, with `reads` read-outs for each.
-    """
-    first = min(1, memory.M - 1)               # a memory of one token serves all places with it
-    tokens_used = max(1, memory.M - 1)
-    shares = -(-9 // tokens_used)              # places for each memory token, rounded up
-    classes = world.SIZES[:2]
-    head = nn.Linear(memory.width, shares * sum(classes))
-    chance = random.Random(f"remember {seed}")
-    # Drawn before the first step, so that a training that is resumed continues with the same ones.
-    plan = []                                  # of each step, the videos of each row
-    for _ in range(steps):
-        rows = []
-        for _ in range(batch):
-            rows.append(chance.choices(range(len(videos)), k=chance.randint(1, 4)))
-        plan.append(rows)
-
-    def backward(step: int) -> tuple[float, int]:
-        total = 0.0
-        tokens = 0
-        for row in plan[step]:
-            x = torch.cat([videos[i].x for i in row])                          # [T, J, D]
-            labels = torch.cat([videos[i].labels for i in row])                # [T, 9, 2]
-            frames = torch.randperm(len(x))[:reads * len(row)].sort().values
-            known = last_seen(labels)[frames]                                  # [reads, 9, 2]
-            shows_nothing = labels[frames][..., 0] == 0                        # [reads, 9]
-            hidden = shows_nothing & (known[..., 0] > 0)
-
-            read_at = (frames[None] + 1) * x.shape[1]
-            read_out, _ = memory(rearrange(x, "t j d -> 1 (t j) d"), read_at)  # [1, reads, M, D]
-            answers = head(read_out[0, :, first:])
-            answers = rearrange(answers, "n m (s a) -> n (s m) a", s=shares)[:, :9]
-            loss = 0
-            for i, logits in enumerate(answers.split(classes, dim=-1)):        # type, colour
-                target = known[hidden][:, i]
-                loss = loss + F.cross_entropy(logits[hidden], target, reduction="sum")
-            # In a short video, it may be that nothing is hidden.
-            loss = loss / batch / max(1, int(hidden.sum()))
-            loss.backward()
-            total += loss.item()
-            tokens += x[..., 0].numel()
-        return total, tokens
-
-    both = nn.ModuleDict({"memory": memory, "head": head})
-    fit("remember", dict(both.named_parameters()), backward, steps, lr)
+        load_parameters(parameters, weights, path)
 
 
 # ------------------------------------------------------------------------- the order
 
-STEPS = {"look": 1400, "remember": 900, "recall": 600}
+STEPS = {"look": 1400, "recall": 1200}
+LOOK = "look.safetensors"                      # in the output folder: what stage look has learned
 
 
-def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], lr: float,
-                     seed: int, alone: bool = True, look: str | None = None):
+def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], folder: Path,
+                     lr: float, seed: int, look: str | None = None, recall: bool = True):
     """What a new narrator learns before the paper's training.
 
-    alone   also run stage remember, if the memory has anything to learn
-    look    the folder of another training, whose stage look is taken over: narrators that are
-            compared see equally well
+    folder  where stage look writes LOOK
+    look    another training's LOOK, which stands for that stage: narrators that are compared see
+            equally well
+    recall  also run that stage
     """
     if look:
-        take_over(narrator, Path(look) / "look-state.safetensors")
+        take_over(narrator, Path(look))
     else:
         inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
-    if alone and list(narrator.memory.parameters()):
-        remember(fit, narrator.memory, videos, STEPS["remember"], seed)
-    inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)
+        learned = look_parameters(narrator)
+        weights = {name: p.detach().to(torch.bfloat16) for name, p in learned.items()}
+        write_tensors(folder / LOOK, weights)
+    if recall:
+        inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)

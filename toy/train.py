@@ -13,9 +13,6 @@ from support.engine import checkpoint
 from toy import stages, world
 from train import Options, begin, fit, new_config, pretrained, save, train_narrator
 
-LEARNED = ("clam", "retnet", "scalar", "tokenmlp")             # memories with weights
-
-
 def train_toy(options: Options):
     """Train all stages; with --init, only the last one."""
     variant = world.find_world(options.world, options.idle)
@@ -45,9 +42,9 @@ def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
         names.append("language")
     if not options.look:
         names.append("look")
-    if options.memory in LEARNED and not options.no_remember:
-        names.append("remember")
-    return [*names, "recall", "narrator"]
+    if not options.no_recall:
+        names.append("recall")
+    return [*names, "narrator"]
 
 
 def before_last_stage(options: Options,
@@ -90,15 +87,14 @@ def before_last_stage(options: Options,
     if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
         raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")
 
-    # The frame tokens are kept beside the encoder that made them.
+    # Narrators of a trained encoder share its frame tokens: they are kept beside the folder.
     grid = "" if options.grid == 3 else options.grid
-    if second:
-        cache = folder / f"features{grid}_second.safetensors"
-    else:
-        cache = vision.parent / f"features{grid}.safetensors"
+    name = f"features{grid}_second" if second else f"features{grid}"
+    cache_folder = folder.parent if options.vision and not second else folder
+    cache = cache_folder / f"{name}.safetensors"
     kitchens = list(world.kitchens("train", options.limit, world=variant))
     videos = stages.scenes(encoder, narrator.layout, kitchens, cache)
     begin(narrator, options, videos)
-    stages.before_narrating(run, narrator, videos, options.lr, options.seed,
-                            not options.no_remember, options.look)
+    stages.before_narrating(run, narrator, videos, folder, options.lr, options.seed, options.look,
+                            not options.no_recall)
     return narrator, videos
