@@ -42,7 +42,9 @@ import stream
 from baselines.variants import load_narrator
 from experiments.efficiency import WORDS, peak_memory
 from experiments.timing import Timed
-from support.common.devices import DTYPES_OF_STREAMS, device_and_dtype, synchronise
+from support.common.devices import (
+    DTYPES_OF_STREAMS, device_and_dtype, synchronise, vision_dtype,
+)
 from support.common.disk import write_json
 from support.common.errors import command_line
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
@@ -192,10 +194,9 @@ def most(known: int | None, device: torch.device) -> int | None:
 
 
 def measure(model: str, vision: str | None, clip: Path, frames: int, lookahead: int, device: str,
-            dtype: str, vision_dtype: str) -> dict:
+            dtype: str, vision_format: torch.dtype) -> dict:
     """Load a narrator, narrate a clip; what both cost."""
     device, number_format = device_and_dtype(device, dtype)
-    vision_format = device_and_dtype(device, vision_dtype)[1]
     watch = Watch(torch.device(device))
     imported = held_memory()
     with watch("load"):
@@ -266,7 +267,7 @@ def run_full_size(args: argparse.Namespace) -> None:
         clip = Path(temporary) / "clip.mp4"
         make_clip(clip, args.frames, fps=2.0)
         costs = measure(model, vision, clip, args.frames, args.lookahead, args.device, args.dtype,
-                        args.vision_dtype or args.dtype)
+                        vision_dtype(args))
     show_costs(costs)
     if args.json:
         print(json.dumps(costs))
@@ -277,7 +278,8 @@ def main():
     parser.add_argument("--dtype", default="float32", choices=DTYPES_OF_STREAMS,
                         help="of the language model (default float32)")
     parser.add_argument("--vision-dtype", choices=DTYPES_OF_STREAMS,
-                        help="of the vision encoder (default: --dtype)")
+                        help="of the vision encoder (default: --dtype; beside int8, bfloat16 on "
+                             "processors with AMX)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps (default cpu)")
     parser.add_argument("--layers", type=positive_int, help="of both models (default: all)")
     parser.add_argument("--frames", type=positive_int, default=40)

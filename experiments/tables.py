@@ -9,13 +9,14 @@
 
 Trained narrators, predictions and messages are kept in --output; an interrupted run goes on where
 it stopped. Results are files in experiments/results/, one for each narrator, evaluation and seed.
-Results of other commands or other worlds are not shown. Results of another recipe (paper.py) stand
-in rows of their own, whose last column names the recipe, and are made anew when the table is
-completed. --list counts the results of each commit; a + means changed files.
+Results of other commands, another recipe (paper.py), world or base are not shown, and are made anew
+when the table is completed. --list counts the results of each commit; a + means changed files.
 
 The paper's numbers are in italics, as printed there: precision, recall, F1, C, M and R in
-hundredths. Ours are shares, and means over seeds. GMACs are of 240 frames, the cache is that after
-480 (`experiments.efficiency`: a narration every 8 frames).
+hundredths. Ours are shares: the mean over seeds, with the standard deviation where there are
+several. GMACs are of 240 frames, the cache is that after 480 (`experiments.efficiency`: a narration
+every 8 frames). Below a table stand its claims: the difference of two rows with its 95 % interval
+(intervals.py).
 """
 import argparse
 import json
@@ -24,7 +25,8 @@ from collections import Counter
 
 import numpy as np
 
-from experiments.paper import RECIPE, TABLES, Column, Row, Table
+from experiments.intervals import Interval, difference
+from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import (
     Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands, result,
     train_command,
@@ -43,29 +45,37 @@ def seeds_of(table: Table, seeds: list[int] | None) -> list[int]:
 
 
 def results_of(experiments: list[Experiment]) -> list[dict]:
-    """The results that are there, of any recipe."""
+    """The results that are there."""
     results = [result(experiment) for experiment in experiments]
     return [kept for kept in results if kept is not None]
 
 
-def recipes_of(row: Row, table: Table, seeds: list[int]) -> list[int]:
-    """The recipes of a row's results, the latest first. Without results: today's."""
-    experiments = needed(table._replace(rows=[row]), seeds)
-    recipes = {kept["recipe"] for kept in results_of(experiments)}
-    return sorted(recipes, reverse=True) or [RECIPE]
-
-
-def measured(row: Row, column: Column, seeds: list[int], recipe: int) -> list[float]:
-    """The numbers of a cell: one for each seed that has a result of this recipe."""
+def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
+    """The numbers of a cell: one for each seed that has a result."""
     measure = column.measure.format(row.group)
     experiments = experiments_of(row, column.evaluation, seeds)
-    numbers = [kept["measures"].get(measure) for kept in results_of(experiments)
-               if kept["recipe"] == recipe]
+    numbers = [kept["measures"].get(measure) for kept in results_of(experiments)]
     return [number for number in numbers if number is not None]
 
 
 def digits(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def mean_and_deviation(numbers: list[float]) -> tuple[float, float | None]:
+    """The mean, and the standard deviation (of a sample) where there are several numbers."""
+    deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return float(np.mean(numbers)), deviation
+
+
+def cell(numbers: list[float]) -> str:
+    """0.951 ± 0.003, without the deviation for one number, - for none."""
+    if not numbers:
+        return "-"
+    mean, deviation = mean_and_deviation(numbers)
+    if deviation is None:
+        return digits(mean)
+    return f"{digits(mean)} ± {deviation:.3f}"
 
 
 def seed_count(numbers: dict[Column, list[float]]) -> str:
@@ -78,40 +88,61 @@ def seed_count(numbers: dict[Column, list[float]]) -> str:
 
 
 def markdown(name: str, seeds: list[int] | None) -> str:
-    """A table as Markdown. The column "seeds" has the `seed_count`. Where a result is not of
-    today's recipe, the column "recipe" follows it."""
+    """A table as Markdown, and below it the intervals of its claims. The column "seeds" has the
+    `seed_count`."""
     table = TABLES[name]
     seeds = seeds_of(table, seeds)
-    rows = [(row, recipe) for row in table.rows for recipe in recipes_of(row, table, seeds)]
-    with_recipe = any(recipe != RECIPE for _, recipe in rows)
-
     paper_headers = table.paper.split()
     headers = [f"{name}. {table.title} (paper: {DATA[table.data]})"]
     headers += [f"*{header}*" for header in paper_headers]
     headers += [column.header for column in table.columns]
     headers.append("seeds")
-    if with_recipe:
-        headers.append("recipe")
 
     lines = [headers, ["---"] * len(headers)]
-    for row, recipe in rows:
-        numbers = {column: measured(row, column, seeds, recipe) for column in table.columns}
+    for row in table.rows:
+        numbers = {column: measured(row, column, seeds) for column in table.columns}
         paper_numbers = row.paper.split() or ["-"] * len(paper_headers)
         cells = [row.label]
         cells += [f"*{number}*" for number in paper_numbers]
-        cells += [digits(np.mean(values)) if values else "-" for values in numbers.values()]
+        cells += [cell(values) for values in numbers.values()]
         cells.append(seed_count(numbers))
-        if with_recipe:
-            cells.append(str(recipe))
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    claims = []
+    for claim in table.claims:
+        interval = interval_of(claim, table, seeds)
+        if interval:
+            claims.append(sentence(claim, interval))
+    if claims:
+        text += "\n\n" + "\n".join(claims)
+    return text
 
 
-def as_json(name: str, seeds: list[int] | None) -> dict[str, dict[str, float]]:
-    """{row: {measure: mean over seeds}}.
+def interval_of(claim: Claim, table: Table, seeds: list[int]) -> Interval | None:
+    """The difference of a claim's two rows in its column. None without results of both."""
+    rows = {row.label: row for row in table.rows}
+    columns = {column.header: column for column in table.columns}
+    column = columns[claim.column]
+    of_rows = []
+    for label in (claim.first, claim.second):
+        results = results_of(experiments_of(rows[label], column.evaluation, seeds))
+        of_rows.append([kept["videos"][column.measure] for kept in results])
+    return difference(*of_rows)
 
-    Where two evaluations give the same measure, the name of the second one stands before it. A row
-    of another recipe than today's has the recipe in its name.
+
+def sentence(claim: Claim, interval: Interval) -> str:
+    """A claim with its interval as an item of a list, in Markdown."""
+    verdict = "" if interval.shown else ": cannot be told apart"
+    seeds = " and ".join(str(count) for count in interval.seeds)
+    return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
+            f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{verdict}")
+
+
+def as_json(name: str, seeds: list[int] | None) -> dict[str, dict[str, dict]]:
+    """{row: {measure: {"mean", "std", "n": number of seeds}}}; std is None for one seed.
+
+    Where two evaluations give the same measure, the name of the second one stands before it.
     """
     table = TABLES[name]
     seeds = seeds_of(table, seeds)
@@ -124,30 +155,13 @@ def as_json(name: str, seeds: list[int] | None) -> dict[str, dict[str, float]]:
 
     rows = {}
     for row in table.rows:
-        for recipe in recipes_of(row, table, seeds):
-            label = row.label if recipe == RECIPE else f"{row.label} (recipe {recipe})"
-            rows[label] = {}
-            for column, key in keys.items():
-                numbers = measured(row, column, seeds, recipe)
-                if numbers:
-                    rows[label][key] = float(np.mean(numbers))
+        rows[row.label] = {}
+        for column, key in keys.items():
+            numbers = measured(row, column, seeds)
+            if numbers:
+                mean, deviation = mean_and_deviation(numbers)
+                rows[row.label][key] = {"mean": mean, "std": deviation, "n": len(numbers)}
     return rows
-
-
-def warn_of_bases(name: str, seeds: list[int] | None) -> None:
-    """Say so if the rows of a table have different recipes, or different encoders and language
-    models."""
-    table = TABLES[name]
-    results = results_of(needed(table, seeds_of(table, seeds)))
-    recipes = {kept["recipe"] for kept in results}
-    bases = {kept.get("base") for kept in results}
-    if len(recipes) > 1:
-        print(f"{name}: its rows are of different recipes, so their numbers do not compare; "
-              f"complete it: python -m experiments.tables {name}", file=sys.stderr)
-    elif len(bases) > 1:
-        print(f"{name}: its narrators have different encoders and language models, so their "
-              "numbers do not compare; to compare them, delete its files in experiments/results "
-              "and run it again", file=sys.stderr)
 
 
 # ------------------------------------------------------------------------------- --list
@@ -170,7 +184,7 @@ def list_costs(names: list[str], seeds: list[int] | None) -> None:
     for name in names:
         table = TABLES[name]
         experiments = needed(table, seeds_of(table, seeds))
-        missing = [experiment for experiment in experiments if not result_of_today(experiment)]
+        missing = [experiment for experiment in experiments if not result(experiment)]
         present = len(experiments) - len(missing)
         line = f"{name:8} {table.title}: {present} of {len(experiments)} results"
         if missing:
@@ -180,9 +194,6 @@ def list_costs(names: list[str], seeds: list[int] | None) -> None:
                 cost = len(narrators) * means["train"] + len(missing) * means["evaluate"]
                 line += f", about {cost:.0f} minutes"
             line += " on one core"
-        earlier = len(results_of(missing))
-        if earlier:
-            line += f"; shown until then: {earlier} of an earlier recipe"
         print(line)
     counts = [f"{commit} {count}" for commit, count in commits.most_common()]
     print("results by commit: " + ", ".join(counts))
@@ -254,8 +265,6 @@ def run_tables(args: argparse.Namespace) -> None:
             experiments += needed(TABLES[name], seeds_of(TABLES[name], args.seeds))
         errors = Runner(args.output, args.jobs)(list(dict.fromkeys(experiments)))
     print("\n\n".join(markdown(name, args.seeds) for name in names))
-    for name in names:
-        warn_of_bases(name, args.seeds)
     for error in errors:
         print(error, file=sys.stderr)
     if args.json:
@@ -279,7 +288,7 @@ def main():
     parser.add_argument("--data", choices=["toy", *DATA], default="toy",
                         help="of real data, print the commands and the paper's numbers")
     parser.add_argument("--seeds", nargs="+", type=in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
-                        metavar="N", help="default: 0 and 1 for tables 1, 3 and 5, else 0")
+                        metavar="N", help="default: 0 to 2 for the main tables, else 0")
     parser.add_argument("--jobs", type=positive_int, default=cores(),
                         help="commands at a time (default: one for each core)")
     parser.add_argument("--output", default="out/tables",

@@ -121,7 +121,7 @@ def test_perplexity_of_smollm2_in_int8(model, tmp_path):
     print({str(dtype): round(value, 3) for dtype, value in perplexity.items()})
     assert perplexity[torch.float32] < 150
     assert perplexity[torch.bfloat16] < 1.01 * perplexity[torch.float32]
-    most = 1.01 if int8.TWO_PARTS else 1.2
+    most = 1.01 if int8.OUR_BYTES else 1.2
     assert perplexity[torch.int8] < most * perplexity[torch.float32]
 
 

@@ -806,7 +806,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     few_pictures = {"steps": 2, "batch": 2, "videos": 2, "each": 2}
     monkeypatch.setattr(stages, "encoder", partial(stages.encoder, **few_pictures))
     monkeypatch.setattr(stages, "language", partial(stages.language, steps=2, batch=2))
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 2, "recall": 3})
+    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 3})
     fit = train.fit
     stages_run = []
 
@@ -819,12 +819,11 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     train_command.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                       lora_rank=4, idle=1.0))
-    assert "stages: encoder, language, look, remember, recall, narrator" in capsys.readouterr().err
+    assert "stages: encoder, language, look, recall, narrator" in capsys.readouterr().err
     assert stages_run == [
         ("encoder", 2, 1.5e-3),
         ("language", 2, 2e-3),
         ("look", 1, 7e-4),
-        ("remember", 2, 1e-3),
         ("recall", 3, 7e-4),
         ("narrator", 1, 7e-4),
     ]
@@ -839,7 +838,7 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given, features have a file of their
     own."""
     shutil.copytree(TOY / "vision", tmp_path / "vision")
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "remember": 1, "recall": 1})
+    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 1})
     given = {"data": "toy", "limit": 2, "batch": 2, "epochs": 1.0, "lora_rank": 4,
              "llm": str(TOY / "llm"), "vision": str(tmp_path / "vision"), "long": 1.0, "grid": 0,
              "narration_memory": 5}

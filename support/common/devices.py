@@ -13,6 +13,8 @@ from support.common.errors import BadData
 
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPES_OF_STREAMS = (*DTYPES, "int8")
+# Processors with AMX multiply bf16 about as fast as int8.
+AMX = torch.cpu._is_amx_tile_supported()
 
 
 def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
@@ -51,8 +53,14 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
 
 
 def vision_dtype(args: argparse.Namespace) -> torch.dtype:
-    """The dtype of a command's vision encoder: --vision-dtype, or else --dtype."""
-    _, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
+    """The dtype of a command's vision encoder: --vision-dtype, or else --dtype.
+
+    Beside a language model in int8, it is bf16 on a processor with AMX: what is not a product takes
+    half of an encoder's time there, and is faster in bf16.
+    """
+    device, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
+    if dtype == torch.int8 and not args.vision_dtype and device == "cpu" and AMX:
+        return torch.bfloat16
     return dtype
 
 

@@ -128,7 +128,8 @@ def device_options(parser: ArgumentParser):
                         help="number format of the language model (default: bfloat16 on CUDA, else "
                              "float32); int8 is smaller and faster on a processor, and less exact")
     parser.add_argument("--vision-dtype", choices=choices,
-                        help="number format of the vision encoder (default: as --dtype)")
+                        help="number format of the vision encoder (default: as --dtype; beside int8, "
+                             "bfloat16 on a processor with AMX)")
 
 
 def answer_options(parser: ArgumentParser):

@@ -1,15 +1,15 @@
 """Weights in int8 (not in the paper): a quarter of fp32's memory, and faster; never the default.
 
     w [e]     a row of a weight                 about  scale[e] * q[e],      q in -127 .. 127
-    x [n]     a row of inputs                   about  size[n] * p[n],       p in 8 bits, or 2 x 7
+    x [n]     a row of inputs                   about  size[n] * p[n],       p in -127 .. 127
 
-On a processor p and q are multiplied as they are, by what PyTorch has for it (oneDNN, FBGEMM,
-QNNPACK). A row of inputs has its size of its own, so that one large number does not blur the other
-rows. Elsewhere the inputs stay as they are, and q becomes their format for each product.
+A row of inputs has its size of its own, so that one large number does not blur the other rows. On a
+processor p is a byte, too. With 7 bits in it, the perplexity of a pretrained language model grows by
+a seventh, with 8 bits by a fortieth. So its inputs have two parts, a coarse byte and a fine one,
+which are multiplied as two rows: nothing is lost that can be seen. A vision encoder loses less, and
+takes far longer: its inputs have one part.
 
-Where the products are of 7 bits, a language model's inputs are the sum of two parts, a coarse and a
-fine one, which are multiplied as two rows: with 7 bits alone, the perplexity of a pretrained one
-grows by a seventh. A vision encoder loses less, and takes far longer: its inputs have one part.
+Elsewhere the inputs stay as they are, and q becomes their format for each product.
 """
 from __future__ import annotations
 
@@ -20,28 +20,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.common import devices
 from support.common.errors import BadData
 
 TINY = 1e-12
 PIECE = 2 ** 24                 # so many numbers, or some more, are packed at once
 MAKE = "_make_per_channel_quantized_tensor"
+# With AMX, oneDNN multiplies bytes three times as fast as PyTorch's own functions do. On other
+# processors it has no fast product of signed bytes.
+AMX = devices.AMX and hasattr(torch.ops.onednn, "qlinear_pointwise")
 # Two products of 8 bits are summed in 16. Where the processor has no sum of its own for these
 # (VNNI), inputs have 7 bits, or sums would not fit.
 SEVEN_BITS = not torch.cpu._is_vnni_supported()
-# FBGEMM then rounds inputs to multiples of (largest - least) / 127. Are those of a language model in
-# two parts?
-TWO_PARTS = SEVEN_BITS and torch.backends.quantized.engine in ("x86", "fbgemm")
-STEP = 2 / 127                  # where the largest is 1 and the least -1
-COARSE = 63                     # the coarse part is a multiple of 1 / 63,
-FINE = 126                      # the fine part of 1 / 126 of that
+LEVELS = 63 if SEVEN_BITS else 127
+# FBGEMM rounds inputs to steps of (largest - least) / 127, or / 255.
+FBGEMM_STEP = 2 / 127 if SEVEN_BITS else 2 / 255            # where the largest is 1, the least -1
+# Only these multiply the bytes that we choose.
+OUR_BYTES = AMX or torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
 def check_int8(device: str) -> None:
     """BadData if this PyTorch has no products of int8 on a processor."""
+    if device != "cpu" or AMX:
+        return
     quantized = torch.ops.quantized
     names = "linear_prepack", "linear_dynamic"
     there = torch.backends.quantized.engine != "none" and MAKE in dir(torch)
-    if device == "cpu" and not (there and all(hasattr(quantized, name) for name in names)):
+    if not (there and all(hasattr(quantized, name) for name in names)):
         raise BadData("int8: this build of PyTorch has no products of int8 on a processor; "
                       "use --dtype bfloat16 or float32")
 
@@ -63,42 +68,64 @@ class Int8Weight:
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [.., D] -> x w^T + bias [.., E]."""
-        if x.device.type == "cpu":
-            size = largest(x)
-            unit = (x / size).float()                   # each row reaches 1 or -1 exactly
-            y = self.product_in_two_parts(unit) if self.two_parts else self.product_of_bytes(unit)
-            y = y.to(x.dtype).mul_(size)
-        else:
-            y = [F.linear(x, q.to(x.dtype)) * scale.to(x.dtype) for q, scale in self.pieces]
-            y = join_rows(y)
-        return y if bias is None else y.add_(bias)
+        if x.device.type != "cpu":
+            y = join_rows([F.linear(x, q.to(x.dtype)) * scale.to(x.dtype)
+                           for q, scale in self.pieces])
+            return y if bias is None else y.add_(bias)
+        rows = x.float().reshape(-1, x.shape[-1])              # [N, D]
+        size = largest(rows) / LEVELS
+        y = self.product_of_rows(rows / size).mul_(size)
+        if bias is not None:
+            y.add_(bias)
+        return y.view(*x.shape[:-1], -1).to(x.dtype)
 
+    def product_of_rows(self, rows: Tensor) -> Tensor:
+        """rows [N, D], from -LEVELS to LEVELS -> rows w^T [N, E]."""
+        if not OUR_BYTES:
+            return join_rows([dynamic(rows, piece, SEVEN_BITS) for piece in self.pieces])
+        if not self.two_parts:
+            return self.product_of_bytes(rows.round_())
+        coarse = rows.round()
+        # What is left is at most a half.
+        fine = (rows - coarse).mul_(2 * LEVELS).round_()
+        y = self.product_of_bytes(torch.cat([coarse, fine]))
+        of_coarse, of_fine = y.chunk(2)
+        return of_coarse + of_fine / (2 * LEVELS)
 
-    def product_of_bytes(self, unit: Tensor) -> Tensor:
-        """unit [.., D], all from -1 to 1 -> unit w^T [.., E]. PyTorch rounds the inputs."""
-        multiply = torch.ops.quantized.linear_dynamic
-        return join_rows([multiply(unit, piece, SEVEN_BITS) for piece in self.pieces])
-
-    def product_in_two_parts(self, unit: Tensor) -> Tensor:
-        """The same, with inputs n / 63 + m / (63 * 126), n and m from -63 to 63."""
-        rows = unit.reshape(-1, unit.shape[-1])
-        scaled = rows * COARSE
-        n = scaled.round()
-        m = ((scaled - n) * FINE).round()
-        # With a row that has both 1 and -1, PyTorch rounds to multiples of STEP, and n * STEP and
-        # m * STEP are multiplied as they are.
-        ends = rows.new_zeros(1, rows.shape[1])
+    def product_of_bytes(self, p: Tensor) -> Tensor:
+        """p [N, D], whole numbers from -LEVELS to LEVELS -> p w^T [N, E], exactly."""
+        if AMX:
+            p = p.to(torch.int8)
+            return join_rows([amx_product(p, *piece) for piece in self.pieces])
+        # With a row that has both 1 and -1, FBGEMM rounds to steps of FBGEMM_STEP: p is kept.
+        ends = p.new_zeros(1, p.shape[1])
         ends[0, 0] = 1
         ends[0, -1] = -1
-        y = self.product_of_bytes(torch.cat([n * STEP, m * STEP, ends]))
-        coarse, fine, _ = y.split([len(rows), len(rows), 1])
-        y = (coarse + fine / FINE) / (COARSE * STEP)
-        return y.view(*unit.shape[:-1], -1)
+        inputs = torch.cat([p * FBGEMM_STEP, ends])
+        y = join_rows([dynamic(inputs, piece, SEVEN_BITS) for piece in self.pieces])
+        return y[:-1] / FBGEMM_STEP
+
+
+def dynamic(x: Tensor, packed, seven_bits: bool) -> Tensor:
+    """PyTorch rounds x [N, D] to bytes, of the whole tensor's range, and multiplies -> [N, E]."""
+    return torch.ops.quantized.linear_dynamic(x, packed, seven_bits)
+
+
+def amx_product(p: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """Bytes p [N, D] times a weight that `pack_rows` has packed for AMX -> fp32 [N, E]."""
+    return torch.ops.onednn.qlinear_pointwise(
+        p, 1.0, 0,                              # the inputs, their scale and their zero
+        packed, scale, zeros,                   # the weight, the same for each of its rows
+        None,                                   # no bias
+        1.0, 0, torch.float32,                  # the outputs, their scale and their zero
+        "none", [], "",                         # nothing follows
+    )
 
 
 def largest(x: Tensor) -> Tensor:
     """The largest absolute value of each row [.., D] -> [.., 1], and not 0."""
-    return torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True)).clamp_min(TINY)
+    least, most = x.aminmax(dim=-1, keepdim=True)
+    return torch.maximum(most, -least).clamp_min(TINY)
 
 
 def join_rows(pieces: list[Tensor]) -> Tensor:
@@ -131,10 +158,12 @@ def into_int8(blocks: Iterable[Tensor], device: str, two_parts: bool = False) ->
 
 def pack_rows(q: Tensor, scale: Tensor):
     """Rows in int8 with their scales, in the order in memory in which they are multiplied."""
+    zeros = torch.zeros(len(q), dtype=torch.long)
+    if AMX:
+        return torch.ops.onednn.qlinear_prepack(q, None), scale, zeros
     with warnings.catch_warnings():
         # a later PyTorch will make such tensors in another way
         warnings.simplefilter("ignore", UserWarning)
-        zeros = torch.zeros(len(q), dtype=torch.long)
         tensor = getattr(torch, MAKE)(q, scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(tensor, None)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from support.engine.int8 import TWO_PARTS, Int8Linear
+from support.engine.int8 import OUR_BYTES, Int8Linear
 from support.engine.linear import linear
 from support.engine.weights import ROWS, WeightFiles, format_beside_int8
 
@@ -141,10 +141,10 @@ def merge_into_int8(llm: nn.Module, files: WeightFiles, device: str) -> None:
         module = llm.get_submodule(name)
         base = module.base_layer
         weight = files.read(f"{name}.weight".replace(".inner.", "."), base.weight.data)
-        layer = Int8Linear(base, merged_blocks(weight, module), device, dtype, TWO_PARTS)
+        layer = Int8Linear(base, merged_blocks(weight, module), device, dtype, OUR_BYTES)
         parent, _, child = name.rpartition(".")
         setattr(llm.get_submodule(parent), child, layer)
-    files.place_int8(llm, llm, device, TWO_PARTS)
+    files.place_int8(llm, llm, device, OUR_BYTES)
 
 
 def layers_with_lora(llm: nn.Module) -> list[str]:

@@ -16,9 +16,7 @@ from clam import CLAM
 from helpers import tiny, video
 from support.common.errors import BadData
 from test_clam import close, run
-from test_stages import scene
 from test_stream import assert_same, both_ways
-from toy import stages
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP}
@@ -208,24 +206,6 @@ def test_training_begins_and_takes_a_step(name, start):
     assert bool(parameters) == (name in LEARNED)
     for p in parameters:
         assert p.grad is not None
-
-
-@pytest.mark.parametrize("name", nar.MEMORIES)
-def test_learned_memories_have_the_stage_remember(name, monkeypatch):
-    monkeypatch.setattr(stages, "STEPS", dict.fromkeys(stages.STEPS, 1))
-    model = tiny(memory=name)
-    stages_run = []
-
-    def fit(stage, parameters, backward, steps, lr):
-        stages_run.append(stage)
-        if stage == "remember":
-            loss, _ = backward(0)
-            assert 0 < loss < 20
-            assert all(p.grad is not None for p in model.memory.parameters())
-
-    stages.before_narrating(fit, model, [scene(0, 32)], 1e-3, 0)
-    expected = ["look", "remember", "recall"] if name in LEARNED else ["look", "recall"]
-    assert stages_run == expected
 
 
 # ------------------------------------------------------------------ K-Means

@@ -14,9 +14,15 @@ from support.engine import int8
 from support.engine.checkpoint import load_llm
 
 
+@pytest.fixture(params=[False] + int8.AMX * [True], ids=["pytorch", "amx"])
+def amx(request, monkeypatch):
+    """PyTorch's own products, and those of AMX where the processor has it."""
+    monkeypatch.setattr(int8, "AMX", request.param)
+
+
 @pytest.mark.parametrize("device", ["cpu", "elsewhere"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product(device, dtype, monkeypatch):
+def test_a_product(device, dtype, amx, monkeypatch):
     """On a processor, and as on other devices, also of a weight in several pieces."""
     torch.manual_seed(0)
     monkeypatch.setattr(int8, "PIECE", 64 * 256)
@@ -32,7 +38,7 @@ def test_a_product(device, dtype, monkeypatch):
     assert y.dtype == dtype and (y - exact).norm() < 0.03 * exact.norm()
 
 
-def test_a_large_row_does_not_blur_the_others():
+def test_a_large_row_does_not_blur_the_others(amx):
     """Nor do rows of zeros divide by zero."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
@@ -44,24 +50,28 @@ def test_a_large_row_does_not_blur_the_others():
     assert (y[2] == 0).all()
 
 
-@pytest.mark.skipif(not int8.TWO_PARTS, reason="the products are not of 7 bits")
+@pytest.mark.skipif(not int8.OUR_BYTES, reason="PyTorch chooses the bytes")
 @pytest.mark.parametrize("shape", [(5, 256), (2, 3, 256), (256,)])
-def test_inputs_in_two_parts(shape):
-    """They are exact to 1 / (2 * 63 * 126) of the largest number of a row: weights alone lose."""
+@pytest.mark.parametrize("two_parts", [False, True])
+def test_steps_of_the_inputs(shape, two_parts, amx):
+    """Inputs are exact to half a step, of two parts or of one: only weights lose more."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
     scale = int8.largest(weight) / 127
     rounded = (weight / scale).round() * scale
     x = torch.randn(shape)
-    y = int8.into_int8([weight], "cpu", two_parts=True).product(x, None)
+    y = int8.into_int8([weight], "cpu", two_parts).product(x, None)
     exact = F.linear(x, rounded)
     assert y.shape == exact.shape
-    furthest = x.abs().max() / (2 * 63 * 126) * rounded.abs().sum(1).max()
+    step = 1 / int8.LEVELS
+    if two_parts:
+        step = step / (2 * int8.LEVELS)
+    furthest = x.abs().max() * step / 2 * rounded.abs().sum(1).max()
     assert (y - exact).abs().max() <= furthest + 1e-4
 
 
-@pytest.mark.parametrize("two_parts", [False, int8.TWO_PARTS])
-def test_no_sum_overflows(two_parts):
+@pytest.mark.parametrize("two_parts", [False, int8.OUR_BYTES])
+def test_no_sum_overflows(two_parts, amx):
     """Numbers of one sign, the largest there are: their sums need the most bits."""
     ones = torch.ones(16, 512)
     y = int8.into_int8([ones], "cpu", two_parts).product(ones, None)
@@ -125,6 +135,7 @@ def test_where_int8_cannot_be(monkeypatch):
     assert devices.device_and_dtype("cpu", "int8") == ("cpu", torch.int8)
     with pytest.raises(BadData, match="int8 is for narrators that stream"):
         load_llm(str(TOY / "llm"), torch.int8)
+    monkeypatch.setattr(int8, "AMX", False)
     monkeypatch.setattr(int8, "MAKE", "a function that is gone")
     for load in (lambda: load_narrator(str(TOY), dtype=torch.int8),
                  lambda: nar.VisionEncoder(str(TOY / "vision"), dtype=torch.int8)):

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
-import clam
 import narrator as nar
 import train
 from helpers import tiny, video
@@ -87,7 +85,7 @@ def test_inventory_of_the_second_kitchen():
     assert stages.inventory(labels, world.WORLDS["second"]) == " the sink: orange cup"
 
 
-# ------------------------------------------------------------- encoder, remember
+# ------------------------------------------------------------- encoder
 
 def test_the_code_head_is_linear():
     """The squared error vanishes for tokens that hold slot, type and colour as one-hot vectors."""
@@ -106,24 +104,6 @@ def test_the_code_head_is_linear():
     x[0, 5, 10 + 1] = 0
     wrong = heads.loss(x, labels, weights)
     assert wrong > right + 0.2
-
-
-def test_remember_where_nothing_is_hidden(tmp_path):
-    everything_visible = scene(0, 32)
-    everything_visible.labels[:] = 1
-    stages.remember(fit_in(tmp_path), tiny().memory, [everything_visible], 1, 0, batch=1)
-    assert losses_of(tmp_path / "remember-log.jsonl") == [0]
-
-
-@pytest.mark.parametrize("M", [1, 15])
-def test_remember_learns(tmp_path, M):
-    torch.manual_seed(0)
-    videos = [scene(seed, 64) for seed in range(8)]
-    memory = clam.CLAM(64, M, 2, dropout=0.0)
-    memory.initialise(torch.cat([video.x for video in videos]))
-    stages.remember(fit_in(tmp_path), memory, videos, 40, seed=0, lr=3e-3, batch=1)
-    losses = losses_of(tmp_path / "remember-log.jsonl")
-    assert sum(losses[-8:]) < 0.75 * sum(losses[:8])
 
 
 # ------------------------------------------------------------- look, recall
@@ -202,7 +182,6 @@ def test_stages_of_one_token(tmp_path):
         scene_of_one_token.x = scene_of_one_token.x[:, :1]
     for stage in ("look", "recall"):
         stages.inventories(fit_in(tmp_path), stage, model, videos, 2, 1e-3, 0, batch=2)
-    stages.remember(fit_in(tmp_path), model.memory, videos, 2, 0, batch=1)
 
     changed = set()
     for name, parameter in model.trainable().items():
@@ -249,52 +228,59 @@ def test_what_is_dark_is_not_listed(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------- look, taken over
 
+@pytest.fixture
+def one_step(monkeypatch):
+    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 1})
+
+
 @pytest.mark.parametrize("memory", ["clam", "recent"])
-def test_look_is_taken_over(tmp_path, memory):
+def test_look_is_taken_over(tmp_path, one_step, memory):
     """LoRA and connector of another training, whatever its memory; the own memory stays."""
+    videos = [scene(0, 32)]
     first = tiny()
-    stages.inventories(fit_in(tmp_path), "look", first, [scene(0, 32)], 2, 1e-3, 0)
+    stages_of_first = []
+
+    def fit_only_look(stage, *arguments):
+        stages_of_first.append(stage)
+        fit_in(tmp_path)(stage, *arguments)
+
+    stages.before_narrating(fit_only_look, first, videos, tmp_path, 1e-3, 0, recall=False)
+    assert stages_of_first == ["look"]
     second = tiny(memory=memory)
     memory_before = {name: p.clone() for name, p in second.memory.named_parameters()}
-    stages_run = []
+    stages_of_second = []
 
-    def fit(stage, *arguments):
-        stages_run.append(stage)
+    def no_fit(stage, *arguments):
+        stages_of_second.append(stage)
 
-    stages.before_narrating(fit, second, [scene(0, 32)], 1e-3, 0, False, str(tmp_path))
-    assert stages_run == ["recall"]
+    look = str(tmp_path / stages.LOOK)
+    stages.before_narrating(no_fit, second, videos, tmp_path, 1e-3, 0, look)
+    assert stages_of_second == ["recall"]
     expected = stages.look_parameters(first)
     parameters = stages.look_parameters(second)
     lora = 2 * (7 * second.llm.config.num_hidden_layers + 1)   # A and B of each layer, and lm_head
     assert len(parameters) == 4 + lora
     for name, parameter in parameters.items():
-        assert torch.equal(parameter, expected[name])
+        assert torch.equal(parameter, expected[name].bfloat16().float())
     for name, parameter in second.memory.named_parameters():
         assert torch.equal(parameter, memory_before[name])
 
 
 def test_look_of_an_unlike_narrator_is_refused(tmp_path):
-    first = tiny(lora_rank=2)
-    file = tmp_path / "look-state.safetensors"
+    file = tmp_path / stages.LOOK
 
     def take_over(model):
-        stages.before_narrating(None, model, [], 1e-3, 0, look=str(tmp_path))
+        stages.before_narrating(None, model, [], tmp_path, 1e-3, 0, look=str(file))
 
-    def backward(step):
-        first.connector[0].weight.square().sum().backward()
-        return 1.0, 1
-
-    with pytest.raises(BadData, match="look-state.safetensors is not the finished stage of a like"):
-        take_over(first)
-    fit_in(tmp_path)("look", first.trainable(), backward, 2, 1e-3)
+    with pytest.raises(BadData, match="look.safetensors is not the look.safetensors of a training"):
+        take_over(tiny())
+    parameters = stages.look_parameters(tiny(lora_rank=2))
+    save_file({name: p.detach() for name, p in parameters.items()}, file)
     with pytest.raises(BadData, match="has the wrong shape for 58 tensors"):
         take_over(tiny(lora_rank=4))
-    with safe_open(file, "pt") as state:
-        tensors = {key: state.get_tensor(key) for key in state.keys()}
-        header = state.metadata()
-    save_file(tensors, file, header | {"step": "1"})
-    with pytest.raises(BadData, match="is of an unfinished stage"):
-        take_over(first)
+    save_file({"other": torch.zeros(1)}, file)
+    with pytest.raises(BadData, match="is of another narrator: it lacks .*connector"):
+        take_over(tiny())
 
 
 # ------------------------------------------------------------- the training videos
