@@ -35,7 +35,6 @@ from functools import partial
 from itertools import islice
 from math import cos, pi
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 import torch.distributed as dist
@@ -43,7 +42,6 @@ from torch import Tensor, nn
 
 import data
 import narrator as nar
-import stream
 from baselines import variants
 from support.common.devices import device_and_dtype, rank
 from support.common.errors import BadData
@@ -51,7 +49,6 @@ from support.common.iterate import prefetch
 from support.common.options import (
     dataset, in_range, kept_narrations, positive_float, positive_int, probability, non_negative_int,
 )
-from support.common.progress import say
 from support.engine import checkpoint
 from support.engine.training import Run, portable_path, order, sum_gradients, summed
 from support.files import own_videos
@@ -290,9 +287,9 @@ class Example:
 
 
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Options,
-                   held_out: Sequence[Example] = ()):
+                   held_out: Sequence[Example] = (), show: Callable | None = None):
     """Train LoRA, connector and memory on the examples. After each epoch, log the loss on held-out
-    ones, and show a narration of one of them.
+    ones, and call show(narrator, held_out, steps that are done).
     """
     process, processes = rank()
     narrator.train()
@@ -338,8 +335,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         is_due = steps_done % steps_to_validation == 0 or steps_done == steps
         if not len(held_out) or not is_due:
             return {}
-        if process == 0:
-            narrate_one(narrator, held_out, steps_done)
+        if show and process == 0:
+            show(narrator, held_out, steps_done)
         return {"val_loss": mean_loss(narrator, held_out)}
 
     fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
@@ -360,24 +357,6 @@ def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
     narrator.train()
     loss, learned = summed(loss, learned)
     return loss / learned
-
-
-@torch.no_grad()
-def narrate_one(narrator: nar.Narrator, videos: Sequence[Example], step: int):
-    """Print a random narration of the videos: as the narrator writes it where all before it are
-    given, and the true one.
-    """
-    chance = random.Random(step)
-    video = videos[chance.randrange(len(videos))]
-    number = chance.randrange(len(video.narrations))
-    frame, true = video.narrations[number]
-    given = dict(video.narrations[:number]) | {frame: None}     # None: the narrator writes it
-    context = variants.new_context(narrator)
-    narrator.eval()
-    *_, last = stream.narrate(narrator, video.x[:frame + 1], forced=given, context=context)
-    narrator.train()
-    written = shorten(last.narration.text, 100, placeholder=" ...")
-    say(f"after {step} steps: {written!r}, where the truth is {narrator.layout.decode(true)!r}")
 
 
 def earlier_videos(count: int, chance: random.Random) -> tuple[list[int], int]:
@@ -440,19 +419,6 @@ def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example])
         narrator.initialise(torch.cat([examples[i].x[:128].clone() for i in videos]))
 
 
-def choose_length(narrator: nar.Narrator, examples: Sequence[Example], options: Options):
-    """Set epochs and learning rate for own videos, unless they are given."""
-    first = [examples[i] for i in range(min(8, len(examples)))]
-    loss = mean_loss(narrator, first)
-    width = narrator.llm.config.hidden_size
-    chosen = own_videos.length_of_training(loss, len(examples), options.batch, width)
-    for name in chosen.keys() - options.given:
-        setattr(options, name, chosen[name])
-    if rank()[0] == 0:
-        say(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning rate "
-            f"{options.lr:.2g}")
-
-
 def check_features(config: nar.Config, J: int, width: int, fps: float):
     if (J, width, fps) != (config.J, config.width, config.fps):
         raise BadData(f"the features are {width} wide with {J} tokens a frame, "
@@ -492,8 +458,13 @@ class Annotated(Sequence):
         return Example(sample.read(0, sample.num_frames), narrations)
 
 
-def train_annotated(options: Options):
-    """The paper's training, on one process or several."""
+def train_annotated(options: Options, choose_length: Callable | None = None,
+                    show: Callable | None = None):
+    """The paper's training, on one process or several.
+
+    choose_length(narrator, examples, options) sets how long a training on own videos is; `show` is
+    that of train_narrator.
+    """
     process, processes = rank()
     device, dtype = device_and_dtype(options.device, options.dtype)
     load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
@@ -525,9 +496,9 @@ def train_annotated(options: Options):
     if processes > 1:                                           # all start from the same weights
         for p in narrator.trainable().values():
             dist.broadcast(p.data, 0)
-    if options.data not in data.DATASETS:
+    if choose_length and options.data not in data.DATASETS:
         choose_length(narrator, examples, options)
-    train_narrator(narrator, examples, options, Annotated(held_out, narrator.layout))
+    train_narrator(narrator, examples, options, Annotated(held_out, narrator.layout), show)
     if process == 0:
         save(narrator, options)
     if processes > 1:

@@ -1,21 +1,29 @@
 """python train.py: options of a training, and where it begins."""
 import argparse
+import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 
+import stream
+from baselines import variants
+from narrator import Narrator
 from support.common.devices import rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
+from support.common.progress import say
 from support.engine import checkpoint
 from support.engine.training import unfinished
+from support.files import own_videos
 from toy import stages
 from toy.train import train_toy
-from train import Options, train_annotated
+from train import Example, Options, mean_loss, train_annotated
 
 ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look"}
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
@@ -79,10 +87,41 @@ def train(options: Options):
             raise BadData("the toy trains in one process: start it without torchrun")
         train_toy(options)
     else:
-        train_annotated(options)
+        train_annotated(options, choose_length, narrate_one)
     minutes = (time.perf_counter() - began) / 60
     print(f"done in {minutes:.1f} minutes: {options.output}; next: {next_command(options)}",
           file=sys.stderr)
+
+
+def choose_length(narrator: Narrator, examples: Sequence[Example], options: Options):
+    """Set epochs and learning rate for own videos, unless they are given."""
+    first = [examples[i] for i in range(min(8, len(examples)))]
+    loss = mean_loss(narrator, first)
+    width = narrator.llm.config.hidden_size
+    chosen = own_videos.length_of_training(loss, len(examples), options.batch, width)
+    for name in chosen.keys() - options.given:
+        setattr(options, name, chosen[name])
+    if rank()[0] == 0:
+        say(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning rate "
+            f"{options.lr:.2g}")
+
+
+@torch.no_grad()
+def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
+    """Print a random narration of the videos: as the narrator writes it where all before it are
+    given, and the true one.
+    """
+    chance = random.Random(step)
+    video = videos[chance.randrange(len(videos))]
+    number = chance.randrange(len(video.narrations))
+    frame, true = video.narrations[number]
+    given = dict(video.narrations[:number]) | {frame: None}     # None: the narrator writes it
+    context = variants.new_context(narrator)
+    narrator.eval()
+    *_, last = stream.narrate(narrator, video.x[:frame + 1], forced=given, context=context)
+    narrator.train()
+    written = shorten(last.narration.text, 100, placeholder=" ...")
+    say(f"after {step} steps: {written!r}, where the truth is {narrator.layout.decode(true)!r}")
 
 
 def next_command(options: Options) -> str:

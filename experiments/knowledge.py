@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 import narrator as nar
 from baselines.variants import load_narrator
+from experiments.paper import AGES
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
@@ -48,8 +49,6 @@ TEST_SEEDS = {"work": range(6_300_000, 6_300_016, 2), "idle": range(6_300_001, 6
 MINUTES = 8                                    # of a kitchen at work, about
 LONG_IDLE = world.World(idle=1.0, stretches={(60, 1200): 1.0})     # 1 to 20 minutes, log-uniform
 SEGMENTS = 16                                  # of a video with idle time: two stretches
-# Upper ends of the groups of ages, in seconds
-AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
 @dataclass
@@ -179,7 +178,7 @@ def score(read_out: ReadOut, moments: Moments) -> dict:
 
     by_age = {}
     youngest = 0
-    for oldest in AGES:
+    for oldest in AGES:                        # upper ends of the groups
         group = (ages > youngest) & (ages <= oldest)
         if group.any():
             by_age[f"<= {oldest} s"] = {"right": right[group].mean().item(),

@@ -113,6 +113,7 @@ TRAININGS = {
 # {keep}: the folder of predictions, with which an evaluation can be resumed
 # {each}: the file of each video's results, for the intervals of claims
 # {videos}: the folder of VIDEOS; {long}: the predictions of the evaluation "long"
+# {features}: the file that keeps frame tokens
 STREAM_TOY = "evaluate.py stream --data toy --limit 60 --batch 8 --output {keep} --per-video {each}"
 EVALUATIONS = {
     "stream": STREAM_TOY,
@@ -127,6 +128,7 @@ EVALUATIONS = {
     "cost": "-m experiments.efficiency --frames 480 --streams 1",
     "summary": "-m experiments.summary --llm none --pred {long} --gt {videos}",
     "objects": "-m experiments.objects --llm none --pred {long} --gt {videos}",
+    "knowledge": "-m experiments.knowledge --features {features}",
 }
 
 # The same on real data. Evaluations that are missing here are the toy's alone.
@@ -225,6 +227,7 @@ def teacher(evaluation: str = "teacher", prefix: str = "") -> list[Column]:
 PPL, TIME_DIFF, FLUENCY, _ = teacher()
 MEMORY_WORDS = Column("memory words", "stream", "memory_words", toy=True)
 IDLE_WORDS = Column("idle", "idle", "memory_words", toy=True)
+AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)    # seconds, as in knowledge.py
 LONG_WORDS = Column("11 minutes", "long", "by_duration/>= 8 min/memory_words", toy=True)
 GMACS = Column("GMACs", "cost", "gmacs")
 CACHE = Column("cache, MB", "cost", "cache_mb")
@@ -309,6 +312,21 @@ TABLES = {
         claims=claims("CLAM", ["recent", "K-Means", "MovieChat", "TokenMLP", "Refac. RetNet",
                                "one gate per head"], "memory words")
         + claims("CLAM", ["Refac. RetNet", "one gate per head"], "idle")),
+    "knowledge": Table(
+        "What memory tokens tell of hidden things, by the seconds since these were seen "
+        "(not in the paper)", "ego4d", "",
+        columns=[Column(f"{oldest} s", "knowledge", f"idle/by_age/<= {oldest} s/right", toy=True)
+                 for oldest in AGES],
+        rows=[
+            Row("recent", "recent", ""),
+            Row("K-Means", "kmeans", ""),
+            Row("MovieChat", "moviechat", ""),
+            Row("TokenMLP", "tokenmlp", ""),
+            Row("Refac. RetNet", "retnet", ""),
+            Row("one gate per head", "scalar", ""),
+            Row("CLAM", "flownar", ""),
+        ],
+        seeds=3),
     "one-loss": Table(
         "The paper's loss alone (toy: without the stage `recall`)", "ego4d", TEACHER_FORCED,
         columns=[MEMORY_WORDS, IDLE_WORDS, *teacher()],

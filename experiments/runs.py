@@ -101,7 +101,8 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     model = f"{folder}/{experiment.training}-{experiment.seed}"
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
     filled = command.format(keep=f"{model}/{kept}", each=f"{model}/{kept}.json",
-                            videos=f"{folder}/videos", long=f"{model}/kept-long-0/predictions")
+                            videos=f"{folder}/videos", long=f"{model}/kept-long-0/predictions",
+                            features=f"{folder}/features.safetensors")
     words = filled.split()
     if "--pred" not in command:
         words += ["--model", model]
@@ -134,7 +135,7 @@ def real_commands(row: Row, table: Table, data: str) -> list[str]:
 
     evaluations = list(dict.fromkeys(
         column.evaluation for column in table.columns if not column.toy))
-    if evaluations[0] in ("summary", "objects"):               # those read streamed narrations
+    if evaluations[:1] in (["summary"], ["objects"]):          # those read streamed narrations
         evaluations.insert(0, "stream")
     kept = "-".join([f"{output}/kept", *option_words(row.options)])
     root = options.real if "--root" in options.real else ""

@@ -297,7 +297,8 @@ def test_validation_is_shared(tmp_path, monkeypatch):
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     model = tiny(max_new_tokens=2)
     options = train.Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
-    train.train_narrator(model, examples(model, 1), options, examples(model, 1))
+    train.train_narrator(model, examples(model, 1), options, examples(model, 1),
+                         train_command.narrate_one)
     log = read_jsonl(tmp_path / "narrator-log.jsonl")
     validated = [row["step"] + 1 for row in log if "val_loss" in row]
     assert validated == list(range(2, 21, 2))
@@ -317,7 +318,7 @@ def test_one_narration_is_shown(capsys):
         narrations.append((frame, model.layout.encode(" " + text)))
     texts = [text for _, text in sample.narrations]
     for step in range(3):
-        train.narrate_one(model, [train.Example(x, narrations)], step)
+        train_command.narrate_one(model, [train.Example(x, narrations)], step)
     for step, line in enumerate(capsys.readouterr().err.splitlines()):
         written, true = re.fullmatch(f"after {step} steps: '(.*)', where the truth is '(.*)'",
                                      line).groups()
@@ -330,7 +331,7 @@ def test_one_narration_is_shown(capsys):
 ])
 def test_one_narration_of_any_narrator(options, capsys):
     model = tiny(**options)
-    train.narrate_one(model, [train.Example(*video(model))], 7)
+    train_command.narrate_one(model, [train.Example(*video(model))], 7)
     assert capsys.readouterr().err.startswith("after 7 steps: ")
 
 
@@ -626,7 +627,7 @@ def test_a_finished_narrator_is_not_replaced_unasked(tmp_path, monkeypatch):
     tiny(width=16).save(tmp_path / "out")
     before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     trainings = []
-    monkeypatch.setattr(train_command, "train_annotated", trainings.append)
+    monkeypatch.setattr(train_command, "train_annotated", lambda options, *_: trainings.append(options))
     given = {"data": "ek100", "output": str(tmp_path / "out")}
     message = "out holds a finished narrator; choose another --output, or give --overwrite"
     with pytest.raises(BadData, match=message):

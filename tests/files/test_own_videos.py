@@ -189,7 +189,7 @@ def test_new_words_are_learned_longer(tmp_path, capsys):
     model = tiny()
     examples = [train.Example(*video(model))]
     options = train.Options(data=".", lr=1e-3)
-    train.choose_length(model, examples, options)
+    train_command.choose_length(model, examples, options)
     assert (options.epochs, options.lr) == (300, 1e-3)
     assert "300 epochs, peak learning rate 0.001" in capsys.readouterr().err
 
