@@ -3,6 +3,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -229,12 +230,13 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator,
 
 
 def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None,
-             args: argparse.Namespace, folder: Predictions | None,
+             args: argparse.Namespace, folder: Predictions | None, spare: list[stream.Cache],
              ask: Callable) -> Iterator[tuple[str, list[dict]]]:
     """The model's own narrations of a sample -> (name, rows), times in seconds of the video.
 
     A finished video is not narrated again, if the kept narrations are of the same frames. While a
-    video is narrated, its frames are hashed as they are read.
+    video is narrated, its frames are hashed as they are read. `spare` holds the empty caches of
+    videos that have ended: on CUDA, passes that were captured over these are used again.
     """
     if (folder and folder.mark_of(sample.name).exists()
             and folder.finished(sample.name, fingerprint(sample))):
@@ -243,6 +245,8 @@ def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEnco
     sha = hash_truth(sample)
     context = open_stream(narrator, lookahead=args.lookahead,
                           run=lambda part: ask(narrator.decoder, part))
+    with suppress(IndexError):                 # there is none: the context has a new one
+        context.cache = spare.pop()
     x = hash_frames(sample, sha).tokens(lambda pictures: ask(vision.encode_batches, pictures),
                                         args.lookahead)
     rows = []
@@ -252,6 +256,9 @@ def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEnco
             row["start"] += sample.offset
             row["end"] += sample.offset
             rows.append(row)
+    nothing = np.zeros(len(context.cache.used), bool)
+    context.cache.keep(nothing)
+    spare.append(context.cache)
     if folder:
         folder.save_rows(sample.name, rows, sha.hexdigest())
     yield sample.name, rows
@@ -281,7 +288,8 @@ def run_stream(args: argparse.Namespace):
 
     narrator = narrator.merge()
     to_do = every[process::processes]
-    jobs = (partial(narrated, sample, narrator, vision, args, folder) for sample in to_do)
+    spare = []
+    jobs = (partial(narrated, sample, narrator, vision, args, folder, spare) for sample in to_do)
     rows_of = {}                               # video -> rows
     for _, item in progress(side_by_side(jobs, args.batch), "streaming", len(to_do), "video"):
         if isinstance(item, Failed):

@@ -2,7 +2,8 @@
 
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a small file
 in experiments/results/: its commands, its commits and its seed, the recipe (paper.py), fingerprints
-of the toy's worlds and of the base, the measures, and some of them for each video. Results of other
+of the toy's worlds and of the base, the losses at the end of the training's stages, the measures,
+and some of them for each video. Results of other
 commands, recipes, worlds or bases are not shown, and are replaced.
 """
 import hashlib
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from experiments.paper import (
     EVALUATIONS, LARGE, LLM, LOOK, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, VISION, Row, Table,
 )
-from support.common.disk import is_number, read_json, write_json
+from support.common.disk import is_number, read_json, read_jsonl, write_json
 from support.common.errors import BadData
 from toy import world
 
@@ -214,6 +215,19 @@ def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:
     return kept
 
 
+LAST_STEPS = 50
+
+
+def losses_of(folder: Path) -> dict[str, float]:
+    """{stage: the mean loss of its last steps} of a training."""
+    losses = {}
+    for log in sorted(folder.glob("*-log.jsonl")):
+        rows = read_jsonl(log)[-LAST_STEPS:]
+        stage = log.name.removesuffix("-log.jsonl")
+        losses[stage] = round(sum(row["loss"] for row in rows) / len(rows), 4)
+    return losses
+
+
 def measures(printed: dict) -> dict[str, float | None]:
     """The numbers that a command has printed. For groups of videos: group/label/measure."""
     if "variants" in printed:                  # experiments.efficiency, of one narrator
@@ -313,6 +327,7 @@ class Runner:
             "commits": {"train": self.made(training, seed)["commit"], "evaluate": self.commit},
             "minutes": {"evaluate": in_minutes(seconds),
                         "train": in_minutes(self.training_seconds.get((training, seed)))},
+            "losses": losses_of(ROOT / self.folder / f"{training}-{seed}"),
             "measures": measures(printed),
             "videos": videos,
         })

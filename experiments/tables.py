@@ -34,6 +34,7 @@ from experiments.runs import (
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, in_range, positive_int
 
+FAILED = 1.5                    # times the loss of the best seed: a training that has failed
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 
@@ -48,6 +49,20 @@ def results_of(experiments: list[Experiment]) -> list[dict]:
     """The results that are there."""
     results = [result(experiment) for experiment in experiments]
     return [kept for kept in results if kept is not None]
+
+
+def failed_seeds(row: Row, table: Table, seeds: list[int]) -> dict[int, float]:
+    """Seeds whose training has failed, and the loss at its end: far above that of another seed."""
+    losses = {}
+    for kept in results_of(needed(table._replace(rows=[row]), seeds)):
+        losses[kept["seed"]] = kept["losses"].get("narrator", 0.0)
+    least = min(losses.values(), default=0.0)
+    return {seed: loss for seed, loss in losses.items() if loss > FAILED * least}
+
+
+def good_seeds(row: Row, table: Table, seeds: list[int]) -> list[int]:
+    failed = failed_seeds(row, table, seeds)
+    return [seed for seed in seeds if seed not in failed]
 
 
 def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
@@ -99,8 +114,13 @@ def markdown(name: str, seeds: list[int] | None) -> str:
     headers.append("seeds")
 
     lines = [headers, ["---"] * len(headers)]
+    remarks = []
     for row in table.rows:
-        numbers = {column: measured(row, column, seeds) for column in table.columns}
+        for seed, loss in failed_seeds(row, table, seeds).items():
+            remarks.append(f"* {row.label}, seed {seed}: its training has failed (loss {loss:.3f} at "
+                           "its end), and is not counted")
+        counted = good_seeds(row, table, seeds)
+        numbers = {column: measured(row, column, counted) for column in table.columns}
         paper_numbers = row.paper.split() or ["-"] * len(paper_headers)
         cells = [row.label]
         cells += [f"*{number}*" for number in paper_numbers]
@@ -109,13 +129,12 @@ def markdown(name: str, seeds: list[int] | None) -> str:
         lines.append(cells)
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
-    claims = []
     for claim in table.claims:
         interval = interval_of(claim, table, seeds)
         if interval:
-            claims.append(sentence(claim, interval))
-    if claims:
-        text += "\n\n" + "\n".join(claims)
+            remarks.append(sentence(claim, interval))
+    if remarks:
+        text += "\n\n" + "\n".join(remarks)
     return text
 
 
@@ -126,7 +145,8 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> Interval | None
     column = columns[claim.column]
     of_rows = []
     for label in (claim.first, claim.second):
-        results = results_of(experiments_of(rows[label], column.evaluation, seeds))
+        counted = good_seeds(rows[label], table, seeds)
+        results = results_of(experiments_of(rows[label], column.evaluation, counted))
         of_rows.append([kept["videos"][column.measure] for kept in results])
     return difference(*of_rows)
 
@@ -155,9 +175,10 @@ def as_json(name: str, seeds: list[int] | None) -> dict[str, dict[str, dict]]:
 
     rows = {}
     for row in table.rows:
+        counted = good_seeds(row, table, seeds)
         rows[row.label] = {}
         for column, key in keys.items():
-            numbers = measured(row, column, seeds)
+            numbers = measured(row, column, counted)
             if numbers:
                 mean, deviation = mean_and_deviation(numbers)
                 rows[row.label][key] = {"mean": mean, "std": deviation, "n": len(numbers)}

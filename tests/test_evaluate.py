@@ -462,6 +462,25 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     assert "(weights)" in run(ok=False)
 
 
+def test_caches_are_used_again(tmp_path):
+    """A video that begins with the empty cache of another one has the same narrations."""
+    epic(tmp_path)
+    model = tiny(width=16, max_new_tokens=5).merge()
+    samples = list(data.load_dataset("ek100", str(tmp_path), "val"))
+    args = argparse.Namespace(static=False, lookahead=4)
+
+    def rows_of(sample, spare: list) -> list[dict]:
+        ask = lambda function, request: function([request])[0]
+        (item,) = evaluate_command.narrated(sample, model, None, args, None, spare, ask)
+        return item[1]
+
+    spare = []
+    rows = [rows_of(sample, spare) for sample in samples]
+    assert len(spare) == 1 and not spare[0].used.any()
+    assert rows == [rows_of(sample, []) for sample in samples]
+    assert all(rows)
+
+
 def test_a_fingerprint_is_of_every_picture():
     """Also of pictures that are rendered or decoded, however many are encoded at once."""
     pictures = [np.full((2, 4, 3), n % 5, np.uint8) for n in range(9)]

@@ -249,6 +249,7 @@ class Decoder:
         except AttributeError as error:
             raise UnsupportedModel(f"is not built like Llama ({error})") from None
         self.run = self.forward                                             # or its compiled form
+        self.graph_pool = None                                              # of captured passes
 
     @torch.no_grad()
     def __call__(self, inputs: list[PassInput]) -> list[Tensor]:
@@ -355,8 +356,11 @@ class Decoder:
             with torch.cuda.stream(side_stream):
                 self.run(buffered)
             torch.cuda.current_stream().wait_stream(side_stream)
+            # All graphs share their memory: no two run at once, and logits are copied at once.
+            if self.graph_pool is None:
+                self.graph_pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self.graph_pool):
                 logits = self.run(buffered)
         return graph, buffers, logits
 

@@ -170,6 +170,7 @@ def ran(monkeypatch, tmp_path):
         if command[0] == "train.py":
             folder = tmp_path / command[command.index("--output") + 1]
             (folder / "narrator.json").write_text("{}")
+            (folder / "narrator-log.jsonl").write_text('{"step": 0, "loss": 0.25}\n')
         if "--per-video" in command:
             file = tmp_path / command[command.index("--per-video") + 1]
             write_json(file, EACH_VIDEO)
@@ -214,6 +215,7 @@ def test_what_a_result_holds(ran):
     assert kept["evaluate"].startswith("python evaluate.py stream --data toy")
     assert (kept["seed"], kept["worlds"], kept["base"]) == (0, "w", "b")
     assert kept["recipe"] == runs.RECIPE
+    assert kept["losses"] == {"narrator": 0.25}
     assert kept["videos"] == {
         "memory_words": {"a": None, "b": 0.1235},
         "exact": {"a": 1.0, "b": 0.0},
@@ -321,6 +323,21 @@ def test_tables_show_means_deviations_and_how_many_seeds(ran, monkeypatch):
         "first": {"f1": {"mean": 0.625, "std": deviation, "n": 2}},
         "second": {"f1": {"mean": 0.5, "std": None, "n": 1}},
     }
+
+
+def test_a_failed_training_is_said_and_not_counted(ran, monkeypatch):
+    """One whose loss at its end is far above that of another seed."""
+    losses = {"first-0": 0.1, "first-1": 0.3, "second-0": 0.1, "second-1": 0.12}
+    monkeypatch.setattr(runs, "losses_of", lambda folder: {"narrator": losses[folder.name]})
+    carry_out(of_table([0, 1]))
+    lines = tables.markdown("T0", None).splitlines()
+    assert lines[2:] == [
+        "| first | *1.0* | 0.500 | 1 |",
+        "| second | *1.0* | 0.500 ± 0.000 | 2 |",
+        "",
+        "* first, seed 1: its training has failed (loss 0.300 at its end), and is not counted",
+    ]
+    assert tables.as_json("T0", None)["first"]["f1"]["n"] == 1
 
 
 def test_claims_have_intervals(ran, monkeypatch):

@@ -1,0 +1,38 @@
+"""The figure of how memories forget: its points are those of the results."""
+import pytest
+
+from experiments import forgetting
+from experiments.paper import AGES, TABLES
+from support.common.errors import BadData
+
+
+def test_points_of_each_seed(monkeypatch, tmp_path):
+    """A point for each age and length that has a result, with the numbers of its seeds."""
+    def made_up(experiment):
+        if experiment.training == "flownar" and experiment.evaluation == "knowledge":
+            right = 0.9 - 0.1 * experiment.seed
+            return {"measures": {f"idle/by_age/<= {age} s/right": right for age in AGES[:2]}}
+        if experiment.training == "online" and experiment.evaluation == "long":
+            return {"measures": {"by_duration/>= 8 min/memory_words": 0.5}}
+        return None
+
+    monkeypatch.setattr(forgetting, "result", made_up)
+    by_age, by_length = forgetting.curves()
+    assert by_age["CLAM"] == [(5, pytest.approx([0.9, 0.8, 0.7])), (10, pytest.approx([0.9, 0.8, 0.7]))]
+    assert by_age["recent"] == []
+    assert by_length["VideoLLM-online (keeps all frames)"] == [(11, [0.5] * 3)]
+    assert len(by_length) == len(TABLES["knowledge"].rows) + 1 == len(forgetting.COLOURS)
+
+    png = tmp_path / "forgetting.png"
+    monkeypatch.setattr(forgetting, "command_line", lambda run: run())
+    monkeypatch.setattr("sys.argv", ["forgetting", "--png", str(png)])
+    forgetting.main()
+    assert png.stat().st_size > 10_000
+
+
+def test_without_results(monkeypatch, tmp_path):
+    monkeypatch.setattr(forgetting, "result", lambda experiment: None)
+    monkeypatch.setattr(forgetting, "command_line", lambda run: run())
+    monkeypatch.setattr("sys.argv", ["forgetting", "--png", str(tmp_path / "a.png")])
+    with pytest.raises(BadData, match="no results yet: python -m experiments.tables knowledge"):
+        forgetting.main()
