@@ -413,6 +413,7 @@ class Narrator(nn.Module):
         self.decoder = passes.Plain(self)
         self.slow_because: str | None = "its LoRA is not merged"   # None: passes take the fast path
         self.merged = False
+        self.rectangles = attention.rectangles      # how `segment_rows` are computed
 
     def add_connector(self, hidden: int) -> None:
         """The MLP of E = MLP(X): D -> D_lm."""
@@ -504,7 +505,7 @@ class Narrator(nn.Module):
         rectangles = None                                   # nothing pruned: causal attention
         if self.config.prune:                               # the rows of Fig. 4, without an [L, L]
             rows = segment_rows(tokens, self.config.last_k)
-            rectangles = attention.rectangles(rows, len(tokens), self.device)
+            rectangles = self.rectangles(rows, len(tokens), self.device)
         # transformers hands `rectangles` on to each layer's attention: `in_rectangles`, which took
         # its place when the narrator was made (support/engine/attention.py: `install`)
         output = self.llm.model(

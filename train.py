@@ -49,7 +49,7 @@ from support.common.iterate import prefetch
 from support.common.options import (
     dataset, in_range, kept_narrations, positive_float, positive_int, probability, non_negative_int,
 )
-from support.engine import checkpoint
+from support.engine import checkpoint, flex
 from support.engine.training import Run, portable_path, order, sum_gradients, summed
 from support.files import own_videos
 from toy import stages
@@ -171,6 +171,9 @@ class Options:
     checkpointing: bool = option(False,
         "recompute activations in the backward pass: less memory, more time",
     )
+    flex: bool = option(False,
+        "attend by PyTorch's FlexAttention: the same numbers, for CUDA only",
+    )
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto",
         "of the frozen language model; auto: bfloat16 on CUDA",
@@ -246,7 +249,7 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing"}
+MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing", "flex"}
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tuple[float, int]],
@@ -293,6 +296,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     """
     process, processes = rank()
     narrator.train()
+    if options.flex:
+        narrator.rectangles = flex.block_mask
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
@@ -467,6 +472,8 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     """
     process, processes = rank()
     device, dtype = device_and_dtype(options.device, options.dtype)
+    if options.flex and not device.startswith("cuda"):
+        raise BadData("--flex: FlexAttention trains on CUDA only")
     load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
     samples = list(load("train", options.limit))
     held_out = list(load("val", options.val_limit)) if options.val_limit else []

@@ -26,7 +26,7 @@ from toy.train import train_toy
 from train import Example, Options, mean_loss, train_annotated
 
 ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look"}
-NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
+NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "flex"}
 
 
 def parse() -> Options:

@@ -59,6 +59,7 @@ def parts(small: bool) -> dict[str, list[str]]:
         *training_step, "--dtype", "bfloat16", "--layers", "16", "--width", "2048", "--inner", "8192",
         "--heads", "32", "--kv-heads", "8", "--rank", "128", "--frames", "800",
     ]
+    commands["training, 1b, flex"] = [*commands["training, 1b"], "--flex"]
     commands["clam"] = clam_forms
     return commands
 

@@ -108,7 +108,10 @@ def markdown(name: str, seeds: list[int] | None) -> str:
     table = TABLES[name]
     seeds = seeds_of(table, seeds)
     paper_headers = table.paper.split()
-    headers = [f"{name}. {table.title} (paper: {DATA[table.data]})"]
+    title = f"{name}. {table.title}"
+    if paper_headers:
+        title += f" (paper: {DATA[table.data]})"
+    headers = [title]
     headers += [f"*{header}*" for header in paper_headers]
     headers += [column.header for column in table.columns]
     headers.append("seeds")

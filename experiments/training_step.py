@@ -30,7 +30,7 @@ from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
-from support.engine import checkpoint
+from support.engine import checkpoint, flex
 
 
 def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
@@ -50,7 +50,10 @@ def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
     config = nar.Config(lora_rank=args.rank, lora_alpha=2 * args.rank)
     config = replace(config, **VARIANTS[name])
-    return new_narrator(llm, tokenizer, config).to(device).train()
+    narrator = new_narrator(llm, tokenizer, config).to(device).train()
+    if args.flex:
+        narrator.rectangles = flex.block_mask
+    return narrator
 
 
 def steps(connection, args: argparse.Namespace, name: str) -> None:
@@ -111,7 +114,10 @@ def in_turn(args: argparse.Namespace) -> dict[str, dict]:
 
 
 def run_steps(args: argparse.Namespace) -> None:
-    device_and_dtype(args.device, args.dtype)  # refuses a wrong device before processes start
+    # a wrong device is refused before processes start
+    device, _ = device_and_dtype(args.device, args.dtype)
+    if args.flex and not device.startswith("cuda"):
+        raise BadData("--flex: FlexAttention trains on CUDA only")
     if args.width % (2 * args.heads) or args.heads % args.kv_heads:
         raise BadData("the width must be a multiple of twice the number of heads, and that one of "
                       "--kv-heads")
@@ -157,6 +163,8 @@ def parser() -> argparse.ArgumentParser:
                          metavar="NAME",
                          help="variants that recompute activations in the backward pass: "
                               f"{', '.join(VARIANTS)}")
+    options.add_argument("--flex", action="store_true",
+                         help="attend by FlexAttention, on CUDA")
     options.add_argument("--device", default="auto",
                          help="cpu, cuda, mps (default: the best there is)")
     options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])

@@ -579,6 +579,7 @@ def test_every_option_with_a_value_has_a_wrong_one():
     ["--start", "published", "--init", "x"],
     ["--data", "toy", "--max-frames", "9"],
     ["--data", "toy", "--device", "cuda"],
+    ["--data", "toy", "--flex"],
     ["--data", "ek100", "--idle", "0.5"],
     ["--world", "hard"],
     ["--data", "ek100", "--grid", "0"],

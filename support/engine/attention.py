@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from support.common.errors import BadData
+from support.engine import flex
 
 NAME = "rectangles"         # of this attention among those of transformers
 PADDED = 1.1                # a rectangle is at most so many times larger than its segments,
@@ -90,6 +91,7 @@ def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Ten
                   watch: Callable | None = None, **options) -> tuple[Tensor, None]:
     """An attention function of transformers: query [1, heads, L, c] -> [1, L, heads, c].
 
+    rectangles: or a mask of FlexAttention (support/engine/flex.py).
     watch: called with query, key, value and scaling, in the form in which the model gives them.
     """
     if watch is not None:
@@ -99,6 +101,8 @@ def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Ten
                     **options)
     if dropout:
         raise BadData("a language model with dropout in its attention cannot be trained")
+    if not isinstance(rectangles, list):
+        return flex.attend(query, key, value, rectangles, scaling), None
     q, k, v = (with_padding(heads) for heads in (query, key, value))
     return InRectangles.apply(q, k, v, rectangles, scaling)[None, :-1], None
 

@@ -11,7 +11,7 @@ import stream
 from baselines.variants import load_narrator
 from helpers import TOY, grouped, record_plain, tiny, video
 from support.common.errors import BadData
-from support.engine import attention, family
+from support.engine import attention, flex, family
 from support.engine.checkpoint import load_tokenizer
 
 AT = (0, 3, 9, 15, 16, 22, 24, 26)          # segments of one to six frames, some of them alike
@@ -132,6 +132,18 @@ def test_no_tensor_grows_with_the_square(variant):
         loss, _ = model.loss(x, narrations)
         loss.backward()
     assert max(sizes) < L * L / 2
+
+
+@pytest.mark.parametrize("last_k", [None, 1])
+def test_flex_attention_is_the_rectangles(last_k):
+    """Forwards; PyTorch has no gradients of it on a processor: those are in test_cuda.py."""
+    model = tiny(llm=grouped(), last_k=last_k)
+    x, narrations = video(model, frames=30)
+    with torch.no_grad():
+        expected, _, _ = model(x, narrations)
+        model.rectangles = flex.block_mask
+        hidden, _, _ = model(x, narrations)
+    assert (hidden - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_what_cannot_be_computed_is_refused():

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import (
 from helpers import ROOT, TOY, narrate, tiny, video
 from narrator import Narrator
 from streams.fast import open_stream
+from support.engine import attention, flex
 from support.files.features import open_frames
 from test_golden import CUT, MODELS, features, load, read
 from test_passes import MOD, assert_same, lively, together, trace
@@ -174,10 +175,14 @@ def test_the_bundled_narrator_from_pictures():
 
 @on_gpu
 @pytest.mark.parametrize("changes", [{"last_k": 1}, {}, MOD, {"last_k": 0, "narration_memory": 4}])
-def test_loss_and_gradients(changes):
+@pytest.mark.parametrize("rectangles", [attention.rectangles, flex.block_mask])
+def test_loss_and_gradients(changes, rectangles):
+    """On the GPU in rectangles, or by FlexAttention."""
     results = []
     for device in ("cpu", "cuda"):
         model = tiny(**changes).to(device)
+        if device == "cuda":
+            model.rectangles = rectangles
         x, narrations = video(model)
         loss, learned = model.loss(x, narrations)
         (loss / learned).backward()
