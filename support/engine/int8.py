@@ -124,8 +124,8 @@ def amx_product(p: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tens
 
 def largest(x: Tensor) -> Tensor:
     """The largest absolute value of each row [.., D] -> [.., 1], and not 0."""
-    least, most = x.aminmax(dim=-1, keepdim=True)
-    return torch.maximum(most, -least).clamp_min(TINY)
+    # aminmax takes five times as long as these two
+    return torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True)).clamp_min(TINY)
 
 
 def join_rows(pieces: list[Tensor]) -> Tensor:

@@ -434,7 +434,7 @@ def test_the_readmes_tables_are_the_results():
     """Between <!-- NAME --> and <!-- end --> is the output of `experiments.tables NAME --show`. A
     table is there if at least two of its rows have results."""
     page = (ROOT / "experiments" / "README.md").read_text()
-    shown = dict(re.findall(r"<!-- (\w+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL))
+    shown = dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL))
     with_results = {name for name, table in paper.TABLES.items() if rows_with_results(table) > 1}
     assert shown.keys() == with_results
     for name, text in shown.items():
