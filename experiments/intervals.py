@@ -14,7 +14,7 @@ import numpy as np
 DRAWS = 2000
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     mean: float                                # the difference
     low: float                                 # 95 % of the draws lie between these
     high: float
@@ -26,8 +26,8 @@ class Interval(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def difference(first: list[dict[str, float | None]],
-               second: list[dict[str, float | None]]) -> Interval | None:
+def compare_means(first: list[dict[str, float | None]],
+                  second: list[dict[str, float | None]]) -> ConfidenceInterval | None:
     """The difference first - second of the means over videos of a measure, with its interval.
 
     first, second   of each seed, {video: the measure; None where the video has nothing to measure}
@@ -57,4 +57,4 @@ def difference(first: list[dict[str, float | None]],
         draws.append(mean_of_first - mean_of_second)
     low, high = np.quantile(draws, [0.025, 0.975])
     mean = of_first.mean() - of_second.mean()
-    return Interval(float(mean), float(low), float(high), (len(first), len(second)))
+    return ConfidenceInterval(float(mean), float(low), float(high), (len(first), len(second)))

@@ -25,7 +25,7 @@ from collections import Counter
 
 import numpy as np
 
-from experiments.intervals import Interval, difference
+from experiments.intervals import ConfidenceInterval, compare_means
 from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import (
     Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands, result,
@@ -135,13 +135,13 @@ def markdown(name: str, seeds: list[int] | None) -> str:
     for claim in table.claims:
         interval = interval_of(claim, table, seeds)
         if interval:
-            remarks.append(sentence(claim, interval))
+            remarks.append(say_claim(claim, interval))
     if remarks:
         text += "\n\n" + "\n".join(remarks)
     return text
 
 
-def interval_of(claim: Claim, table: Table, seeds: list[int]) -> Interval | None:
+def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
     """The difference of a claim's two rows in its column. None without results of both."""
     rows = {row.label: row for row in table.rows}
     columns = {column.header: column for column in table.columns}
@@ -151,10 +151,10 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> Interval | None
         counted = good_seeds(rows[label], table, seeds)
         results = results_of(experiments_of(rows[label], column.evaluation, counted))
         of_rows.append([kept["videos"][column.measure] for kept in results])
-    return difference(*of_rows)
+    return compare_means(*of_rows)
 
 
-def sentence(claim: Claim, interval: Interval) -> str:
+def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
     """A claim with its interval as an item of a list, in Markdown."""
     verdict = "" if interval.shown else ": cannot be told apart"
     seeds = " and ".join(str(count) for count in interval.seeds)

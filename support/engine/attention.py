@@ -102,7 +102,7 @@ def in_rectangles(sdpa: Callable, module, query: Tensor, key: Tensor, value: Ten
     if dropout:
         raise BadData("a language model with dropout in its attention cannot be trained")
     if not isinstance(rectangles, list):
-        return flex.attend(query, key, value, rectangles, scaling), None
+        return flex.attend_by_mask(query, key, value, rectangles, scaling), None
     q, k, v = (with_padding(heads) for heads in (query, key, value))
     return InRectangles.apply(q, k, v, rectangles, scaling)[None, :-1], None
 

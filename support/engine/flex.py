@@ -30,7 +30,7 @@ def block_mask(rows: list[tuple[Tensor, Tensor]], length: int, device: str | tor
     return create_block_mask(sees, None, None, length, length, device=str(device))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask, scale: float | None) -> Tensor:
+def attend_by_mask(query: Tensor, key: Tensor, value: Tensor, mask, scale: float | None) -> Tensor:
     """query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, L, heads, c]."""
     kernel = flex_attention(compiled=query.is_cuda)
     attended = kernel(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from experiments.intervals import difference
+from experiments.intervals import compare_means
 
 
 def result(values) -> dict[str, float]:
@@ -12,7 +12,7 @@ def result(values) -> dict[str, float]:
 def test_a_difference_that_all_videos_have_is_shown():
     """However much videos differ: they are drawn in pairs."""
     values = np.random.default_rng(0).normal(0, 10, 50)
-    interval = difference([result(values + 0.1)], [result(values)])
+    interval = compare_means([result(values + 0.1)], [result(values)])
     assert interval.mean == pytest.approx(0.1)
     assert interval.low == pytest.approx(0.1)
     assert interval.high == pytest.approx(0.1)
@@ -22,17 +22,17 @@ def test_a_difference_that_all_videos_have_is_shown():
 def test_the_interval_is_that_of_a_mean():
     """For many videos, 1.96 standard errors on each side."""
     noise = np.random.default_rng(1).normal(0, 1, 400)
-    interval = difference([result(noise)], [result(np.zeros(400))])
+    interval = compare_means([result(noise)], [result(np.zeros(400))])
     error = 1.96 * noise.std() / 20
     assert interval.high - interval.low == pytest.approx(2 * error, rel=0.1)
     assert interval.low < interval.mean < interval.high
 
 
 def test_seeds_that_differ_widen_the_interval():
-    equal = difference([result([0.9] * 20)] * 3, [result([0.8] * 20)] * 3)
+    equal = compare_means([result([0.9] * 20)] * 3, [result([0.8] * 20)] * 3)
     assert equal.shown
     unequal = [result([value] * 20) for value in (1.0, 0.9, 0.5)]
-    interval = difference(unequal, [result([0.8] * 20)] * 3)
+    interval = compare_means(unequal, [result([0.8] * 20)] * 3)
     assert interval.mean == pytest.approx(0.0)
     assert not interval.shown
     assert interval.seeds == (3, 3)
@@ -41,6 +41,6 @@ def test_seeds_that_differ_widen_the_interval():
 def test_only_videos_that_all_results_measure_count():
     first = {"a": 1.0, "b": None, "c": 0.5}
     second = {"a": 0.5, "b": 1.0}
-    assert difference([first], [second]).mean == pytest.approx(0.5)
-    assert difference([first], []) is None
-    assert difference([{"a": None}], [{"a": 1.0}]) is None
+    assert compare_means([first], [second]).mean == pytest.approx(0.5)
+    assert compare_means([first], []) is None
+    assert compare_means([{"a": None}], [{"a": 1.0}]) is None
