@@ -41,6 +41,7 @@ from support.engine.passes import compile_memory
 from support.engine.vision import check_vision
 from support.engine.weights import advise
 from support.files.features import is_features, open_frames
+from toy.read_out import in_words, load_read_out
 
 TOY_SIZE = (96, 96)                     # pixels of the videos that the bundled narrator was trained on
 LEGEND = """\
@@ -49,6 +50,10 @@ legend: fed: prompt, x a token of the frame, m of the memory, n of the narration
         p([SKIP]) <= theta: the segment ends here, and its narration follows (Eq. 1)
         l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, \
 frames) tokens"""
+LEGEND_OF_MEMORY = """\
+        memory: what a linear map reads from the memory tokens after a narration, which place showed what \
+last (how
+        sure, how long ago); the narrator never uses that map"""
 
 
 def restarted(decision: Decision, layout: Layout) -> bool:
@@ -119,6 +124,8 @@ class Input:
     peak            the most tokens that the cache has held after a frame
     page            its page in the browser (--serve)
     state           its state file (--state)
+    read_out        says what the memory holds (--explain); None: there is none for the narrator
+    knows           {frame of a narration: what the memory holds after it}, until it is printed
     """
 
     def __init__(self, source: str, name: str, files: dict[str, str | None], live: bool):
@@ -134,6 +141,8 @@ class Input:
         self.peak = 0
         self.page = Page(source, wanted=False)
         self.state = State(state_file, self)
+        self.read_out = None
+        self.knows: dict[int, str] = {}
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None,
                   args: argparse.Namespace, ask: SharedPasses) \
@@ -183,6 +192,8 @@ class Input:
                 if row is not None:
                     writers.sentence(row)
                 self.page.tell(trace, row)
+                if self.read_out and decision.narration:
+                    self.knows[decision.frame] = in_words(self.read_out, self.context.memory[0])
                 self.count = decision.frame + 1
                 tokens = decision.text_tokens + decision.visual_tokens
                 self.peak = max(self.peak, tokens)
@@ -257,6 +268,9 @@ def run_files(args: argparse.Namespace) -> None:
     if narrator.slow_because:
         print(f"{narrator.config.llm} {narrator.slow_because}: it takes the plain path, "
               f"which is slower", file=sys.stderr)
+    if args.explain:
+        for run in runs:
+            run.read_out = load_read_out(model)
     if args.compile:
         compile_memory(narrator.memory)
         narrator.decoder.compile()
@@ -286,6 +300,8 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator,
     failed = []
     if args.explain:
         print(LEGEND, flush=True)
+        if runs[0].read_out:
+            print(LEGEND_OF_MEMORY, flush=True)
     delay = 0 if runs[0].live else 0.5
     bar = progress(None, "streaming", unit="frame", leave=False, mininterval=0.5, delay=delay)
     with bar, Speaker(args) as speaker:
@@ -305,9 +321,12 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator,
             if args.explain:
                 explained = explain(decision, narrator.layout, narrator.config, args.static)
                 lines.append(name + explained)
+            knows = run.knows.pop(decision.frame, None)
             if row is not None and (args.repeats or "repeat" not in row):
                 lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
                 speaker.say(row["text"])
+            if knows is not None:
+                lines.append(f"{name}memory: {knows}")
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)

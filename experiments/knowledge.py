@@ -3,6 +3,7 @@ in the paper; the toy alone).
 
     python -m experiments.knowledge --model toy/checkpoint
     python -m experiments.knowledge --model toy/checkpoint --png out/knowledge.png
+    python -m experiments.knowledge --save toy/checkpoint/read_out.safetensors
 
 No language model takes part, and the read-out is never used to narrate. It is trained on the memory
 tokens after every few frames of the training videos, eight of them in a row. It is tested on other
@@ -28,7 +29,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 import narrator as nar
 from baselines.variants import load_narrator
@@ -39,9 +40,8 @@ from support.common.figures import print_table, pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
 from support.common.progress import progress
 from toy import stages, world
+from toy.read_out import ReadOut, most_likely, save_read_out
 
-TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
-PLACES = 9
 EVERY = 4                                      # frames between two moments
 TRAINING_IDLE = 0.5                            # share of the training videos with idle time
 IN_A_ROW = 8                                   # training videos that make a long one
@@ -110,30 +110,11 @@ def moments_of(narrator: nar.Narrator, videos: list[stages.Scene]) -> Moments:
 
 # ------------------------------------------------------------------------------- the read-out
 
-class ReadOut(nn.Module):
-    """A linear map of memory tokens to each place's thing and age."""
-
-    def __init__(self, tokens: Tensor):
-        """tokens [N, M * D]: their mean and deviation scale the input."""
-        super().__init__()
-        self.register_buffer("mean", tokens.mean(0))
-        self.register_buffer("deviation", tokens.std(0) + 1e-6)
-        self.linear = nn.Linear(tokens.shape[1], PLACES * (TYPES + COLOURS + 1))
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens [N, M * D] -> logits of types [N, 9, 7], logits of colours [N, 9, 7], and log2 of
-        the ages in seconds [N, 9]."""
-        answers = self.linear((tokens - self.mean) / self.deviation)
-        answers = rearrange(answers, "n (p a) -> n p a", p=PLACES)
-        types, colours, ages = answers.split([TYPES, COLOURS, 1], dim=-1)
-        return types, colours, ages[..., 0]
-
-
 def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 100) -> ReadOut:
     """The read-out with the least loss on these moments, by L-BFGS. It starts from zero: no seed."""
-    read_out = ReadOut(moments.tokens)
+    read_out = ReadOut(moments.tokens.shape[1])
+    read_out.mean.copy_(moments.tokens.mean(0))
+    read_out.deviation.copy_(moments.tokens.std(0) + 1e-6)
     hidden = moments.hidden
     things = moments.things[hidden]                                            # [H, 2]
     ages = moments.ages[hidden].log2()                                         # [H]
@@ -152,13 +133,6 @@ def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 10
 
     optimizer.step(closure)
     return read_out.requires_grad_(False)
-
-
-def most_likely(types: Tensor, colours: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [.., 7] of types and of colours -> the likeliest thing [.., 2] and its probability."""
-    type_sure, type_named = types.softmax(-1).max(-1)
-    colour_sure, colour_named = colours.softmax(-1).max(-1)
-    return torch.stack([type_named, colour_named], -1), type_sure * colour_sure
 
 
 def score(read_out: ReadOut, moments: Moments) -> dict:
@@ -240,7 +214,7 @@ def draw_places(axis, read_out: ReadOut, moments: Moments, n: int, variant: worl
 # ------------------------------------------------------------------------------- the command
 
 def run_knowledge(args: argparse.Namespace) -> None:
-    check_writable(args.png or None)
+    check_writable(args.png, args.save)
     narrator = load_narrator(args.model, device="cpu")
     if not narrator.layout.M:
         raise BadData(f"{args.model}: has no memory that could be read out")
@@ -250,6 +224,9 @@ def run_knowledge(args: argparse.Namespace) -> None:
     train_kitchens = list(world.kitchens("train", args.videos, world=trained_world))
     training_videos = stages.scenes(encoder, narrator.layout, train_kitchens, features)
     read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
+
+    if args.save:
+        save_read_out(read_out, Path(args.save))
 
     scores = {}
     for kind, kitchens in held_out_kitchens().items():
@@ -280,6 +257,8 @@ def main():
                         help="training videos of the read-out")
     parser.add_argument("--features", help="file that keeps the frame tokens for the next narrator")
     parser.add_argument("--png", help="draw the map of a test video")
+    parser.add_argument("--save", metavar="FILE",
+                        help="keep the read-out: stream.py --explain reads MODEL/read_out.safetensors")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     command_line(lambda: run_knowledge(args))

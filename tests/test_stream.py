@@ -2,6 +2,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -548,7 +549,8 @@ def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_features):
 
 
 def test_explain(kitchen_features, tmp_path, monkeypatch):
-    """A legend; every frame in words; for the last one, that it always narrates."""
+    """A legend; every frame in words; for the last one, that it always narrates; after each
+    narration, what the memory holds."""
     monkeypatch.chdir(ROOT)
     source = features(tmp_path / "kitchen.safetensors", kitchen_features)
     code, stdout = call_with_output([str(source), "--explain"])
@@ -560,6 +562,9 @@ def test_explain(kitchen_features, tmp_path, monkeypatch):
     assert "fed [SKIP] x x 10" in lines[2]
     assert "theta_low, within 4 s" in lines[2] and " > 0.5 " in lines[2]
     assert "the last frame always narrates" in lines[-1] and "narration 42" in lines[-1]
+    memories = [line for line in stdout.splitlines() if line.startswith("memory: ")]
+    assert len(memories) == 43
+    assert re.fullmatch(r"memory: (\w+: \w+ \w+ \(\d\.\d\d, \d+ s\)(; )?)+", memories[10])
 
 
 def test_the_bundled_narrator_says_what_it_knows(tmp_path, monkeypatch):

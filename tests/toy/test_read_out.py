@@ -1,0 +1,30 @@
+"""What a linear map reads from memory tokens, in words."""
+import torch
+
+from helpers import TOY
+from toy.read_out import PLACES, ReadOut, in_words, load_read_out, save_read_out
+
+
+def test_in_words(tmp_path):
+    """Only of places of which the memory is sure; kept in a file, it says the same."""
+    read_out = ReadOut(4)
+    bias = torch.zeros(PLACES, 7 + 7 + 1)
+    bias[0, 2] = 9.0                           # place 0: type 2
+    bias[0, 7 + 1] = 9.0                       # colour 1
+    bias[0, 14] = 3.0                          # 2 ** 3 seconds
+    bias[1, 3] = 0.5                           # not sure
+    bias[2, 0] = bias[2, 7] = 9.0              # sure that there was nothing
+    read_out.linear.bias.data.copy_(bias.flatten())
+    memory = torch.randn(2, 2)
+    read_out.requires_grad_(False)
+    said = in_words(read_out, memory)
+    assert said == "shelf: red bowl (1.00, 8 s)"
+    save_read_out(read_out, tmp_path / "read_out.safetensors")
+    assert in_words(load_read_out(str(tmp_path)), memory) == said
+    assert in_words(ReadOut(4).requires_grad_(False), memory) == "nothing"
+
+
+def test_narrators_with_and_without_one(tmp_path):
+    assert load_read_out(str(tmp_path)) is None
+    assert load_read_out("someone/on-the-hub") is None
+    assert len(load_read_out(str(TOY)).mean) == 10 * 128

@@ -1,0 +1,82 @@
+"""A linear read-out of a memory's tokens: what did each place show last, and when? (not in the paper)
+
+`experiments/knowledge.py` trains it and scores it; `stream.py --explain` says what it reads. It is
+never used to narrate.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from einops import rearrange
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from support.common.disk import write_tensors
+from toy import world
+
+TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
+PLACES = 9
+FILE = "read_out.safetensors"                  # in the folder of the narrator
+SURE = 0.8                                     # what is less probable is not said
+
+
+class ReadOut(nn.Module):
+    """A linear map of memory tokens to each place's thing and age."""
+
+    def __init__(self, numbers: int):
+        """numbers: M * D, of all memory tokens."""
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(numbers))
+        self.register_buffer("deviation", torch.ones(numbers))
+        self.linear = nn.Linear(numbers, PLACES * (TYPES + COLOURS + 1))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [N, M * D] -> logits of types [N, 9, 7], logits of colours [N, 9, 7], and log2 of
+        the ages in seconds [N, 9]."""
+        answers = self.linear((tokens - self.mean) / self.deviation)
+        answers = rearrange(answers, "n (p a) -> n p a", p=PLACES)
+        types, colours, ages = answers.split([TYPES, COLOURS, 1], dim=-1)
+        return types, colours, ages[..., 0]
+
+
+def most_likely(types: Tensor, colours: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [.., 7] of types and of colours -> the likeliest thing [.., 2] and its probability."""
+    type_sure, type_named = types.softmax(-1).max(-1)
+    colour_sure, colour_named = colours.softmax(-1).max(-1)
+    return torch.stack([type_named, colour_named], -1), type_sure * colour_sure
+
+
+def save_read_out(read_out: ReadOut, file: Path) -> None:
+    """In bf16, which is exact enough to say things."""
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in read_out.state_dict().items()}
+    write_tensors(file, tensors)
+
+
+def load_read_out(model: str) -> ReadOut | None:
+    """That of a narrator's folder; None if it has none."""
+    file = Path(model) / FILE
+    if not file.exists():
+        return None
+    tensors = load_file(file)
+    read_out = ReadOut(len(tensors["mean"]))
+    read_out.load_state_dict(tensors)
+    return read_out.requires_grad_(False)
+
+
+def in_words(read_out: ReadOut, memory: Tensor) -> str:
+    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", of the places of which the
+    memory is sure."""
+    types, colours, log_ages = (answers[0] for answers in read_out(memory.float().flatten()[None]))
+    named, sure = most_likely(types, colours)                                  # [9, 2], [9]
+    plain = world.WORLDS["plain"]
+    known = []
+    for place, name in enumerate(plain.places):
+        kind, colour = named[place].tolist()
+        if kind and colour and sure[place] >= SURE:
+            thing = " ".join(plain.words(kind, colour))
+            seconds = 2 ** float(log_ages[place])
+            known.append(f"{name}: {thing} ({sure[place]:.2f}, {seconds:.0f} s)")
+    return "; ".join(known) or "nothing"
