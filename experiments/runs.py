@@ -3,8 +3,8 @@
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a small file
 in experiments/results/: its commands, its commits and its seed, the recipe (paper.py), fingerprints
 of the toy's worlds and of the base, the losses at the end of the training's stages, the measures,
-and some of them for each video. Results of other
-commands, recipes, worlds or bases are not shown, and are replaced.
+and some of them for each video. Results of other commands, recipes, worlds or bases are not shown,
+and are replaced.
 """
 import hashlib
 import json

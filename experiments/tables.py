@@ -156,7 +156,11 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
 
 def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
     """A claim with its interval as an item of a list, in Markdown."""
-    verdict = "" if interval.shown else ": cannot be told apart"
+    verdict = ""
+    if not interval.shown:
+        verdict = ": cannot be told apart"
+    elif min(interval.seeds) == 1:             # how much trainings differ is not known
+        verdict = ": of these trainings alone"
     seeds = " and ".join(str(count) for count in interval.seeds)
     return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
             f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{verdict}")
