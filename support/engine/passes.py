@@ -4,8 +4,8 @@ less work around it.
     Plain       passes through transformers' own modules: for any model, and the oracle of Decoder
     Decoder     the same for Llama-like models (Llama, Mistral, Qwen2, Qwen3, SmolLM, ...), with
                 routers or without: matrices that share their input are one, grouped queries read
-                their keys without copies, several streams share a pass. On CUDA the pass of one
-                stream is captured as a graph, one for each shape.
+                their keys without copies, several streams share a pass. On CUDA a pass is captured
+                as a graph, one for each shape (several streams: support/engine/shared.py).
 
 A pass is one function of tensors with fixed shapes: no sizes that depend on data, nothing that
 waits for the device.
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from support.common.errors import BadData
 from support.engine.int8 import Int8Linear, Int8Weight, join_int8
 from support.engine.linear import Linear, linear
+from support.engine.shared import SharedPasses
 from support.engine.slots import Slots
 
 # rotations that do not depend on the length of the context
@@ -155,17 +156,13 @@ class Layer:
                 setattr(other, name, (weight, second))
         return other
 
-    def __call__(self, h: Tensor, cos: Tensor, sin: Tensor,
-                 streams: list[tuple[Slots, Tensor, Tensor]]) -> Tensor:
-        """h [N, D_lm] of all streams -> [N, D_lm]; `streams` as from `Decoder.place_tokens`."""
-        lengths = [len(into) for _, into, _ in streams]
-        q, k, v = (tensor.split(lengths) for tensor in self.project(h, cos, sin))
-        attended = []
-        for i, (slots, into, mask) in enumerate(streams):
-            keys = slots.keys[self.place].index_copy_(0, into, k[i])[:slots.span]   # [S, G, c]
-            values = slots.values[self.place].index_copy_(0, into, v[i])[:slots.span]
-            attended.append(self.attend(q[i], keys, values, mask))
-        h = h + linear(torch.cat(attended), *self.o)
+    def __call__(self, h: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
+        """h [N, D_lm] of all streams -> [N, D_lm].
+
+        attend      attend(layer, q, k, v) -> [N, H c] of rotated queries [N, H, c], rotated keys and
+                    values [N, G, c]; it also keeps keys and values
+        """
+        h = h + linear(attend(self, *self.project(h, cos, sin)), *self.o)
         return h + self.feed_forward(h)
 
     def project(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,6 +192,20 @@ class Layer:
     def feed_forward(self, h: Tensor) -> Tensor:
         gate, up = linear(norm(h, *self.norm_m), *self.up).chunk(2, -1)
         return linear(self.act(gate) * up, *self.down)
+
+
+def attend_apart(streams: list[tuple[Slots, Tensor, Tensor]], layer: Layer, q: Tensor, k: Tensor,
+                 v: Tensor) -> Tensor:
+    """What a layer calls to attend: one stream after the other, each in its own slots. `streams` as
+    from `Decoder.place_tokens`."""
+    lengths = [len(into) for _, into, _ in streams]
+    q, k, v = (tensor.split(lengths) for tensor in (q, k, v))
+    attended = []
+    for i, (slots, into, mask) in enumerate(streams):
+        keys = slots.keys[layer.place].index_copy_(0, into, k[i])[:slots.span]      # [S, G, c]
+        values = slots.values[layer.place].index_copy_(0, into, v[i])[:slots.span]
+        attended.append(layer.attend(q[i], keys, values, mask))
+    return torch.cat(attended)
 
 
 def norm_of(module: nn.Module | None) -> tuple[Tensor, float] | None:
@@ -250,11 +261,16 @@ class Decoder:
             raise UnsupportedModel(f"is not built like Llama ({error})") from None
         self.run = self.forward                                             # or its compiled form
         self.graph_pool = None                                              # of captured passes
+        self.shared = None                              # passes of several streams; None: apart
+        if narrator.device.type == "cuda" and self.routing is None:
+            self.shared = SharedPasses(self, capture=True)
 
     @torch.no_grad()
     def __call__(self, inputs: list[PassInput]) -> list[Tensor]:
         """As Plain, but all inputs share the pass."""
         self.prepare(inputs)
+        if len(inputs) > 1 and self.shared is not None:
+            return self.shared(inputs)
         if len(inputs) > 1:
             rows = [len(range(given.plan.shape[1])[given.rows]) for given in inputs]
             return list(self.forward(inputs).split(rows))
@@ -287,18 +303,23 @@ class Decoder:
         streams = [self.place_tokens(given.slots, given.plan) for given in inputs]
         routed_streams = [self.place_tokens(given.slots.routed, given.routed)
                           for given in inputs if given.routed is not None]
+        attend = partial(attend_apart, streams)
+        attend_routed = partial(attend_apart, routed_streams)
 
         for layer, route in zip(self.layers, self.routes):
             if route is None:
-                h = layer(h, cos, sin, streams)
+                h = layer(h, cos, sin, attend)
             else:
                 def of_kept(h, cos, sin):               # of the tokens that the router keeps
-                    return layer(h, cos, sin, routed_streams)
+                    return layer(h, cos, sin, attend_routed)
                 h = route(of_kept, h, cos, sin)
 
         lengths = [given.plan.shape[1] for given in inputs]
         wanted = [tokens[given.rows] for tokens, given in zip(h.split(lengths), inputs)]
-        return self.narrator.logits(norm(join(wanted), *self.norm))
+        return self.narrator.logits(self.last_norm(join(wanted)))
+
+    def last_norm(self, h: Tensor) -> Tensor:
+        return norm(h, *self.norm)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [N, 1, c] at positions [N], as `Layer.project` takes them."""
@@ -350,19 +371,24 @@ class Decoder:
         plan, x, memory, routed = buffers
         buffered = [PassInput(plan, x, memory, given.slots, given.rows, routed)]
         with torch.cuda.device(plan.device):            # graphs are captured on the current GPU
-            # a capture demands a first run, on a stream of CUDA of its own
-            side_stream = torch.cuda.Stream()
-            side_stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side_stream):
-                self.run(buffered)
-            torch.cuda.current_stream().wait_stream(side_stream)
-            # All graphs share their memory: no two run at once, and logits are copied at once.
-            if self.graph_pool is None:
-                self.graph_pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.graph_pool):
-                logits = self.run(buffered)
+            graph, logits = self.capture_graph(lambda: self.run(buffered))
         return graph, buffers, logits
+
+    def capture_graph(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """A graph of run(), on the current GPU, and the tensor that it writes."""
+        # a capture demands a first run, on a stream of CUDA of its own
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
+            run()
+        torch.cuda.current_stream().wait_stream(side_stream)
+        # All graphs share their memory: no two run at once, and what they write is copied at once.
+        if self.graph_pool is None:
+            self.graph_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.graph_pool):
+            result = run()
+        return graph, result
 
 
 def compile_memory(memory: nn.Module) -> None:
@@ -469,7 +495,8 @@ def differs(decoder: Decoder) -> bool:
         slots.allocate(1, k)
         into = torch.from_numpy(slots.reserve(count)).to(device)
         stream = decoder.place_tokens(slots, torch.stack([ids, positions, into]))
-        if not same(layer(inputs[i], *rotations, [stream]), outputs[i]):
+        attend = partial(attend_apart, [stream])
+        if not same(layer(inputs[i], *rotations, attend), outputs[i]):
             return True
         h = outputs[i]
     weight, epsilon = decoder.norm

@@ -10,6 +10,7 @@ from helpers import ROOT, TOY, narrate, tiny, video
 from narrator import Narrator
 from streams.fast import open_stream
 from support.engine import attention, flex
+from support.engine.shared import SharedPasses
 from support.files.features import open_frames
 from test_golden import CUT, MODELS, features, load, read
 from test_passes import MOD, assert_same, lively, together, trace
@@ -112,6 +113,27 @@ def test_a_pass_stays_on_the_device_and_waits_for_nothing(changes):
         with pretended.mode, Indexing(), torch.no_grad():
             logits = model.decoder.forward([pass_input])
         assert logits.device.type == "cuda"
+
+
+def test_a_pass_of_several_streams_stays_on_the_device():
+    """What is captured of it, for every number of tokens."""
+    model, x = lively(last_k=2)
+    model.merge()
+    shared = SharedPasses(model.decoder, capture=False)
+    model.decoder.shared = shared
+    together(model, [x[:12], x[6:20]], 2)
+    pretended = Pretended()
+    pretended.move(model)
+    pretended.move(model.decoder)
+    for layer in model.decoder.layers:
+        pretended.move(layer)
+    pretended.move(shared)
+    assert len(shared.graphs) >= 2
+    for N, (_, inputs, _) in shared.graphs.items():
+        inputs = [pretended.tensor(tensor) for tensor in inputs]
+        with pretended.mode, Indexing(), torch.no_grad():
+            hidden = shared.forward(N, *inputs)
+        assert hidden.device.type == "cuda" and len(hidden) == 2 * N
 
 
 # ---------------------------------------------------------------------- a GPU

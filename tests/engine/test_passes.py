@@ -11,6 +11,7 @@ from streams import fast
 from streams.fast import open_stream
 from streams.together import Failed, side_by_side
 from support.engine import passes, slots
+from support.engine.shared import SharedPasses
 
 SMALL = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -302,6 +303,24 @@ def test_streams_do_not_depend_on_each_other(shares_keys, lookahead, changes):
     results = together(model, sources, 3, lookahead)
     for x, result in zip(sources, results):
         assert_same(trace(model, x), result, 1e-4)
+
+
+@pytest.mark.parametrize("shares_keys, lookahead, changes", [
+    (False, 1, {"last_k": 2}),
+    (True, 4, {"last_k": 0, "narration_memory": 4}),
+    (False, 4, {}),
+])
+def test_streams_in_rows_of_one_buffer(shares_keys, lookahead, changes):
+    """As on a GPU, without graphs. Streams join and end, and their buffers grow (the last case)."""
+    model, _ = lively(grouped() if shares_keys else None, **changes)
+    model.merge()
+    shared = SharedPasses(model.decoder, capture=False)
+    model.decoder.shared = shared
+    sources = [video(model, frames=frames, seed=frames)[0] for frames in (13, 24, 17, 1, 40)]
+    results = together(model, sources, 3, lookahead)
+    for x, result in zip(sources, results):
+        assert_same(trace(model, x), result, 1e-4)
+    assert len(shared.streams) in (2, 4) and len(shared.graphs) > 1
 
 
 def test_one_stream_fails_and_the_others_go_on():
