@@ -22,7 +22,7 @@ from stream import Decision, narrate
 from streams.bounds import live_bounds
 from streams.camera import open_pictures, paced
 from streams.checks import check_stream
-from streams.fast import open_stream
+from streams.fast import open_stream, try_passes
 from streams.serve import Page, Pages, page_options
 from streams.sources import all_live, source_option
 from streams.speech import Speaker, speech_options
@@ -163,6 +163,8 @@ class Input:
                 clock=(lambda: self.video.time) if self.live else None,
                 run=lambda pass_input: ask(narrator.decoder, pass_input),
             )
+            if narrator.device.type == "cuda":
+                try_passes(self.context)
             encode = None
             if encoder is not None:
                 encode = partial(ask, encoder.encode_batches)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from baselines.narration_memory import HistoryContext, HistoryNarrator
 from narrator import NARRATION, Narrator, Tokens
-from stream import Context
+from stream import Context, narrate
 from streams.bounds import Bounded, decoder_pass
 from support.common.errors import BadData
 from support.engine.passes import PassInput
@@ -223,3 +223,17 @@ def open_stream(narrator: Narrator, **options) -> Stream:
     if isinstance(narrator, HistoryNarrator):
         return HistoryStream(narrator, **options)
     return Stream(narrator, **options)
+
+
+def try_passes(context: Stream) -> None:
+    """Narrate a few empty frames before a stream begins, and forget them: on CUDA, its passes are
+    captured then, and not at its first sentence."""
+    narrator = context.narrator
+    trial = open_stream(narrator, lookahead=context.lookahead, run=context.run,
+                        guesses=context.guesses)
+    trial.cache = context.cache
+    count = 3 * context.lookahead
+    x = torch.zeros(count + 1, narrator.config.J, narrator.config.width)
+    for _ in narrate(narrator, x, forced={0: None, count // 2: None, count: None}, context=trial):
+        pass
+    context.cache.keep(np.zeros(len(context.cache.used), bool))

@@ -8,7 +8,7 @@ from torch import nn
 
 from helpers import grouped, narrate, tiny, video
 from streams import fast
-from streams.fast import open_stream
+from streams.fast import open_stream, try_passes
 from streams.together import Failed, side_by_side
 from support.engine import passes, slots
 from support.engine.shared import SharedPasses
@@ -269,6 +269,16 @@ def test_the_pass_is_one_graph(layers, changes, sizes):
         given = first_of_size[size]
         expected = model.decoder.forward([given])
         assert torch.allclose(compiled([given]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_passes_that_were_tried_leave_nothing(lookahead):
+    model, x = lively(last_k=2)
+    model.merge()
+    context = open_stream(model, lookahead=lookahead)
+    try_passes(context)
+    assert not context.cache.used.any() and context.position == 0
+    assert_same(trace(model, x, lookahead), trace(model, x, lookahead, context))
 
 
 # ------------------------------------------------------------------ several streams
