@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from support.common.errors import BadData
 from support.engine.int8 import Int8Linear, Int8Weight, join_int8
 from support.engine.linear import Linear, linear
-from support.engine.shared import SharedPasses
+from support.engine.shared import SharedRows
 from support.engine.slots import Slots
 
 # rotations that do not depend on the length of the context
@@ -263,7 +263,7 @@ class Decoder:
         self.graph_pool = None                                              # of captured passes
         self.shared = None                              # passes of several streams; None: apart
         if narrator.device.type == "cuda" and self.routing is None:
-            self.shared = SharedPasses(self, capture=True)
+            self.shared = SharedRows(self, capture=True)
 
     @torch.no_grad()
     def __call__(self, inputs: list[PassInput]) -> list[Tensor]:

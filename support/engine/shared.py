@@ -24,7 +24,7 @@ from support.engine.slots import EMPTY, Slots
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)      # numbers of tokens to which streams are padded
 
 
-class SharedPasses:
+class SharedRows:
     """Passes of several streams for a Decoder without routers."""
 
     def __init__(self, decoder, capture: bool):

@@ -10,7 +10,7 @@ from helpers import ROOT, TOY, narrate, tiny, video
 from narrator import Narrator
 from streams.fast import open_stream
 from support.engine import attention, flex
-from support.engine.shared import SharedPasses
+from support.engine.shared import SharedRows
 from support.files.features import open_frames
 from test_golden import CUT, MODELS, features, load, read
 from test_passes import MOD, assert_same, lively, together, trace
@@ -119,7 +119,7 @@ def test_a_pass_of_several_streams_stays_on_the_device():
     """What is captured of it, for every number of tokens."""
     model, x = lively(last_k=2)
     model.merge()
-    shared = SharedPasses(model.decoder, capture=False)
+    shared = SharedRows(model.decoder, capture=False)
     model.decoder.shared = shared
     together(model, [x[:12], x[6:20]], 2)
     pretended = Pretended()

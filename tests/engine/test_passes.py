@@ -11,7 +11,7 @@ from streams import fast
 from streams.fast import open_stream, try_passes
 from streams.together import Failed, side_by_side
 from support.engine import passes, slots
-from support.engine.shared import SharedPasses
+from support.engine.shared import SharedRows
 
 SMALL = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -324,7 +324,7 @@ def test_streams_in_rows_of_one_buffer(shares_keys, lookahead, changes):
     """As on a GPU, without graphs. Streams join and end, and their buffers grow (the last case)."""
     model, _ = lively(grouped() if shares_keys else None, **changes)
     model.merge()
-    shared = SharedPasses(model.decoder, capture=False)
+    shared = SharedRows(model.decoder, capture=False)
     model.decoder.shared = shared
     sources = [video(model, frames=frames, seed=frames)[0] for frames in (13, 24, 17, 1, 40)]
     results = together(model, sources, 3, lookahead)
