@@ -413,7 +413,7 @@ class Narrator(nn.Module):
         self.decoder = passes.Plain(self)
         self.slow_because: str | None = "its LoRA is not merged"   # None: passes take the fast path
         self.merged = False
-        self.rectangles = attention.rectangles      # how `segment_rows` are computed
+        self.rectangles = attention.rectangles      # (rows, length, device) -> what attention takes
 
     def add_connector(self, hidden: int) -> None:
         """The MLP of E = MLP(X): D -> D_lm."""

@@ -249,7 +249,8 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing", "flex"}
+MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing",
+              "flex"}
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tuple[float, int]],
@@ -472,8 +473,8 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     """
     process, processes = rank()
     device, dtype = device_and_dtype(options.device, options.dtype)
-    if options.flex and not device.startswith("cuda"):
-        raise BadData("--flex: FlexAttention trains on CUDA only")
+    if options.flex:
+        flex.check_flex(device)
     load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
     samples = list(load("train", options.limit))
     held_out = list(load("val", options.val_limit)) if options.val_limit else []

@@ -3,7 +3,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
@@ -19,7 +18,7 @@ import evaluate
 import narrator as nar
 import stream
 from baselines import variants
-from streams.fast import open_stream
+from streams.fast import empty, open_stream
 from streams.together import Failed, side_by_side
 from support.common.devices import device_and_dtype, rank, vision_dtype
 from support.common.disk import check_writable, write_json
@@ -245,8 +244,10 @@ def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEnco
     sha = hash_truth(sample)
     context = open_stream(narrator, lookahead=args.lookahead,
                           run=lambda part: ask(narrator.decoder, part))
-    with suppress(IndexError):                 # there is none: the context has a new one
+    try:                                       # another thread may take the last one
         context.cache = spare.pop()
+    except IndexError:
+        pass                                   # the context keeps its new one
     x = hash_frames(sample, sha).tokens(lambda pictures: ask(vision.encode_batches, pictures),
                                         args.lookahead)
     rows = []
@@ -256,8 +257,7 @@ def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEnco
             row["start"] += sample.offset
             row["end"] += sample.offset
             rows.append(row)
-    nothing = np.zeros(len(context.cache.used), bool)
-    context.cache.keep(nothing)
+    empty(context.cache)
     spare.append(context.cache)
     if folder:
         folder.save_rows(sample.name, rows, sha.hexdigest())

@@ -51,9 +51,8 @@ legend: fed: prompt, x a token of the frame, m of the memory, n of the narration
         l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, \
 frames) tokens"""
 LEGEND_OF_MEMORY = """\
-        memory: what a linear map reads from the memory tokens after a narration, which place showed what \
-last (how
-        sure, how long ago); the narrator never uses that map"""
+        memory: which place showed what last (how sure, how long ago), as a linear map reads it from the
+        memory tokens after a narration; the narrator never uses that map"""
 
 
 def restarted(decision: Decision, layout: Layout) -> bool:
@@ -194,7 +193,7 @@ class Input:
                 if row is not None:
                     writers.sentence(row)
                 self.page.tell(trace, row)
-                if self.read_out and decision.narration:
+                if self.read_out is not None and decision.narration:
                     self.knows[decision.frame] = in_words(self.read_out, self.context.memory[0])
                 self.count = decision.frame + 1
                 tokens = decision.text_tokens + decision.visual_tokens
@@ -271,8 +270,9 @@ def run_files(args: argparse.Namespace) -> None:
         print(f"{narrator.config.llm} {narrator.slow_because}: it takes the plain path, "
               f"which is slower", file=sys.stderr)
     if args.explain:
+        read_out = load_read_out(model)
         for run in runs:
-            run.read_out = load_read_out(model)
+            run.read_out = read_out
     if args.compile:
         compile_memory(narrator.memory)
         narrator.decoder.compile()
@@ -302,7 +302,7 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator,
     failed = []
     if args.explain:
         print(LEGEND, flush=True)
-        if runs[0].read_out:
+        if runs[0].read_out is not None:
             print(LEGEND_OF_MEMORY, flush=True)
     delay = 0 if runs[0].live else 0.5
     bar = progress(None, "streaming", unit="frame", leave=False, mininterval=0.5, delay=delay)

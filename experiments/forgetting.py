@@ -10,9 +10,10 @@ Lines are means over seeds; bands reach from the lowest seed to the highest.
 """
 import argparse
 import json
+from collections.abc import Iterable
 
-from experiments.paper import AGES, TABLES, Column, Row
-from experiments.runs import experiments_of, result
+from experiments.paper import AGES, TABLES, Column, Row, Table
+from experiments.tables import good_seeds, measured, seeds_of
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import pyplot, save_figure
@@ -26,16 +27,12 @@ COLOURS = ("#999999", "#c7a252", "#8c6bb1", "#66a61e", "#1b9e77", "#e6550d", "#2
 Curve = list[tuple[float, list[float]]]        # x, and y of each seed
 
 
-def curve_of(row: Row, columns: list[Column], places: list[float], seeds: int) -> Curve:
+def curve_of(row: Row, columns: list[Column], places: Iterable[float], table: Table) -> Curve:
     """The points of a row that have results."""
+    seeds = good_seeds(row, table, seeds_of(table, None))
     points = []
     for column, x in zip(columns, places):
-        numbers = []
-        for experiment in experiments_of(row, column.evaluation, range(seeds)):
-            kept = result(experiment)
-            number = kept["measures"].get(column.measure) if kept else None
-            if number is not None:
-                numbers.append(number)
+        numbers = measured(row, column, seeds)
         if numbers:
             points.append((x, numbers))
     return points
@@ -44,12 +41,11 @@ def curve_of(row: Row, columns: list[Column], places: list[float], seeds: int) -
 def curves() -> tuple[dict[str, Curve], dict[str, Curve]]:
     """{memory: its curve} by the time since a thing was seen, and by the length of the video."""
     table = TABLES["knowledge"]
-    by_age = {row.label: curve_of(row, table.columns, list(AGES), table.seeds)
-              for row in table.rows}
+    by_age = {row.label: curve_of(row, table.columns, AGES, table) for row in table.rows}
     by_length = {}
     baseline = Row("VideoLLM-online (keeps all frames)", "online", "")
     for row in [*table.rows, baseline]:
-        by_length[row.label] = curve_of(row, BY_LENGTH, list(GROUPS.values()), table.seeds)
+        by_length[row.label] = curve_of(row, BY_LENGTH, GROUPS.values(), table)
     return by_age, by_length
 
 

@@ -152,7 +152,7 @@ def score(read_out: ReadOut, moments: Moments) -> dict:
 
     by_age = {}
     youngest = 0
-    for oldest in AGES:                        # upper ends of the groups
+    for oldest in AGES:
         group = (ages > youngest) & (ages <= oldest)
         if group.any():
             by_age[f"<= {oldest} s"] = {"right": right[group].mean().item(),

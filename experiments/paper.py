@@ -227,7 +227,7 @@ def teacher(evaluation: str = "teacher", prefix: str = "") -> list[Column]:
 PPL, TIME_DIFF, FLUENCY, _ = teacher()
 MEMORY_WORDS = Column("memory words", "stream", "memory_words", toy=True)
 IDLE_WORDS = Column("idle", "idle", "memory_words", toy=True)
-AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)    # seconds, as in knowledge.py
+AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)    # upper ends of the groups of knowledge.py, s
 LONG_WORDS = Column("11 minutes", "long", "by_duration/>= 8 min/memory_words", toy=True)
 GMACS = Column("GMACs", "cost", "gmacs")
 CACHE = Column("cache, MB", "cost", "cache_mb")
@@ -242,6 +242,17 @@ def by_length(numbers: list[str]) -> list[Row]:
     groups = ["<= 2 min", "2 - 4 min", "4 - 8 min", ">= 8 min"]
     return [Row(group, "flownar", paper, group=group) for group, paper in zip(groups, numbers)]
 
+
+# What stands in the place of CLAM, and CLAM, with the numbers of Table 5
+MEMORIES = [
+    Row("recent", "recent", "2.115 2.257 45.0% 51.7%"),
+    Row("K-Means", "kmeans", "2.114 2.248 45.0% 51.7%"),
+    Row("MovieChat", "moviechat", "2.105 2.265 45.1% 51.9%"),
+    Row("TokenMLP", "tokenmlp", "2.127 2.274 44.6% 51.3%"),
+    Row("Refac. RetNet", "retnet", "2.092 2.239 45.3% 52.1%"),
+    Row("one gate per head", "scalar", ""),
+    Row("CLAM", "flownar", "2.086 2.237 45.4% 52.2%"),
+]
 
 TABLES = {
     "T1": Table(
@@ -299,15 +310,7 @@ TABLES = {
     "T5": Table(
         "Memory design", "ego4d", TEACHER_FORCED,
         columns=[MEMORY_WORDS, IDLE_WORDS, LONG_WORDS, *teacher()],
-        rows=[
-            Row("recent", "recent", "2.115 2.257 45.0% 51.7%"),
-            Row("K-Means", "kmeans", "2.114 2.248 45.0% 51.7%"),
-            Row("MovieChat", "moviechat", "2.105 2.265 45.1% 51.9%"),
-            Row("TokenMLP", "tokenmlp", "2.127 2.274 44.6% 51.3%"),
-            Row("Refac. RetNet", "retnet", "2.092 2.239 45.3% 52.1%"),
-            Row("one gate per head", "scalar", ""),
-            Row("CLAM", "flownar", "2.086 2.237 45.4% 52.2%"),
-        ],
+        rows=MEMORIES,
         seeds=3,
         claims=claims("CLAM", ["recent", "K-Means", "MovieChat", "TokenMLP", "Refac. RetNet",
                                "one gate per head"], "memory words")
@@ -317,15 +320,7 @@ TABLES = {
         "(not in the paper)", "ego4d", "",
         columns=[Column(f"{oldest} s", "knowledge", f"idle/by_age/<= {oldest} s/right", toy=True)
                  for oldest in AGES],
-        rows=[
-            Row("recent", "recent", ""),
-            Row("K-Means", "kmeans", ""),
-            Row("MovieChat", "moviechat", ""),
-            Row("TokenMLP", "tokenmlp", ""),
-            Row("Refac. RetNet", "retnet", ""),
-            Row("one gate per head", "scalar", ""),
-            Row("CLAM", "flownar", ""),
-        ],
+        rows=[row._replace(paper="") for row in MEMORIES],
         seeds=3),
     "one-loss": Table(
         "The paper's loss alone (toy: without the stage `recall`)", "ego4d", TEACHER_FORCED,

@@ -55,7 +55,7 @@ def failed_seeds(row: Row, table: Table, seeds: list[int]) -> dict[int, float]:
     """Seeds whose training has failed, and the loss at its end: far above that of another seed."""
     losses = {}
     for kept in results_of(needed(table._replace(rows=[row]), seeds)):
-        losses[kept["seed"]] = kept["losses"].get("narrator", 0.0)
+        losses[kept["seed"]] = kept["losses"]["narrator"]
     least = min(losses.values(), default=0.0)
     return {seed: loss for seed, loss in losses.items() if loss > FAILED * least}
 

@@ -116,8 +116,8 @@ def in_turn(args: argparse.Namespace) -> dict[str, dict]:
 def run_steps(args: argparse.Namespace) -> None:
     # a wrong device is refused before processes start
     device, _ = device_and_dtype(args.device, args.dtype)
-    if args.flex and not device.startswith("cuda"):
-        raise BadData("--flex: FlexAttention trains on CUDA only")
+    if args.flex:
+        flex.check_flex(device)
     if args.width % (2 * args.heads) or args.heads % args.kv_heads:
         raise BadData("the width must be a multiple of twice the number of heads, and that one of "
                       "--kv-heads")

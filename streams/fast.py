@@ -22,7 +22,7 @@ from torch import Tensor
 
 from baselines.narration_memory import HistoryContext, HistoryNarrator
 from narrator import NARRATION, Narrator, Tokens
-from stream import Context, narrate
+from stream import Cache, Context, narrate
 from streams.bounds import Bounded, decoder_pass
 from support.common.errors import BadData
 from support.engine.passes import PassInput
@@ -236,4 +236,9 @@ def try_passes(context: Stream) -> None:
     x = torch.zeros(count + 1, narrator.config.J, narrator.config.width)
     for _ in narrate(narrator, x, forced={0: None, count // 2: None, count: None}, context=trial):
         pass
-    context.cache.keep(np.zeros(len(context.cache.used), bool))
+    empty(context.cache)
+
+
+def empty(cache: Cache) -> None:
+    """Free all slots; the buffers stay, and what was captured over them."""
+    cache.keep(np.zeros(len(cache.used), bool))

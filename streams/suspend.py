@@ -44,6 +44,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from streams.fast import empty
 from streams.sources import is_pipe_or_url
 from streams.subtitles import timestamp
 from support.common.addresses import without_secrets
@@ -549,7 +550,7 @@ def model_answers(narrator, context,
     plan = torch.tensor([ids, range(len(ids)), slots.tolist()]).to(narrator.device)
     last = slice(-1, None)
     answers = {"proof.language": context.run(PassInput(plan, None, None, cache, last))[0]}
-    cache.keep(np.zeros(len(cache.used), bool))
+    empty(cache)
     if encode is not None:
         # with two encoders, a picture is a pair, one for each (support/files/features.py)
         channels = 6 if narrator.config.width_second else 3

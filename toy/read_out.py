@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 from einops import rearrange
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from support.common.disk import write_tensors
+from support.common.errors import BadData, first_line
 from toy import world
 
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
@@ -56,13 +58,16 @@ def save_read_out(read_out: ReadOut, file: Path) -> None:
 
 
 def load_read_out(model: str) -> ReadOut | None:
-    """That of a narrator's folder; None if it has none."""
+    """That of a narrator's folder; None if it has none. BadData if its file is damaged."""
     file = Path(model) / FILE
     if not file.exists():
         return None
-    tensors = load_file(file)
-    read_out = ReadOut(len(tensors["mean"]))
-    read_out.load_state_dict(tensors)
+    try:
+        tensors = load_file(file)
+        read_out = ReadOut(len(tensors["mean"]))
+        read_out.load_state_dict(tensors)
+    except (OSError, SafetensorError, LookupError, RuntimeError) as error:
+        raise BadData(f"{file} is damaged ({first_line(error)}); delete it") from error
     return read_out.requires_grad_(False)
 
 

@@ -1,8 +1,8 @@
 """The attention of training (paper §3.5) by PyTorch's FlexAttention, for CUDA: one kernel that skips
 the blocks of keys that no query of a block sees (train.py --flex).
 
-`block_mask` takes the place of `attention.rectangles`, with the same rows, and gives the same numbers.
-PyTorch has no gradients of it on a processor.
+`block_mask` takes the place of `attention.rectangles`: the same rows give the same numbers. PyTorch
+has no gradients of it on a processor.
 """
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from functools import cache
 
 import torch
 from torch import Tensor
+
+from support.common.errors import BadData
+
+
+def check_flex(device: str) -> None:
+    """BadData unless FlexAttention can train on the device."""
+    if not device.startswith("cuda"):
+        raise BadData("--flex: FlexAttention trains on CUDA only")
 
 
 def block_mask(rows: list[tuple[Tensor, Tensor]], length: int, device: str | torch.device):
@@ -32,14 +40,15 @@ def block_mask(rows: list[tuple[Tensor, Tensor]], length: int, device: str | tor
 
 def attend_by_mask(query: Tensor, key: Tensor, value: Tensor, mask, scale: float | None) -> Tensor:
     """query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, L, heads, c]."""
-    kernel = flex_attention(compiled=query.is_cuda)
-    attended = kernel(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+    attend = kernel(compiled=query.is_cuda)
+    attended = attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
     return attended.transpose(1, 2)
 
 
 @cache
-def flex_attention(compiled: bool) -> Callable:
-    """PyTorch's function. Lengths change from video to video: it is compiled once for all."""
-    from torch.nn.attention import flex_attention
-    function = flex_attention.flex_attention
-    return torch.compile(function, dynamic=True) if compiled else function
+def kernel(compiled: bool) -> Callable:
+    """FlexAttention. Lengths change from video to video: it is compiled once for all."""
+    from torch.nn.attention.flex_attention import flex_attention
+    if compiled:
+        return torch.compile(flex_attention, dynamic=True)
+    return flex_attention

@@ -26,8 +26,8 @@ from support.common.errors import BadData
 TINY = 1e-12
 PIECE = 2 ** 24                 # so many numbers, or some more, are packed at once
 MAKE = "_make_per_channel_quantized_tensor"
-# With AMX, oneDNN multiplies bytes three times as fast as PyTorch's own functions do. On other
-# processors it has no fast product of signed bytes.
+# With AMX, oneDNN multiplies bytes much faster than PyTorch's own functions do. On other processors
+# it has no fast product of signed bytes.
 AMX = devices.AMX and hasattr(torch.ops.onednn, "qlinear_pointwise")
 # Two products of 8 bits are summed in 16. Where the processor has no sum of its own for these
 # (VNNI), inputs have 7 bits, or sums would not fit.
@@ -82,7 +82,7 @@ class Int8Weight:
     def product_of_rows(self, rows: Tensor) -> Tensor:
         """rows [N, D], from -LEVELS to LEVELS -> rows w^T [N, E]."""
         if not OUR_BYTES:
-            return join_rows([dynamic(rows, piece, SEVEN_BITS) for piece in self.pieces])
+            return join_rows([dynamic(rows, piece) for piece in self.pieces])
         if not self.two_parts:
             return self.product_of_bytes(rows.round_())
         coarse = rows.round()
@@ -102,13 +102,13 @@ class Int8Weight:
         ends[0, 0] = 1
         ends[0, -1] = -1
         inputs = torch.cat([p * FBGEMM_STEP, ends])
-        y = join_rows([dynamic(inputs, piece, SEVEN_BITS) for piece in self.pieces])
+        y = join_rows([dynamic(inputs, piece) for piece in self.pieces])
         return y[:-1] / FBGEMM_STEP
 
 
-def dynamic(x: Tensor, packed, seven_bits: bool) -> Tensor:
+def dynamic(x: Tensor, packed) -> Tensor:
     """PyTorch rounds x [N, D] to bytes, of the whole tensor's range, and multiplies -> [N, E]."""
-    return torch.ops.quantized.linear_dynamic(x, packed, seven_bits)
+    return torch.ops.quantized.linear_dynamic(x, packed, SEVEN_BITS)
 
 
 def amx_product(p: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class SharedRows:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.positions: Tensor | None = None
-        self.graphs: dict[int, tuple] = {}              # N -> graph, its inputs, its output
+        self.inputs: dict[int, tuple[Tensor, Tensor, Tensor]] = {}      # N -> what a pass reads
+        self.graphs: dict[int, tuple] = {}              # N -> a captured pass, and what it writes
 
     # ------------------------------------------------------------------ rows
 
@@ -77,6 +78,7 @@ class SharedRows:
         self.positions = streams[0].positions.new_full((B, S + 1), EMPTY)
         self.keys = [like.new_zeros(B, S + 1, *like.shape[1:]) for _ in layers]
         self.values = [like.new_zeros(B, S + 1, *like.shape[1:]) for _ in layers]
+        self.inputs.clear()
         self.graphs.clear()
 
     def enter(self, slots: Slots, row: int) -> None:
@@ -85,8 +87,8 @@ class SharedRows:
         self.positions[row] = EMPTY
         self.positions[row, :count] = slots.positions
         slots.positions = self.positions[row, :count]
-        for own, shared in ((slots.keys, self.keys), (slots.values, self.values)):
-            for layer, buffer in enumerate(shared):
+        for own, buffers in ((slots.keys, self.keys), (slots.values, self.values)):
+            for layer, buffer in enumerate(buffers):
                 buffer[row, :count] = own[layer]
                 own[layer] = buffer[row, :count]
         slots.graphs.clear()                            # these were captured over other buffers
@@ -100,12 +102,12 @@ class SharedRows:
         lengths = [given.plan.shape[1] for given in inputs]
         N = next((size for size in SIZES if size >= max(lengths)), max(lengths))
         # Where each stream's tokens stand among the B * N, and which of them are wanted.
-        at = [row * N + np.arange(length) for row, length in zip(rows, lengths)]
-        wanted = [places[given.rows] for places, given in zip(at, inputs)]
+        numbers = [row * N + np.arange(length) for row, length in zip(rows, lengths)]
+        wanted = [own[given.rows] for own, given in zip(numbers, inputs)]
         starts = np.repeat(rows, lengths) * (self.slots + 1)
 
         device = self.positions.device
-        at = torch.from_numpy(np.concatenate(at)).to(device)
+        at = torch.from_numpy(np.concatenate(numbers)).to(device)
         starts = torch.from_numpy(starts).to(device)
         ids, positions, slots = torch.cat([given.plan for given in inputs], dim=1)
         h, padded_positions, places = self.inputs_of(N)
@@ -125,24 +127,24 @@ class SharedRows:
 
     def inputs_of(self, N: int) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states, positions and places of B * N tokens: a captured pass reads always these."""
-        if N not in self.graphs:
+        if N not in self.inputs:
             count = len(self.streams) * N
             weight = self.decoder.layers[0].norm_a[0]
             h = weight.new_zeros(count, len(weight))
             positions = self.positions.new_full((count,), EMPTY)
             places = self.positions.new_full((count,), self.slots)
-            self.graphs[N] = (None, (h, positions, places), None)
-        return self.graphs[N][1]
+            self.inputs[N] = h, positions, places
+        return self.inputs[N]
 
     def run(self, N: int) -> Tensor:
         """The hidden states [B * N, D_lm] after the last layer, normalised."""
-        graph, inputs, output = self.graphs[N]
+        inputs = self.inputs[N]
         if not self.capture:
             return self.forward(N, *inputs)
         with torch.cuda.device(self.positions.device):
-            if graph is None:
-                graph, output = self.decoder.capture_graph(lambda: self.forward(N, *inputs))
-                self.graphs[N] = graph, inputs, output
+            if N not in self.graphs:
+                self.graphs[N] = self.decoder.capture_graph(lambda: self.forward(N, *inputs))
+            graph, output = self.graphs[N]
             graph.replay()
         return output
 
@@ -150,10 +152,10 @@ class SharedRows:
         decoder = self.decoder
         self.positions.view(-1).index_copy_(0, places, positions)
         cos, sin = decoder.rotations(positions, h.dtype)
-        shared = decoder.layers[0].heads // decoder.layers[0].groups
+        queries_of_key = decoder.layers[0].heads // decoder.layers[0].groups
         by_row = positions.view(-1, N, 1)                                   # [B, N, 1]
         mask = self.positions[:, None] <= by_row                            # [B, N, S + 1]
-        mask = mask.repeat_interleave(shared, 1)[:, None]                   # [B, 1, N H/G, S + 1]
+        mask = mask.repeat_interleave(queries_of_key, 1)[:, None]                   # [B, 1, N H/G, S + 1]
 
         def attend(layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             """q [B N, H, c], k and v [B N, G, c] -> [B N, H c]."""

@@ -6,6 +6,7 @@ import torch
 import transformers
 from torch import nn
 
+import stream
 from helpers import grouped, narrate, tiny, video
 from streams import fast
 from streams.fast import open_stream, try_passes
@@ -207,7 +208,9 @@ def test_lookahead_changes_nothing(changes):
 
 
 def test_lookahead_makes_fewer_passes_of_few_shapes():
+    """Segments of nine frames: where they end is chosen by the test, not by rounding."""
     model, x = lively(last_k=2)
+    ends = dict.fromkeys([0, 9, 18, 27])        # there the model narrates
     model.merge()
     lengths = {}                                # of all passes, in tokens
     for lookahead in (1, 4):
@@ -217,8 +220,10 @@ def test_lookahead_makes_fewer_passes_of_few_shapes():
             lengths[lookahead].append(given.plan.shape[1])
             return model.decoder([given])[0]
 
-        trace(model, x, lookahead, open_stream(model, run=run))
-    assert len(lengths[4]) < 0.85 * len(lengths[1])
+        context = open_stream(model, lookahead=lookahead, run=run)
+        for _ in stream.narrate(model, x, forced=ends, context=context):
+            pass
+    assert len(lengths[4]) < 0.75 * len(lengths[1])
     # first, its closing, opening, frame, closing, word; guesses after text
     assert len(set(lengths[1])) <= 6 + 4 * 3
 
@@ -330,7 +335,7 @@ def test_streams_in_rows_of_one_buffer(shares_keys, lookahead, changes):
     results = together(model, sources, 3, lookahead)
     for x, result in zip(sources, results):
         assert_same(trace(model, x), result, 1e-4)
-    assert len(shared.streams) in (2, 4) and len(shared.graphs) > 1
+    assert len(shared.streams) in (2, 4) and len(shared.inputs) > 1
 
 
 def test_one_stream_fails_and_the_others_go_on():

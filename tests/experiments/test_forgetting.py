@@ -1,7 +1,7 @@
 """The figure of how memories forget: its points are those of the results."""
 import pytest
 
-from experiments import forgetting
+from experiments import forgetting, tables
 from experiments.paper import AGES, TABLES
 from support.common.errors import BadData
 
@@ -11,12 +11,14 @@ def test_points_of_each_seed(monkeypatch, tmp_path):
     def made_up(experiment):
         if experiment.training == "flownar" and experiment.evaluation == "knowledge":
             right = 0.9 - 0.1 * experiment.seed
-            return {"measures": {f"idle/by_age/<= {age} s/right": right for age in AGES[:2]}}
+            measures = {f"idle/by_age/<= {age} s/right": right for age in AGES[:2]}
+            return {"seed": experiment.seed, "losses": {"narrator": 0.1}, "measures": measures}
         if experiment.training == "online" and experiment.evaluation == "long":
-            return {"measures": {"by_duration/>= 8 min/memory_words": 0.5}}
+            measures = {"by_duration/>= 8 min/memory_words": 0.5}
+            return {"seed": experiment.seed, "losses": {"narrator": 0.1}, "measures": measures}
         return None
 
-    monkeypatch.setattr(forgetting, "result", made_up)
+    monkeypatch.setattr(tables, "result", made_up)
     by_age, by_length = forgetting.curves()
     assert by_age["CLAM"] == [(5, pytest.approx([0.9, 0.8, 0.7])), (10, pytest.approx([0.9, 0.8, 0.7]))]
     assert by_age["recent"] == []
@@ -31,7 +33,7 @@ def test_points_of_each_seed(monkeypatch, tmp_path):
 
 
 def test_without_results(monkeypatch, tmp_path):
-    monkeypatch.setattr(forgetting, "result", lambda experiment: None)
+    monkeypatch.setattr(tables, "result", lambda experiment: None)
     monkeypatch.setattr(forgetting, "command_line", lambda run: run())
     monkeypatch.setattr("sys.argv", ["forgetting", "--png", str(tmp_path / "a.png")])
     with pytest.raises(BadData, match="no results yet: python -m experiments.tables knowledge"):

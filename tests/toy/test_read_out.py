@@ -1,7 +1,9 @@
 """What a linear map reads from memory tokens, in words."""
+import pytest
 import torch
 
 from helpers import TOY
+from support.common.errors import BadData
 from toy.read_out import PLACES, ReadOut, in_words, load_read_out, save_read_out
 
 
@@ -27,4 +29,7 @@ def test_in_words(tmp_path):
 def test_narrators_with_and_without_one(tmp_path):
     assert load_read_out(str(tmp_path)) is None
     assert load_read_out("someone/on-the-hub") is None
+    (tmp_path / "read_out.safetensors").write_bytes(b"cut")
+    with pytest.raises(BadData, match="read_out.safetensors is damaged"):
+        load_read_out(str(tmp_path))
     assert len(load_read_out(str(TOY)).mean) == 10 * 128
