@@ -61,7 +61,7 @@ SECOND = "--idle 0.5 --world second --limit 40 --epochs 20"
 LARGE = "--llm meta-llama/Meta-Llama-3-8B-Instruct"
 ONE_LOSS = "--no-recall"
 LONGER = "--idle 0.5 --epochs 8"
-LONGEST = "--idle 0.5 --epochs 24"
+LONGEST = "--idle 0.5 --epochs 16"
 PUBLISHED = "--start published"
 
 TRAININGS = {
@@ -81,7 +81,7 @@ TRAININGS = {
     # The paper's loss alone: no stage `recall`
     "one-loss": Training(ALL, f"{IDLE} {ONE_LOSS}", same="flownar"),
     "one-loss-8": Training(ALL, f"{LONGER} {ONE_LOSS}", same="flownar"),
-    "one-loss-24": Training(ALL, f"{LONGEST} {ONE_LOSS}", same="flownar"),
+    "one-loss-16": Training(ALL, f"{LONGEST} {ONE_LOSS}", same="flownar"),
     "published": Training(ALL, f"{IDLE} {ONE_LOSS} {PUBLISHED}", same="flownar"),
     "published-8": Training(ALL, f"{LONGER} {ONE_LOSS} {PUBLISHED}", same="flownar"),
     "retnet-8": Training(f"--memory retnet {ALL}", f"{LONGER} {ONE_LOSS}", same="retnet"),
@@ -330,7 +330,7 @@ TABLES = {
         rows=[
             Row("CLAM, 3 epochs", "one-loss", ""),
             Row("CLAM, 8 epochs", "one-loss-8", ""),
-            Row("CLAM, 24 epochs", "one-loss-24", ""),
+            Row("CLAM, 16 epochs", "one-loss-16", ""),
             Row("CLAM, published start, 3 epochs", "published", ""),
             Row("CLAM, published start, 8 epochs", "published-8", ""),
             Row("Refac. RetNet, 8 epochs", "retnet-8", ""),
