@@ -40,7 +40,7 @@ from baselines.memories import (
 from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
-from support.engine.linear import speed_up, speed_up_pooling
+from support.engine.linear import pictures_at_once, speed_up, speed_up_pooling
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
@@ -125,7 +125,8 @@ class VisionEncoder(nn.Module):
         mean = torch.tensor(self.mean, device=device)[:, None, None]
         std = torch.tensor(self.std, device=device)[:, None, None]
         pixels = ((pixels - mean) / std).to(weight.dtype)                       # [T, 3, S, S]
-        x = frame_tokens(self.model, pixels, self.grid)
+        parts = pixels.split(pictures_at_once(self.model.config, device))
+        x = torch.cat([frame_tokens(self.model, part, self.grid) for part in parts])
         return list(x.split([len(frames) for frames in videos]))
 
 

@@ -20,28 +20,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support.common import devices
 from support.common.errors import BadData
 
 TINY = 1e-12
+ROWS_AT_ONCE = 256              # of inputs: what they become stays in the processor's cache
 PIECE = 2 ** 24                 # so many numbers, or some more, are packed at once
 MAKE = "_make_per_channel_quantized_tensor"
-# With AMX, oneDNN multiplies bytes much faster than PyTorch's own functions do. On other processors
-# it has no fast product of signed bytes.
-AMX = devices.AMX and hasattr(torch.ops.onednn, "qlinear_pointwise")
-# Two products of 8 bits are summed in 16. Where the processor has no sum of its own for these
-# (VNNI), inputs have 7 bits, or sums would not fit.
-SEVEN_BITS = not torch.cpu._is_vnni_supported()
-LEVELS = 63 if SEVEN_BITS else 127
-# FBGEMM rounds inputs to steps of (largest - least) / 127, or / 255.
-FBGEMM_STEP = 2 / 127 if SEVEN_BITS else 2 / 255            # where the largest is 1, the least -1
+# Two products of 8 bits are summed in 16, where the processor has no sum of its own for these (VNNI).
+# Sums of 7 bits times 8 still fit. With VNNI oneDNN multiplies, without it PyTorch's FBGEMM, which is
+# faster for a single row there.
+ONEDNN = torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise")
+LEVELS = 127 if ONEDNN else 63
+ZERO = 128                                      # oneDNN is fast where inputs are unsigned: p + 128
+FBGEMM_STEP = 2 / 127                           # FBGEMM's rounding where the largest is 1, the least -1
 # Only these multiply the bytes that we choose.
-OUR_BYTES = AMX or torch.backends.quantized.engine in ("x86", "fbgemm")
+OUR_BYTES = ONEDNN or torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
 def check_int8(device: str) -> None:
     """BadData if this PyTorch has no products of int8 on a processor."""
-    if device != "cpu" or AMX:
+    if device != "cpu" or ONEDNN:
         return
     quantized = torch.ops.quantized
     names = "linear_prepack", "linear_dynamic"
@@ -66,6 +64,7 @@ class Int8Weight:
     def __len__(self) -> int:
         return self.rows
 
+    @torch.no_grad()
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [.., D] -> x w^T + bias [.., E]."""
         if x.device.type != "cpu":
@@ -73,8 +72,10 @@ class Int8Weight:
                            for q, scale in self.pieces])
             return y if bias is None else y.add_(bias)
         rows = x.float().reshape(-1, x.shape[-1])              # [N, D]
-        size = largest(rows) / LEVELS
-        y = self.product_of_rows(rows / size).mul_(size)
+        y = rows.new_empty(len(rows), self.rows)
+        for part, out in zip(rows.split(ROWS_AT_ONCE), y.split(ROWS_AT_ONCE)):
+            size = largest(part) / LEVELS
+            torch.mul(self.product_of_rows(part / size), size, out=out)
         if bias is not None:
             y.add_(bias)
         return y.view(*x.shape[:-1], -1).to(x.dtype)
@@ -93,10 +94,10 @@ class Int8Weight:
         return of_coarse + of_fine / (2 * LEVELS)
 
     def product_of_bytes(self, p: Tensor) -> Tensor:
-        """p [N, D], whole numbers from -LEVELS to LEVELS -> p w^T [N, E], exactly."""
-        if AMX:
-            p = p.to(torch.int8)
-            return join_rows([amx_product(p, *piece) for piece in self.pieces])
+        """p [N, D], whole numbers from -LEVELS to LEVELS, changed here -> p w^T [N, E], exactly."""
+        if ONEDNN:
+            p = p.add_(ZERO).to(torch.uint8)
+            return join_rows([onednn_product(p, *piece) for piece in self.pieces])
         # With a row that has both 1 and -1, FBGEMM rounds to steps of FBGEMM_STEP: p is kept.
         ends = p.new_zeros(1, p.shape[1])
         ends[0, 0] = 1
@@ -107,14 +108,14 @@ class Int8Weight:
 
 
 def dynamic(x: Tensor, packed) -> Tensor:
-    """PyTorch rounds x [N, D] to bytes, of the whole tensor's range, and multiplies -> [N, E]."""
-    return torch.ops.quantized.linear_dynamic(x, packed, SEVEN_BITS)
+    """PyTorch rounds x [N, D] to 7 bits, of the whole tensor's range, and multiplies -> [N, E]."""
+    return torch.ops.quantized.linear_dynamic(x, packed, True)
 
 
-def amx_product(p: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """Bytes p [N, D] times a weight that `pack_rows` has packed for AMX -> fp32 [N, E]."""
+def onednn_product(p: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """Bytes p + ZERO [N, D] times a weight that `pack_rows` has packed for oneDNN -> fp32 [N, E]."""
     return torch.ops.onednn.qlinear_pointwise(
-        p, 1.0, 0,                              # the inputs, their scale and their zero
+        p, 1.0, ZERO,                           # the inputs, their scale and their zero
         packed, scale, zeros,                   # the weight, the same for each of its rows
         None,                                   # no bias
         1.0, 0, torch.float32,                  # the outputs, their scale and their zero
@@ -159,7 +160,7 @@ def into_int8(blocks: Iterable[Tensor], device: str, two_parts: bool = False) ->
 def pack_rows(q: Tensor, scale: Tensor):
     """Rows in int8 with their scales, in the order in memory in which they are multiplied."""
     zeros = torch.zeros(len(q), dtype=torch.long)
-    if AMX:
+    if ONEDNN:
         return torch.ops.onednn.qlinear_prepack(q, None), scale, zeros
     with warnings.catch_warnings():
         # a later PyTorch will make such tensors in another way

@@ -113,6 +113,19 @@ def speed_up_pooling(model: nn.Module) -> None:
             module.__class__ = OneQuery
 
 
+def pictures_at_once(config, device: torch.device) -> int:
+    """How many pictures a vision model with these settings encodes fastest in one pass.
+
+    On a processor, a tensor of more than 32 MB gets new memory from the system each time, which
+    takes longer than most of what is computed with it.
+    """
+    if device.type != "cpu":
+        return 2 ** 20                          # all of them
+    patches = (config.image_size // config.patch_size) ** 2
+    widest = patches * getattr(config, "intermediate_size", 4 * config.hidden_size)
+    return max(1, 2 ** 25 // (4 * widest))
+
+
 if ONEDNN:
     @register_flop_formula(MKLDNN._linear_pointwise)
     def operations(x: torch.Size, weight: torch.Size, *args, **kwargs) -> int:

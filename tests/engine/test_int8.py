@@ -14,15 +14,16 @@ from support.engine import int8
 from support.engine.checkpoint import load_llm
 
 
-@pytest.fixture(params=[False] + int8.AMX * [True], ids=["pytorch", "amx"])
-def amx(request, monkeypatch):
-    """PyTorch's own products, and those of AMX where the processor has it."""
-    monkeypatch.setattr(int8, "AMX", request.param)
+@pytest.fixture(params=[False] + int8.ONEDNN * [True], ids=["fbgemm", "onednn"])
+def products(request, monkeypatch):
+    """Products of 7 bits by FBGEMM, and of 8 bits by oneDNN where the processor has VNNI."""
+    monkeypatch.setattr(int8, "ONEDNN", request.param)
+    monkeypatch.setattr(int8, "LEVELS", 127 if request.param else 63)
 
 
 @pytest.mark.parametrize("device", ["cpu", "elsewhere"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product(device, dtype, amx, monkeypatch):
+def test_a_product(device, dtype, products, monkeypatch):
     """On a processor, and as on other devices, also of a weight in several pieces."""
     torch.manual_seed(0)
     monkeypatch.setattr(int8, "PIECE", 64 * 256)
@@ -38,7 +39,7 @@ def test_a_product(device, dtype, amx, monkeypatch):
     assert y.dtype == dtype and (y - exact).norm() < 0.03 * exact.norm()
 
 
-def test_a_large_row_does_not_blur_the_others(amx):
+def test_a_large_row_does_not_blur_the_others(products):
     """Nor do rows of zeros divide by zero."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
@@ -53,7 +54,7 @@ def test_a_large_row_does_not_blur_the_others(amx):
 @pytest.mark.skipif(not int8.OUR_BYTES, reason="PyTorch chooses the bytes")
 @pytest.mark.parametrize("shape", [(5, 256), (2, 3, 256), (256,)])
 @pytest.mark.parametrize("two_parts", [False, True])
-def test_steps_of_the_inputs(shape, two_parts, amx):
+def test_steps_of_the_inputs(shape, two_parts, products):
     """Inputs are exact to half a step, of two parts or of one: only weights lose more."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
@@ -71,7 +72,7 @@ def test_steps_of_the_inputs(shape, two_parts, amx):
 
 
 @pytest.mark.parametrize("two_parts", [False, int8.OUR_BYTES])
-def test_no_sum_overflows(two_parts, amx):
+def test_no_sum_overflows(two_parts, products):
     """Numbers of one sign, the largest there are: their sums need the most bits."""
     ones = torch.ones(16, 512)
     y = int8.into_int8([ones], "cpu", two_parts).product(ones, None)
@@ -135,7 +136,7 @@ def test_where_int8_cannot_be(monkeypatch):
     assert devices.device_and_dtype("cpu", "int8") == ("cpu", torch.int8)
     with pytest.raises(BadData, match="int8 is for narrators that stream"):
         load_llm(str(TOY / "llm"), torch.int8)
-    monkeypatch.setattr(int8, "AMX", False)
+    monkeypatch.setattr(int8, "ONEDNN", False)
     monkeypatch.setattr(int8, "MAKE", "a function that is gone")
     for load in (lambda: load_narrator(str(TOY), dtype=torch.int8),
                  lambda: nar.VisionEncoder(str(TOY / "vision"), dtype=torch.int8)):
