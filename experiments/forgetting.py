@@ -1,18 +1,20 @@
-"""How memories forget: two curves for each, from the results of tables.py (not in the paper).
+"""How memories forget: three curves for each, from the results of tables.py (not in the paper).
 
-    python -m experiments.tables knowledge T5 T3       trains and evaluates what has no result yet
+    python -m experiments.tables knowledge ages T5 T3  trains and evaluates what has no result yet
     python -m experiments.forgetting --png out/forgetting.png
 
 left    share of the hidden things that a linear read-out of the memory tokens names rightly, by the
         time since they were seen (knowledge.py)
-right   share of the memory words that the narrator writes, by the length of the video
+middle  share of the memory words that the narrator writes, by the time since their thing was seen
+        (ages.py)
+right   the same by the length of the video
 Lines are means over seeds; bands reach from the lowest seed to the highest.
 """
 import argparse
 import json
 from collections.abc import Iterable
 
-from experiments.paper import AGES, TABLES, Column, Row, Table
+from experiments.paper import AGES, AGES_OF_WORDS, KEEPS_ALL, TABLES, Column, Row, Table
 from experiments.tables import good_seeds, measured, seeds_of
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
@@ -38,15 +40,19 @@ def curve_of(row: Row, columns: list[Column], places: Iterable[float], table: Ta
     return points
 
 
-def curves() -> tuple[dict[str, Curve], dict[str, Curve]]:
-    """{memory: its curve} by the time since a thing was seen, and by the length of the video."""
-    table = TABLES["knowledge"]
-    by_age = {row.label: curve_of(row, table.columns, AGES, table) for row in table.rows}
-    by_length = {}
-    baseline = Row("VideoLLM-online (keeps all frames)", "online", "")
-    for row in [*table.rows, baseline]:
-        by_length[row.label] = curve_of(row, BY_LENGTH, GROUPS.values(), table)
-    return by_age, by_length
+def curves() -> dict[str, dict[str, Curve]]:
+    """{panel: {memory: its curve}}: read out and written, by the time since a thing was seen, and
+    written, by the length of the video."""
+    knowledge = TABLES["knowledge"]
+    ages = TABLES["ages"]
+    panels = {"read_out": {}, "written": {}, "by_length": {}}
+    for row in ages.rows:
+        label = row.label
+        if row is not KEEPS_ALL:                           # it has no memory that could be read
+            panels["read_out"][label] = curve_of(row, knowledge.columns, AGES, knowledge)
+        panels["written"][label] = curve_of(row, ages.columns, AGES_OF_WORDS, ages)
+        panels["by_length"][label] = curve_of(row, BY_LENGTH, GROUPS.values(), ages)
+    return panels
 
 
 def draw(axis, curves_of_memories: dict[str, Curve]) -> None:
@@ -65,24 +71,29 @@ def draw(axis, curves_of_memories: dict[str, Curve]) -> None:
 
 def run_forgetting(args: argparse.Namespace) -> None:
     check_writable(args.png)
-    by_age, by_length = curves()
-    if not any(by_age.values()) and not any(by_length.values()):
+    panels = curves()
+    if not any(curve for panel in panels.values() for curve in panel.values()):
         raise BadData("there are no results yet: python -m experiments.tables knowledge T5")
     plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    draw(left, by_age)
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    left, middle, right = axes
+    draw(left, panels["read_out"])
     left.set(xlabel="seconds since a thing was seen, up to", ylabel="read out rightly", xticks=AGES)
     left.set_xticklabels([str(age) for age in AGES])
-    draw(right, by_length)
+    draw(middle, panels["written"])
+    middle.set(xlabel="seconds since its thing was seen, up to", ylabel="memory words",
+               xticks=AGES_OF_WORDS)
+    middle.set_xticklabels([str(age) for age in AGES_OF_WORDS])
+    draw(right, panels["by_length"])
     minutes = list(GROUPS.values())
     right.set(xlabel="minutes of the video", ylabel="memory words", xticks=minutes)
     right.set_xticklabels([str(length) for length in minutes])
-    for axis in (left, right):
+    for axis in axes:
         axis.minorticks_off()
     right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     save_figure(figure, args.png)
     if args.json:
-        print(json.dumps({"by_age": by_age, "by_length": by_length}))
+        print(json.dumps(panels))
 
 
 def main():

@@ -106,6 +106,7 @@ class Annotation:
     frame: int                                 # the last frame of its segment, as annotated
     text: str
     memory_words: tuple[str, ...] = ()         # the words that only visual memory can give
+    seen: int | None = None                    # the last frame that showed what these words name
 
 
 @dataclass(eq=False)
@@ -362,10 +363,12 @@ class Kitchen:
         if "{thing}" in event.sentence:
             thing.named = True
         memory_words = ()
+        seen = None
         if name in ("tap", "wipe"):
             memory_words = self.world.words(thing.type, thing.colour)
+            seen = thing.seen
         text = self.world.sentence(name, self.world.places[place], thing)
-        self.narrations.append(Annotation(frame, text, memory_words))
+        self.narrations.append(Annotation(frame, text, memory_words, seen))
 
     def _choose(self) -> tuple[str, int]:
         """An event among those possible now, then one of the places where it is possible."""

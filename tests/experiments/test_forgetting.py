@@ -13,17 +13,24 @@ def test_points_of_each_seed(monkeypatch, tmp_path):
             right = 0.9 - 0.1 * experiment.seed
             measures = {f"idle/by_age/<= {age} s/right": right for age in AGES[:2]}
             return {"seed": experiment.seed, "losses": {"narrator": 0.1}, "measures": measures}
+        if experiment.training == "retnet" and experiment.evaluation == "ages":
+            measures = {"by_age/<= 20 s/right": 0.7}
+            return {"seed": experiment.seed, "losses": {"narrator": 0.1}, "measures": measures}
         if experiment.training == "online" and experiment.evaluation == "long":
             measures = {"by_duration/>= 8 min/memory_words": 0.5}
             return {"seed": experiment.seed, "losses": {"narrator": 0.1}, "measures": measures}
         return None
 
     monkeypatch.setattr(tables, "result", made_up)
-    by_age, by_length = forgetting.curves()
-    assert by_age["CLAM"] == [(5, pytest.approx([0.9, 0.8, 0.7])), (10, pytest.approx([0.9, 0.8, 0.7]))]
-    assert by_age["recent"] == []
-    assert by_length["VideoLLM-online (keeps all frames)"] == [(11, [0.5] * 3)]
-    assert len(by_length) == len(TABLES["knowledge"].rows) + 1 == len(forgetting.COLOURS)
+    panels = forgetting.curves()
+    three_seeds = pytest.approx([0.9, 0.8, 0.7])
+    assert panels["read_out"]["CLAM"] == [(5, three_seeds), (10, three_seeds)]
+    assert panels["read_out"]["recent"] == []
+    assert panels["written"]["Refac. RetNet"] == [(20, [0.7] * 3)]
+    baseline = "VideoLLM-online (keeps all frames)"
+    assert panels["by_length"][baseline] == [(11, [0.5] * 3)]
+    assert baseline not in panels["read_out"]
+    assert len(panels["by_length"]) == len(TABLES["ages"].rows) == len(forgetting.COLOURS)
 
     png = tmp_path / "forgetting.png"
     monkeypatch.setattr(forgetting, "command_line", lambda run: run())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from commands import data as data_command, evaluate as evaluation, train as training_command
-from experiments import efficiency, knowledge, objects, paper, runs, summary, tables
+from experiments import ages, efficiency, knowledge, objects, paper, runs, summary, tables
 from experiments.runs import (
     Experiment, Runner, evaluate_command, needed, real_commands, result, train_command,
 )
@@ -16,7 +16,7 @@ from support.common.errors import BadData
 from test_commands import Parsed, catch_parser
 
 ALL_TABLES = list(paper.TABLES.values())
-WITH_SEEDS = ("T1", "T3", "T5", "T13", "T14", "T15", "knowledge")
+WITH_SEEDS = ("T1", "T3", "T5", "T13", "T14", "T15", "knowledge", "ages")
 
 
 # ------------------------------------------------------------------------------- paper.py
@@ -55,6 +55,7 @@ MAINS = {
     "experiments.efficiency": efficiency,
     "experiments.summary": summary,
     "experiments.objects": objects,
+    "experiments.ages": ages,
     "experiments.knowledge": knowledge,
 }
 

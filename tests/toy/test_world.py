@@ -141,6 +141,24 @@ def test_segments_end_where_they_are_annotated():
         assert not video.labels()[0, :, [HAND, OTHER]].any()
 
 
+def test_when_a_thing_was_last_seen():
+    """A sentence's thing was in a place or in a hand at that frame, and in no place since."""
+    for video in plain_videos():
+        labels = video.labels()
+        for narration in video.narrations:
+            assert (narration.seen is None) == (not narration.memory_words)
+            if narration.seen is None:
+                continue
+            shows = []                         # frames in which a place shows such a thing
+            for frame in range(narration.frame):
+                for kind, colour in labels[frame][:, [TYPE, COLOUR]]:
+                    if kind and video.world.words(kind, colour) == narration.memory_words:
+                        shows.append(frame)
+            carried = (labels[narration.seen, :, HELD] > 0).any()
+            assert carried or narration.seen in shows
+            assert narration.seen < narration.frame
+
+
 def test_ends_are_ambiguous():
     """The nominal end is the second raised hand in a row. Annotations are some frames away from it,
     and in between hands rise, too.
