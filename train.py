@@ -181,6 +181,10 @@ class Options:
     )
 
     # Only for the toy.
+    quick: bool = option(False,
+        "a narrator of the toy in minutes: the bundled encoder and language model, few videos, few "
+        "steps",
+    )
     look: str | None = option(None,
         "the toy starts with LoRA and connector of this look.safetensors, which another training "
         "has written",
@@ -213,6 +217,8 @@ class Options:
         data_set = given.get("data", self.data)
         if data_set == "toy":
             values |= stages.DEFAULTS
+            if given.get("quick"):
+                values |= stages.QUICK
         elif data_set not in data.DATASETS:
             values |= own_videos.DEFAULTS
         if given.get("narration_memory"):

@@ -25,7 +25,7 @@ from toy import stages
 from toy.train import train_toy
 from train import Example, Options, mean_loss, train_annotated
 
-ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look"}
+ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look", "quick"}
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "flex"}
 
 

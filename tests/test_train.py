@@ -805,10 +805,11 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm,
 def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     """All of --data toy in miniature: its stages, its options, a checkpoint with its own models
     that can be moved."""
-    few_pictures = {"steps": 2, "batch": 2, "videos": 2, "each": 2}
+    few_pictures = {"batch": 2, "videos": 2, "each": 2}
     monkeypatch.setattr(stages, "encoder", partial(stages.encoder, **few_pictures))
-    monkeypatch.setattr(stages, "language", partial(stages.language, steps=2, batch=2))
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 3})
+    monkeypatch.setattr(stages, "language", partial(stages.language, batch=2))
+    steps = {"encoder": 2, "language": 2, "look": 1, "recall": 3}
+    monkeypatch.setattr(stages, "STEPS", steps)
     fit = train.fit
     stages_run = []
 
@@ -821,7 +822,9 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     train_command.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                       lora_rank=4, idle=1.0))
-    assert "stages: encoder, language, look, recall, narrator" in capsys.readouterr().err
+    plan = ("stages: encoder (2 steps), language (2 steps), look (1 steps), recall (3 steps), "
+            "narrator (1 steps)")
+    assert plan in capsys.readouterr().err
     assert stages_run == [
         ("encoder", 2, 1.5e-3),
         ("language", 2, 2e-3),
@@ -834,6 +837,18 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     config = model.config
     assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)
     assert config.vision == str(tmp_path / "moved" / "vision")
+
+def test_quick_starts_from_what_others_have_learned(tmp_path, monkeypatch, capsys):
+    """Its models are the bundled ones, there is one stage, and given options win."""
+    out = tmp_path / "out"
+    options = train.Options(data="toy", quick=True, output=str(out), limit=2, epochs=1.0)
+    assert (options.no_recall, options.limit, options.batch) == (True, 2, 2)
+    assert Path(options.vision) == TOY / "vision" and Path(options.llm) == TOY / "llm"
+    train_command.train(options)
+    assert "stages: narrator (1 steps)" in capsys.readouterr().err
+    assert load_narrator(str(out)).config.vision == str((TOY / "vision").resolve())
+    with pytest.raises(SystemExit):
+        parsed(monkeypatch, "--data", "ego4d", "--quick")
 
 
 def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):

@@ -63,6 +63,19 @@ DEFAULTS = {
     "long": 0.5,
     "limit": 800,
 }
+# Steps of each stage before the paper's own
+STEPS = {"encoder": 2400, "egocentric": 1200, "language": 500, "look": 1400, "recall": 1200}
+# Defaults with --quick: the models and `look` of other narrators, no `recall`, few videos.
+TOY = Path(__file__).parent
+QUICK = {
+    "vision": str(TOY / "checkpoint" / "vision"),
+    "llm": str(TOY / "checkpoint" / "llm"),
+    "look": str(TOY.parent / "experiments" / "base" / "look.safetensors"),
+    "no_recall": True,
+    "limit": 300,
+    "batch": 2,
+    "epochs": 2.0,
+}
 
 
 # ------------------------------------------------------------------------- encoder
@@ -159,8 +172,8 @@ def augment(frames: Tensor) -> Tensor:
     return (x.clamp(0, 1) - 0.5) / 0.5
 
 
-def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 2400,
-            batch: int = 32, videos: int = 1600, each: int = 12):
+def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, batch: int = 32,
+            videos: int = 1600, each: int = 12):
     """Train a small SigLIP on `each` frames of each of a world's first training videos.
 
     The model is written to `folder`.
@@ -168,11 +181,11 @@ def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, steps:
     model = small_vision(WIDTH)
     heads = CellHeads(WIDTH)
     pictures = training_pictures(seed, variant, videos, each)
-    learn_to_see(fit, "encoder", model, heads, pictures, folder, steps, batch)
+    learn_to_see(fit, "encoder", model, heads, pictures, folder, batch)
 
 
-def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 1200,
-               batch: int = 32, videos: int = 1600, each: int = 12, width: int = WIDTH):
+def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, batch: int = 32,
+               videos: int = 1600, each: int = 12, width: int = WIDTH):
     """Likewise train a stand-in for an egocentric video encoder: EgoVLPv2 of LION-FS.
 
     It sees each frame with the one before it (baselines/lionfs.py). Raises BadData unless width is
@@ -184,7 +197,7 @@ def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, ste
     model = small_vision(width)
     heads = HandHeads(width)
     pictures = training_pictures(seed, variant, videos, each, moving)
-    learn_to_see(fit, "egocentric", model, heads, pictures, folder, steps, batch)
+    learn_to_see(fit, "egocentric", model, heads, pictures, folder, batch)
 
 
 def moving(kitchen: world.Kitchen, frame: int) -> np.ndarray:
@@ -231,7 +244,7 @@ def training_pictures(seed: int, variant: world.World, videos: int, each: int,
 
 
 def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
-                 examples: tuple[Tensor, Tensor], folder: Path, steps: int, batch: int):
+                 examples: tuple[Tensor, Tensor], folder: Path, batch: int):
     """Train a vision model with its heads; write the model to `folder`.
 
     examples    pictures, uint8 [N, H, W, 3], and their labels [N, 9, A]
@@ -252,7 +265,7 @@ def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
         return loss.item(), batch * 10
 
     both = nn.ModuleDict({"model": model, "heads": heads})
-    fit(stage, dict(both.named_parameters()), backward, steps, 1.5e-3)
+    fit(stage, dict(both.named_parameters()), backward, STEPS[stage], 1.5e-3)
     model.to(torch.bfloat16).save_pretrained(folder)
     processor = {
         "image_processor_type": "SiglipImageProcessor",
@@ -316,8 +329,8 @@ def make_tokenizer(folder: Path, seed: int, variant: world.World):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps: int = 500,
-             batch: int = 8, length: int = 256, width: int = 128):
+def language(fit: Callable, folder: Path, seed: int, variant: world.World, batch: int = 8,
+             length: int = 256, width: int = 128):
     """Train a small Llama on a world's documents (next-token prediction).
 
     The model and its tokenizer are written to `folder`. Raises BadData unless width is a multiple
@@ -350,7 +363,7 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps
 
     source = batches(tokenizer, length, batch, seed, variant)
     # All batches at once, so that a training that is resumed continues with the same ones.
-    pool = [next(source) for _ in range(steps)]
+    pool = [next(source) for _ in range(STEPS["language"])]
 
     def backward(step: int) -> tuple[float, int]:
         ids = pool[step]
@@ -358,7 +371,7 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, steps
         loss.backward()
         return loss.item(), ids.numel()
 
-    fit("language", dict(llm.named_parameters()), backward, steps, 2e-3)
+    fit("language", dict(llm.named_parameters()), backward, STEPS["language"], 2e-3)
     llm.to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -563,7 +576,6 @@ def take_over(narrator: nar.Narrator, path: Path):
 
 # ------------------------------------------------------------------------- the order
 
-STEPS = {"look": 1400, "recall": 1200}
 LOOK = "look.safetensors"                      # in the output folder: what stage look has learned
 
 

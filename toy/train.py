@@ -13,6 +13,7 @@ from support.engine import checkpoint
 from toy import stages, world
 from train import Options, begin, fit, new_config, pretrained, save, train_narrator
 
+
 def train_toy(options: Options):
     """Train all stages; with --init, only the last one."""
     variant = world.find_world(options.world, options.idle)
@@ -32,7 +33,7 @@ def has_weights(model: Path) -> bool:
 
 
 def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
-    """The names of the stages that a training has; models that already exist are not trained."""
+    """The names of the stages before the paper's training; models that exist are not trained."""
     names = []
     if not (options.vision or has_weights(vision)):
         names.append("encoder")
@@ -44,7 +45,7 @@ def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
         names.append("look")
     if not options.no_recall:
         names.append("recall")
-    return [*names, "narrator"]
+    return names
 
 
 def before_last_stage(options: Options,
@@ -63,7 +64,10 @@ def before_last_stage(options: Options,
         width = stages.WIDTH + options.width_second
         new_config(options, str(llm), str(vision), tokens, width)
 
-    say("stages: " + ", ".join(coming_stages(options, vision, llm)))
+    names = coming_stages(options, vision, llm)
+    plan = [f"{name} ({stages.STEPS[name]} steps)" for name in names]
+    last = max(1, round(options.epochs * options.limit / options.batch))
+    say("stages: " + ", ".join([*plan, f"narrator ({last} steps)"]))
     run = partial(fit, options=options)
 
     def make_model(model: Path, stage: Callable):

@@ -293,8 +293,8 @@ def test_the_stand_in_learns_only_what_hands_do():
 def test_the_toy_is_trained_evaluated_and_moved(tmp_path, monkeypatch):
     """--width-second: the stage egocentric, then all others with features of both; evaluate.py sees
     the same."""
-    few_pictures = {"steps": 2, "batch": 2, "videos": 2, "each": 2}
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 1})
+    few_pictures = {"batch": 2, "videos": 2, "each": 2}
+    monkeypatch.setattr(stages, "STEPS", {"egocentric": 2, "look": 1, "recall": 1})
     monkeypatch.setattr(stages, "egocentric", partial(stages.egocentric, **few_pictures))
     fit = train.fit
     stages_run = []
