@@ -38,7 +38,7 @@ import narrator as nar
 import stream
 from baselines.variants import load_narrator, new_context, new_narrator
 from experiments.timing import Meter, Work, at_once, flatness, total
-from support.common.devices import device_and_dtype, synchronise
+from support.common.devices import device_and_dtype, synchronise, vision_dtype
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
@@ -208,9 +208,9 @@ def macs(narrator: nar.Narrator, work: Work) -> int:
 def decoding(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a frame for decoding a video and for its vision encoder, in batches as stream.py
     makes them."""
-    device, dtype = device_and_dtype(args.device, args.dtype)
+    device, _ = device_and_dtype(args.device, args.dtype)
     folder = args.vision or str(Path(DEFAULT_MODEL) / "vision")
-    vision = nar.VisionEncoder(folder, device=device, dtype=dtype)
+    vision = nar.VisionEncoder(folder, device=device, dtype=vision_dtype(args))
     began = time.perf_counter()
     frames = list(islice(Video(args.video, 2.0, largest=2 * vision.image_size), 64))
     decode = time.perf_counter() - began
