@@ -2,15 +2,20 @@
 
     python -m experiments.ages --model toy/checkpoint
 
-The test videos are kitchens with idle time of 10 s to 5 minutes. Some sentences name a thing that is
-not in sight, and that no sentence has named: only a memory, or a cache of all frames, can give its
-words. The narrator writes these sentences; all others are given, and so are the ends of segments.
+The test videos are kitchens with idle time of 10 s to 5 minutes. Some sentences name a thing that
+is not in sight, and that no sentence has named: only a memory, or a cache of all frames, can give
+its words. The narrator writes these sentences; all others are given, and so are the ends of segments.
 So what is counted is memory alone: the share of the words that are right, by the seconds from the
 last frame that showed the thing to the end of the segment.
+
+The memory is read where a segment begins (Alg. 2, line 7). In a segment with idle time, a sentence
+rests on tokens that were read before it. So words are counted as well by the seconds from the last
+sight of the thing to that reading: at most SOON, or more.
 """
 import argparse
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,43 +35,53 @@ from toy import stages, world
 SEEDS = range(6_400_000, 6_400_024)            # of the test videos
 WORLD = world.World(idle=1.0, stretches={(10, 300): 1.0})          # seconds, log-uniform
 SEGMENTS_OF_VIDEO = 16                         # with two stretches of idle time
+SOON = 20                                      # seconds
+
+
+class Word(NamedTuple):
+    """A memory word that the narrator should have written."""
+    age: float                                 # seconds since its thing was seen
+    held: float                                # seconds from then to the reading of the memory
+    written: bool
 
 
 @torch.no_grad()
-def written_words(narrator: Narrator, x: Tensor,
-                  kitchen: world.Kitchen) -> list[tuple[float, bool]]:
-    """Frame tokens x [T, J, D] of a video -> (seconds since its thing was seen, is it written?) of
-    each memory word.
-    """
-    needs_memory = {}
+def narrated_words(narrator: Narrator, x: Tensor, kitchen: world.Kitchen) -> list[Word]:
+    """The memory words of a video with frame tokens x [T, J, D]."""
+    true_at = {narration.frame: narration for narration in kitchen.narrations}
     forced = {}
-    for narration in kitchen.narrations:
-        if narration.memory_words:
-            needs_memory[narration.frame] = narration
-            forced[narration.frame] = None                     # the narrator writes
-        else:
-            forced[narration.frame] = narrator.layout.encode(" " + narration.text)
+    for frame, true in true_at.items():
+        # None: the narrator writes
+        forced[frame] = None if true.memory_words else narrator.layout.encode(" " + true.text)
 
-    found = []
+    words = []
+    read_at = 0                                                # where this segment began
     for step in stream.narrate(narrator, x, forced=forced, context=open_stream(narrator)):
-        if step.narration and step.frame in needs_memory:
-            true = needs_memory[step.frame]
-            seconds = (true.frame - true.seen) / world.FPS
-            written = step.narration.text.rstrip(".").split()
-            found += [(seconds, word in written) for word in true.memory_words]
-    return found
+        if not step.narration:
+            continue
+        true = true_at[step.frame]
+        written = step.narration.text.rstrip(".").split()
+        for word in true.memory_words:
+            age = (true.frame - true.seen) / world.FPS
+            held = (read_at - true.seen) / world.FPS
+            words.append(Word(age, held, word in written))
+        read_at = step.frame
+    return words
 
 
-def by_age(words: list[tuple[float, bool]]) -> dict[str, dict]:
-    """{"<= 5 s": {"right": share of the words that are written, "words": their number}}; groups
-    without words are left out.
-    """
+def share_right(words: list[Word]) -> dict:
+    """{"right": share of the words that are written, None without any; "words": their number}."""
+    return {"right": average([word.written for word in words]), "words": len(words)}
+
+
+def by_age(words: list[Word]) -> dict[str, dict]:
+    """{"<= 5 s": `share_right`}; groups without words are left out."""
     groups = {}
     youngest = 0
     for oldest in AGES_OF_WORDS:
-        group = [right for seconds, right in words if youngest < seconds <= oldest]
+        group = [word for word in words if youngest < word.age <= oldest]
         if group:
-            groups[f"<= {oldest} s"] = {"right": average(group), "words": len(group)}
+            groups[f"<= {oldest} s"] = share_right(group)
         youngest = oldest
     return groups
 
@@ -78,12 +93,16 @@ def run_ages(args: argparse.Namespace) -> None:
     videos = stages.scenes(narrator.vision_encoder(), narrator.layout, kitchens, features)
     words = []
     for video, (_, kitchen) in zip(progress(videos, "narrating", len(videos), "video"), kitchens):
-        words += written_words(narrator, video.x, kitchen)
-    found = {"right": average([right for _, right in words]), "by_age": by_age(words)}
-    lines = {"all": found["right"]}
-    for label, group in found["by_age"].items():
-        lines[f"{label} ({group['words']} words)"] = group["right"]
-    print_table([("memory words", lines)])
+        words += narrated_words(narrator, video.x, kitchen)
+    found = share_right(words) | {
+        "by_age": by_age(words),
+        "soon": share_right([word for word in words if word.held <= SOON]),
+        "late": share_right([word for word in words if word.held > SOON]),
+    }
+    groups = {"all": found, **found["by_age"], f"read within {SOON} s": found["soon"],
+              "read later": found["late"]}
+    print_table([("memory words", {f"{label} ({group['words']} words)": group["right"]
+                                   for label, group in groups.items()})])
     if args.json:
         print(json.dumps(found))
 

@@ -333,7 +333,9 @@ TABLES = {
         "Memory words that are written, by the seconds since their thing was seen (not in the "
         "paper)", "ego4d", "",
         columns=[Column(f"{oldest} s", "ages", f"by_age/<= {oldest} s/right", toy=True)
-                 for oldest in AGES_OF_WORDS],
+                 for oldest in AGES_OF_WORDS]
+        + [Column("read within 20 s", "ages", "soon/right", toy=True),
+           Column("read later", "ages", "late/right", toy=True)],
         rows=[*(row._replace(paper="") for row in MEMORIES), KEEPS_ALL],
         seeds=3),
     "one-loss": Table(

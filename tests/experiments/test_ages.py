@@ -1,24 +1,29 @@
 """Memory words by the time since their thing was seen."""
+from itertools import pairwise
+
 import torch
 
 from experiments import ages
+from experiments.ages import Word
 from helpers import TOY
 from test_evaluate import command
 from toy import world
 
 
 def test_groups_of_ages():
-    words = [(2, True), (5, False), (5.5, True), (300, False), (9999, True)]
+    words = [Word(age, 0, written) for age, written in
+             [(2, True), (5, False), (5.5, True), (300, False), (9999, True)]]
     assert ages.by_age(words) == {
         "<= 5 s": {"right": 0.5, "words": 2},
         "<= 10 s": {"right": 1.0, "words": 1},
         "<= 320 s": {"right": 0.0, "words": 1},
     }
+    assert ages.share_right([]) == {"right": None, "words": 0}
 
 
 def test_only_memory_words_are_written(monkeypatch):
     """All other sentences are given; of those the narrator writes, each word has the time since its
-    thing was seen."""
+    thing was seen, and the time from then to the beginning of the segment."""
     kitchen = next(video for _, video in world.kitchens("test", 20)
                    if any(narration.memory_words for narration in video.narrations))
     asked = [narration for narration in kitchen.narrations if narration.memory_words]
@@ -41,11 +46,13 @@ def test_only_memory_words_are_written(monkeypatch):
 
     monkeypatch.setattr(ages.stream, "narrate", narrate)
     monkeypatch.setattr(ages, "open_stream", lambda narrator: None)
-    found = ages.written_words(Layouts, torch.zeros(0), kitchen)
+    found = ages.narrated_words(Layouts, torch.zeros(0), kitchen)
     expected = []
-    for narration in asked:
-        seconds = (narration.frame - narration.seen) / 2
-        expected += [(seconds, narration is asked[0])] * len(narration.memory_words)
+    for before, narration in pairwise(kitchen.narrations):
+        for _ in narration.memory_words:
+            age = (narration.frame - narration.seen) / 2
+            held = (before.frame - narration.seen) / 2
+            expected.append(Word(age, held, narration is asked[0]))
     assert found == expected
 
 
