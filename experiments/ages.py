@@ -4,9 +4,9 @@
 
 The test videos are kitchens with idle time of 10 s to 5 minutes. Some sentences name a thing that
 is not in sight, and that no sentence has named: only a memory, or a cache of all frames, can give
-its words. The narrator writes these sentences; all others are given, and so are the ends of segments.
-So what is counted is memory alone: the share of the words that are right, by the seconds from the
-last frame that showed the thing to the end of the segment.
+its words. The narrator writes these sentences; all others are given, and so are the ends of
+segments. So what is counted is memory alone: the share of the words that are right, by the seconds
+from the last frame that showed the thing to the end of the segment.
 
 The memory is read where a segment begins (Alg. 2, line 7). In a segment with idle time, a sentence
 rests on tokens that were read before it. So words are counted as well by the seconds from the last

@@ -3,9 +3,9 @@
     w [e]     a row of a weight                 about  scale[e] * q[e],      q in -127 .. 127
     x [n]     a row of inputs                   about  size[n] * p[n],       p in -127 .. 127
 
-A row of inputs has its size of its own, so that one large number does not blur the other rows. On a
-processor p is a byte, too. With 7 bits in it, the perplexity of a pretrained language model grows by
-a seventh, with 8 bits by a fortieth. So its inputs have two parts, a coarse byte and a fine one,
+A row of inputs has its size of its own, so that one large number does not blur the other rows. On
+a processor p is a byte, too. With 7 bits in it, the perplexity of a pretrained language model grows
+by a seventh, with 8 bits by a fortieth. So its inputs have two parts, a coarse byte and a fine one,
 which are multiplied as two rows: nothing is lost that can be seen. A vision encoder loses less, and
 takes far longer: its inputs have one part.
 
@@ -26,20 +26,19 @@ TINY = 1e-12
 ROWS_AT_ONCE = 256              # of inputs: what they become stays in the processor's cache
 PIECE = 2 ** 24                 # so many numbers, or some more, are packed at once
 MAKE = "_make_per_channel_quantized_tensor"
-# Two products of 8 bits are summed in 16, where the processor has no sum of its own for these (VNNI).
-# Sums of 7 bits times 8 still fit. With VNNI oneDNN multiplies, without it PyTorch's FBGEMM, which is
-# faster for a single row there.
-ONEDNN = torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise")
-LEVELS = 127 if ONEDNN else 63
-ZERO = 128                                      # oneDNN is fast where inputs are unsigned: p + 128
-FBGEMM_STEP = 2 / 127                           # FBGEMM's rounding where the largest is 1, the least -1
+# Without VNNI a processor sums two products in 16 bits: those of 8 bits times 8 do not fit, those
+# of 7 bits times 8 do. There PyTorch's FBGEMM multiplies, which is faster for a single row.
+VNNI = torch.cpu._is_vnni_supported() and hasattr(torch.ops.onednn, "qlinear_pointwise")
+LEVELS = 127 if VNNI else 63
+ZERO = 128                      # oneDNN is fast where inputs are unsigned: p + 128
+FBGEMM_STEP = 2 / 127           # to which FBGEMM rounds where the largest is 1, the least -1
 # Only these multiply the bytes that we choose.
-OUR_BYTES = ONEDNN or torch.backends.quantized.engine in ("x86", "fbgemm")
+OUR_BYTES = VNNI or torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
 def check_int8(device: str) -> None:
     """BadData if this PyTorch has no products of int8 on a processor."""
-    if device != "cpu" or ONEDNN:
+    if device != "cpu" or VNNI:
         return
     quantized = torch.ops.quantized
     names = "linear_prepack", "linear_dynamic"
@@ -95,7 +94,7 @@ class Int8Weight:
 
     def product_of_bytes(self, p: Tensor) -> Tensor:
         """p [N, D], whole numbers from -LEVELS to LEVELS, changed here -> p w^T [N, E], exactly."""
-        if ONEDNN:
+        if VNNI:
             p = p.add_(ZERO).to(torch.uint8)
             return join_rows([onednn_product(p, *piece) for piece in self.pieces])
         # With a row that has both 1 and -1, FBGEMM rounds to steps of FBGEMM_STEP: p is kept.
@@ -113,7 +112,7 @@ def dynamic(x: Tensor, packed) -> Tensor:
 
 
 def onednn_product(p: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """Bytes p + ZERO [N, D] times a weight that `pack_rows` has packed for oneDNN -> fp32 [N, E]."""
+    """Bytes p + ZERO [N, D] times a weight from `pack_rows` -> fp32 [N, E]."""
     return torch.ops.onednn.qlinear_pointwise(
         p, 1.0, ZERO,                           # the inputs, their scale and their zero
         packed, scale, zeros,                   # the weight, the same for each of its rows
@@ -160,7 +159,7 @@ def into_int8(blocks: Iterable[Tensor], device: str, two_parts: bool = False) ->
 def pack_rows(q: Tensor, scale: Tensor):
     """Rows in int8 with their scales, in the order in memory in which they are multiplied."""
     zeros = torch.zeros(len(q), dtype=torch.long)
-    if ONEDNN:
+    if VNNI:
         return torch.ops.onednn.qlinear_prepack(q, None), scale, zeros
     with warnings.catch_warnings():
         # a later PyTorch will make such tensors in another way

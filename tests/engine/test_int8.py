@@ -14,10 +14,10 @@ from support.engine import int8
 from support.engine.checkpoint import load_llm
 
 
-@pytest.fixture(params=[False] + int8.ONEDNN * [True], ids=["fbgemm", "onednn"])
+@pytest.fixture(params=[False] + int8.VNNI * [True], ids=["fbgemm", "onednn"])
 def products(request, monkeypatch):
     """Products of 7 bits by FBGEMM, and of 8 bits by oneDNN where the processor has VNNI."""
-    monkeypatch.setattr(int8, "ONEDNN", request.param)
+    monkeypatch.setattr(int8, "VNNI", request.param)
     monkeypatch.setattr(int8, "LEVELS", 127 if request.param else 63)
 
 
@@ -136,7 +136,7 @@ def test_where_int8_cannot_be(monkeypatch):
     assert devices.device_and_dtype("cpu", "int8") == ("cpu", torch.int8)
     with pytest.raises(BadData, match="int8 is for narrators that stream"):
         load_llm(str(TOY / "llm"), torch.int8)
-    monkeypatch.setattr(int8, "ONEDNN", False)
+    monkeypatch.setattr(int8, "VNNI", False)
     monkeypatch.setattr(int8, "MAKE", "a function that is gone")
     for load in (lambda: load_narrator(str(TOY), dtype=torch.int8),
                  lambda: nar.VisionEncoder(str(TOY / "vision"), dtype=torch.int8)):

@@ -1,10 +1,14 @@
 """Products by oneDNN (support/engine/linear.py): F.linear and its gradients, whatever the layout in memory."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import narrator as nar
+from helpers import TOY
 from support.engine import linear
 
 LAYOUTS = {"plain": lambda: torch.randn(64, 256), "batch": lambda: torch.randn(2, 32, 256),
@@ -99,3 +103,20 @@ def test_operations_are_counted():
             function(x, weight).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] == 3 * 2 * 64 * 512 * 512
+
+
+def test_large_pictures_are_encoded_in_parts(monkeypatch):
+    """As many as fit into 32 MB; the frame tokens are the same."""
+    large = SimpleNamespace(image_size=384, patch_size=16, hidden_size=1024, intermediate_size=4096)
+    huge = SimpleNamespace(image_size=1024, patch_size=8, hidden_size=2048)
+    assert linear.pictures_at_once(large, torch.device("cpu")) == 3
+    assert linear.pictures_at_once(huge, torch.device("cpu")) == 1
+    assert linear.pictures_at_once(large, torch.device("cuda")) > 1000
+
+    encoder = nar.VisionEncoder(str(TOY / "vision"))
+    assert linear.pictures_at_once(encoder.model.config, torch.device("cpu")) > 100
+    torch.manual_seed(0)
+    pictures = torch.randint(0, 255, (5, 96, 96, 3), dtype=torch.uint8)
+    at_once = encoder(pictures)
+    monkeypatch.setattr(nar, "pictures_at_once", lambda config, device: 2)
+    torch.testing.assert_close(encoder(pictures), at_once)
