@@ -40,7 +40,7 @@ from baselines.memories import (
 from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
-from support.engine.linear import pictures_at_once, speed_up, speed_up_pooling
+from support.engine.linear import pack_weights, pictures_at_once, speed_up, speed_up_pooling
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
@@ -111,6 +111,7 @@ class VisionEncoder(nn.Module):
         speed_up(self)                                  # faster matrix products, the same function
         if dtype != torch.float32:
             speed_up_pooling(self)
+            pack_weights(self)
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
@@ -623,12 +624,17 @@ class Narrator(nn.Module):
             raise ValueError("a merged narrator has no LoRA to save")
         checkpoint.save_narrator(self, Path(folder), dtype, **models)
 
-    def merge(self) -> Narrator:
+    def merge(self, packed: bool = True) -> Narrator:
         """Prepare for streaming: merge LoRA into the weights, and take the fast path if this model
         allows it.
+
+        packed      bf16 weights go into the order in which a processor multiplies them fastest,
+                    which torch.compile cannot read
         """
         lora.merge_lora(self.llm)
         self.decoder, self.slow_because = passes.fastest(self)
+        if packed:
+            self.decoder.pack()
         self.merged = True
         return self
 

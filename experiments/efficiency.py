@@ -93,7 +93,8 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
         llm = toy.llm
         config = replace(toy.config, last_k=None)
     narrator = new_narrator(llm, tokenizer, replace(config, **changes))
-    return narrator.to(device).eval().requires_grad_(False).merge()
+    narrator = narrator.to(device).eval().requires_grad_(False)
+    return narrator.merge(packed=not args.compile)
 
 
 def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
@@ -102,7 +103,8 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     if args.model:
         for folder in args.model:
             device, dtype = device_and_dtype(args.device, args.dtype)
-            yield Path(folder).name, load_narrator(folder, args.llm, device, dtype).merge()
+            narrator = load_narrator(folder, args.llm, device, dtype)
+            yield Path(folder).name, narrator.merge(packed=not args.compile)
     else:
         for name in args.variants:
             yield name, build(args, VARIANTS[name])

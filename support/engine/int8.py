@@ -63,6 +63,12 @@ class Int8Weight:
     def __len__(self) -> int:
         return self.rows
 
+    @classmethod
+    def joined(cls, weights: Sequence[Int8Weight]) -> Int8Weight:
+        """The rows of several weights as one; none is held twice."""
+        pieces = [piece for weight in weights for piece in weight.pieces]
+        return cls(sum(map(len, weights)), pieces, weights[0].two_parts)
+
     @torch.no_grad()
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [.., D] -> x w^T + bias [.., E]."""
@@ -184,15 +190,6 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight.product(x, self.bias)
-
-
-def join_int8(layers: Sequence[Int8Linear]) -> tuple[Int8Weight, Tensor | None]:
-    """Weight and bias of layers of one input as one; none is held twice."""
-    biases = [layer.bias for layer in layers]
-    bias = None if biases[0] is None else torch.cat(biases)
-    pieces = [piece for layer in layers for piece in layer.weight.pieces]
-    rows = sum(len(layer.weight) for layer in layers)
-    return Int8Weight(rows, pieces, layers[0].weight.two_parts), bias
 
 
 class WideEmbedding(nn.Embedding):

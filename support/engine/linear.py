@@ -3,19 +3,26 @@ PyTorch's own choice.
 
 fp32    PyTorch calls MKL, which reaches only a third of what AMD's processors can. oneDNN comes
         with PyTorch as well. A call costs some microseconds more, so small products stay with MKL.
-bf16    oneDNN has products for processors that can multiply bf16. For others PyTorch has slow ones:
-        there a weight becomes fp32 a block at a time, which stays in the processor's cache.
+bf16    oneDNN has products for processors that can multiply bf16. Few rows take half as long with
+        a weight that is kept in oneDNN's own order (`pack_weights`); such a weight cannot learn.
+        For other processors PyTorch has slow products: there a weight becomes fp32 a block at a
+        time, which stays in the processor's cache.
 int8    see support/engine/int8.py
 
 Elsewhere, and in other formats, nothing changes.
 """
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from support.engine.int8 import Int8Weight
+from support.engine.int8 import Int8Linear, Int8Weight, join_rows
 
 MKLDNN = torch.ops.mkldnn
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(MKLDNN, "_linear_pointwise")
@@ -26,9 +33,35 @@ BLOCK = 2 ** 20               # numbers of a bf16 weight that become fp32 at a t
 FEW_ROWS = 2                  # so many are as fast without
 
 
-def linear(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None = None) -> Tensor:
+class PackedWeight:
+    """A bf16 weight [E, D] in oneDNN's order. It cannot learn.
+
+    pieces      some of its rows each, as oneDNN's tensors
+    """
+
+    def __init__(self, pieces: list[Tensor]):
+        self.pieces = pieces
+
+    def __len__(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+    @classmethod
+    def joined(cls, weights: Sequence[PackedWeight]) -> PackedWeight:
+        """The rows of several weights as one; none is held twice."""
+        return cls([piece for weight in weights for piece in weight.pieces])
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [.., D] -> x w^T + bias [.., E]."""
+        lengths = [len(piece) for piece in self.pieces]
+        biases = [None] * len(lengths) if bias is None else bias.split(lengths)
+        return join_rows([product(x, piece, of_piece)
+                          for piece, of_piece in zip(self.pieces, biases)])
+
+
+def linear(x: Tensor, weight: Tensor | Int8Weight | PackedWeight,
+           bias: Tensor | None = None) -> Tensor:
     """F.linear: x [.., D] and weight [E, D] -> [.., E]."""
-    if isinstance(weight, Int8Weight):
+    if isinstance(weight, Int8Weight | PackedWeight):
         return weight.product(x, bias)
     if (not ONEDNN or x.device.type != "cpu" or x.dtype != weight.dtype or x.dtype not in FORMATS
             or torch.compiler.is_compiling() or x.numel() * len(weight) < SMALL):
@@ -81,6 +114,29 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
+class PackedLinear(nn.Module):
+    """A linear layer with a weight in oneDNN's order. It cannot learn."""
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.weight = PackedWeight([MKLDNN._reorder_linear_weight(layer.weight.data)])
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.product(x, self.bias)
+
+
+def join_layers(layers: Sequence[Int8Linear | PackedLinear]
+                ) -> tuple[Int8Weight | PackedWeight, Tensor | None]:
+    """Weight and bias of layers of one kind and one input, as one layer; none is held twice."""
+    biases = [layer.bias for layer in layers]
+    bias = None if biases[0] is None else torch.cat(biases)
+    weights = [layer.weight for layer in layers]
+    return weights[0].joined(weights), bias
+
+
 class OneQuery(nn.MultiheadAttention):
     """Attention of one query for each picture, as in SigLIP's pooling head, in bf16 or less.
 
@@ -111,6 +167,26 @@ def speed_up_pooling(model: nn.Module) -> None:
         plain = type(module) is nn.MultiheadAttention and module.batch_first
         if plain and module.in_proj_bias is not None and module.bias_k is None:
             module.__class__ = OneQuery
+
+
+@torch.no_grad()
+def pack_weights(model: nn.Module) -> None:
+    """Put the weights of bf16 linear layers into oneDNN's order, where that is faster.
+
+    One layer after the other: its weight is freed before the next one. A weight that the model uses
+    twice, as that of a head that is also the table of words, stays as it is.
+    """
+    if not ONEDNN_BF16:
+        return
+    uses = Counter(id(parameter) for module in model.modules()
+                   for parameter in module.parameters(recurse=False))
+    names = [name for name, module in model.named_modules()
+             if type(module) in (nn.Linear, Linear) and uses[id(module.weight)] == 1]
+    for name in names:                          # the modules themselves are not held
+        module = model.get_submodule(name)
+        if module.weight.device.type == "cpu" and module.weight.dtype == torch.bfloat16:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, PackedLinear(module))
 
 
 def pictures_at_once(config, device: torch.device) -> int:

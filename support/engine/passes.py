@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from support.common.errors import BadData
-from support.engine.int8 import Int8Linear, Int8Weight, join_int8
-from support.engine.linear import Linear, linear
+from support.engine.int8 import Int8Linear, Int8Weight
+from support.engine.linear import Linear, PackedLinear, join_layers, linear, pack_weights
 from support.engine.shared import SharedRows
 from support.engine.slots import Slots
 
@@ -78,6 +78,9 @@ class Plain:
         hidden = self.narrator.run(e, positions, mask, given.slots)
         return self.narrator.logits(hidden[given.rows])
 
+    def pack(self) -> None:
+        pack_weights(self.narrator.llm)
+
     def compile(self) -> None:
         raise BadData("--compile: this language model takes the plain path, which is not compiled")
 
@@ -97,8 +100,9 @@ def fuse(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
     The layers' own weights become views of the fused one, so memory does not double.
     """
-    if all(isinstance(layer, Int8Linear) for layer in layers):
-        return join_int8(layers)
+    kinds = {type(layer) for layer in layers}
+    if kinds in ({Int8Linear}, {PackedLinear}):
+        return join_layers(layers)
     has_bias = layers[0].bias is not None
     for layer in layers:
         if type(layer) not in (nn.Linear, Linear) or (layer.bias is not None) != has_bias:
@@ -124,23 +128,27 @@ class Layer:
             if module not in LAYER_MODULES:
                 raise UnsupportedModel(f"has {name} in its layers")
         attention = layer.self_attn
-        mlp = layer.mlp
         self.place = place
         self.channels = attention.head_dim
         self.heads = attention.q_proj.out_features // self.channels
         self.groups = attention.k_proj.out_features // self.channels
         self.scale = attention.scaling
-        self.act = mlp.act_fn
-        # pairs of weight and bias
-        self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.up = fuse(mlp.gate_proj, mlp.up_proj)
-        self.o = fuse(attention.o_proj)
-        self.down = fuse(mlp.down_proj)
+        self.act = layer.mlp.act_fn
+        self.take_weights(layer)
         # pairs of weight and epsilon
         self.norm_a = norm_of(layer.input_layernorm)
         self.norm_m = norm_of(layer.post_attention_layernorm)
         self.norm_q = norm_of(getattr(attention, "q_norm", None))
         self.norm_k = norm_of(getattr(attention, "k_norm", None))
+
+    def take_weights(self, layer: nn.Module) -> None:
+        """Pairs of weight and bias."""
+        attention = layer.self_attn
+        mlp = layer.mlp
+        self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.up = fuse(mlp.gate_proj, mlp.up_proj)
+        self.o = fuse(attention.o_proj)
+        self.down = fuse(mlp.down_proj)
 
     def in_fp32(self) -> "Layer":
         """A copy that computes in fp32, with its keys and values at place 0."""
@@ -340,6 +348,14 @@ class Decoder:
         mask = slots.positions[:slots.span] <= positions[:, None]           # [N, S]
         first = self.layers[0]
         return slots, into, mask.repeat_interleave(first.heads // first.groups, 0)[None, None]
+
+    def pack(self) -> None:
+        """Put bf16 weights into the order in which they are multiplied fastest, layer by layer."""
+        for ours, theirs in zip(self.layers, self.narrator.llm.model.layers):
+            theirs = getattr(theirs, "inner", theirs)           # without a router
+            pack_weights(theirs)
+            ours.take_weights(theirs)
+        pack_weights(self.narrator.llm)                         # its head
 
     def compile(self) -> None:
         """Compile the pass of one stream; shapes may change."""

@@ -78,6 +78,48 @@ def test_bf16(rows, onednn, bias, monkeypatch):
     assert (leaves[1].grad - x.sum(0)).norm() < 0.02 * leaves[1].grad.norm()
 
 
+@pytest.mark.skipif(not linear.ONEDNN_BF16, reason="this processor has no products of bf16")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_packed_weights(rows, bias):
+    """In oneDNN's order, each layer alone and joined: as exact as before."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(256, 96, bias=bias), nn.Linear(256, 33, bias=bias)])
+    model.to(torch.bfloat16).requires_grad_(False)
+    x = torch.randn(2, rows, 256).bfloat16()
+    exact = [F.linear(x.float(), layer.weight.float(), layer.bias.float() if bias else None)
+             for layer in model]
+    linear.pack_weights(model)
+    assert [type(layer) for layer in model] == [linear.PackedLinear] * 2
+    joined = linear.linear(x, *linear.join_layers(model))
+    for layer, expected, part in zip(model, exact, joined.split([96, 33], -1)):
+        assert layer(x).dtype == torch.bfloat16
+        assert (layer(x) - expected).norm() < 4e-3 * expected.norm()
+        assert torch.equal(layer(x), part)
+
+
+def test_what_is_not_packed(monkeypatch):
+    """Other formats and devices, weights that are used twice, and all weights where the processor
+    does not multiply bf16."""
+    def layers():
+        model = nn.ModuleDict({
+            "fp32": nn.Linear(8, 8),
+            "elsewhere": nn.Linear(8, 8, dtype=torch.bfloat16, device="meta"),
+            "table": nn.Embedding(8, 8, dtype=torch.bfloat16),
+            "head": nn.Linear(8, 8, bias=False, dtype=torch.bfloat16),
+        })
+        model["head"].weight = model["table"].weight
+        return model
+
+    model = layers()
+    linear.pack_weights(model)
+    assert linear.PackedLinear not in map(type, model.modules())
+    monkeypatch.setattr(linear, "ONEDNN_BF16", False)
+    model = nn.ModuleList([nn.Linear(8, 8, dtype=torch.bfloat16)])
+    linear.pack_weights(model)
+    assert type(model[0]) is nn.Linear
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_one_query(dtype):
     """Of SigLIP's pooling head: as PyTorch's own, without its copies."""

@@ -12,6 +12,7 @@ from streams import fast
 from streams.fast import open_stream, try_passes
 from streams.together import Failed, side_by_side
 from support.engine import passes, slots
+from support.engine.linear import ONEDNN_BF16, Linear, PackedLinear
 from support.engine.shared import SharedRows
 
 SMALL = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -126,7 +127,7 @@ def test_what_is_almost_llama_takes_the_plain_path(family, dtype, monkeypatch):
     for p in llm.parameters():
         p.data = p.data.to(dtype)
     model = tiny(llm=llm)
-    model.merge()
+    model.merge(packed=False)
     assert strange in model.slow_because
     assert isinstance(model.decoder, passes.Plain)
     monkeypatch.setattr(passes, "LLAMA", {})
@@ -150,7 +151,7 @@ def test_the_fast_path_is_found_whatever_the_dtype():
         for layer in llm.model.layers:
             layer.mlp.register_forward_pre_hook(count)
         before = torch.get_rng_state()
-        model.merge()
+        model.merge(packed=False)
         assert model.slow_because is None
         assert torch.equal(torch.get_rng_state(), before)
         assert in_fp32 == [1] * len(llm.model.layers)
@@ -185,6 +186,42 @@ def test_merged_weights_are_held_once():
         assert storage(layer.self_attn.q_proj.weight) == storage(qkv)
         assert storage(layer.self_attn.v_proj.weight) == storage(qkv)
         assert storage(layer.mlp.up_proj.weight) == storage(up)
+
+
+@pytest.mark.skipif(not ONEDNN_BF16, reason="this processor has no products of bf16")
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Gemma"])
+def test_packed_weights(name):
+    """Of bf16 models, also with biases (Qwen2) and on the plain path (Gemma): the same decisions,
+    up to bf16's rounding. Both paths share each weight."""
+    traces = []
+    for packed in (False, True):
+        llm = small(name)
+        for p in llm.parameters():
+            p.data = p.data.to(torch.bfloat16)
+        model, x = lively(llm, last_k=2)
+        model.merge(packed=packed)
+        traces.append(trace(model, x)[0])
+        kinds = {type(module) for module in model.llm.model.layers.modules()}
+        assert (PackedLinear in kinds) == packed
+        assert (Linear in kinds) != packed
+    length = min(map(len, traces))
+    assert length > 5
+    assert max(abs(a - b) for a, b in zip(*traces)) < 0.02
+    if isinstance(model.decoder, passes.Decoder):
+        for layer, fused in zip(model.llm.model.layers, model.decoder.layers):
+            assert layer.mlp.up_proj.weight.pieces[0] is fused.up[0].pieces[1]
+
+
+@pytest.mark.skipif(not ONEDNN_BF16, reason="this processor has no products of bf16")
+def test_a_shared_table_of_words_is_not_packed():
+    llm = grouped(torch.bfloat16)
+    llm.lm_head.weight = llm.get_input_embeddings().weight
+    model = tiny(llm=llm)
+    model.llm.lm_head.lora_B.weight.data.zero_()        # else the head gets a weight of its own
+    table = model.llm.get_input_embeddings().weight
+    model.merge()
+    assert model.llm.lm_head.weight is table
+    assert torch.equal(model.llm.get_input_embeddings()(torch.tensor([3])), table[3:4])
 
 
 @pytest.mark.parametrize("changes", [
