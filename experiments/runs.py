@@ -200,7 +200,7 @@ def result(experiment: Experiment) -> dict | None:
     return kept
 
 
-EACH = ("memory_words", "exact", "ppl")         # measures that are kept for each video
+EACH = ("memory_words", "exact", "f1", "ppl")         # measures that are kept for each video
 
 
 def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:
