@@ -219,6 +219,10 @@ class Context:
         """Eq. 1: p([SKIP]), from the logits [V] after the frame's last token."""
         return logits.softmax(-1)[self.layout.skip].item()
 
+    def likeliest(self, logits: Tensor) -> int:
+        """Greedy decoding: the id of the likeliest next token, from logits [V]."""
+        return int(logits.argmax())
+
     def discard(self, now: int) -> int:
         """Line 18: remove what a token of segment `now` does not see; returns how many tokens."""
         cache, config = self.cache, self.narrator.config
@@ -246,7 +250,7 @@ def generate(c: Context, given: list[int] | None = None) -> list[int]:
     # The end of text is not fed here: it opens the next segment (`Layout.opening`).
     ids: list[int] = []
     while len(ids) < c.narrator.config.max_new_tokens:
-        token = int(logits.argmax())
+        token = c.likeliest(logits)
         if token == c.layout.eot:
             break
         ids.append(token)

@@ -16,7 +16,7 @@ from torch import Tensor
 import narrator as nar
 import stream
 from baselines.narration_memory import HistoryContext, HistoryNarrator
-from streams.fast import HistoryStream, Stream, open_stream
+from streams.fast import Answer, HistoryStream, Stream, open_stream
 from streams.together import Failed, side_by_side
 from support.common.devices import synchronise
 
@@ -57,13 +57,13 @@ class Stages:
         with self.watch("memory"):
             super().read_memory(ids)
 
-    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
+    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> Answer:
         with self.watch("text" if x is None else "frame"):
             return super().feed(tokens, x)
 
-    def trigger(self, logits: Tensor) -> float:
+    def answers(self, logits: Tensor) -> list[Answer]:
         with self.watch("trigger"):
-            return super().trigger(logits)
+            return super().answers(logits)
 
 
 class Timed(Stages, Stream):

@@ -172,7 +172,7 @@ class Bounded(Context):
         self.position = self.bounds.segment_start
         self.opening = self.layout.memory_and_frame(self.segment)
 
-    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
+    def feed(self, tokens: Tokens, x: Tensor | None = None):
         if x is not None and tokens.kind[0] == NARRATION:
             # A new segment. The end of text and the newline of the last narration come first
             self.bounds.segment_start = self.position + tokens.kind.index(VISUAL)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -86,6 +87,12 @@ def guess(history: list[int], count: int, end: int) -> list[int]:
     return []
 
 
+class Answer(NamedTuple):
+    """What a pass says after a piece of tokens."""
+    p_skip: float
+    likeliest: int                  # id of the next token
+
+
 class Fast(Context):
     """A Context that reads ahead.
 
@@ -107,8 +114,8 @@ class Fast(Context):
         self.guesses = guesses
         self.upcoming: FrameBuffer | None = None        # frames to come
         self.waiting: list[Tensor] = []                 # frames that are not yet absorbed
-        # what was read ahead: ids, slots, logits
-        self.ahead: deque[tuple[list[int], np.ndarray, Tensor]] = deque()
+        # what was read ahead: ids, slots, and what follows
+        self.ahead: deque[tuple[list[int], np.ndarray, Answer]] = deque()
         self.narrated: deque[int] = deque(maxlen=500)   # ids of the latest narrations
 
     def seconds(self) -> float:
@@ -142,8 +149,11 @@ class Fast(Context):
 
     # ------------------------------------------------------------------ language model
 
-    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
-        """Lines 9-12 of Algorithm 2, in a pass that may have been made earlier."""
+    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Answer:
+        """Lines 9-12 of Algorithm 2, in a pass that may have been made earlier.
+
+        Gives `trigger` and `likeliest` an Answer instead of logits: nothing else needs these.
+        """
         if self.ahead:
             expected_ids = self.ahead[0][0]
             if expected_ids != tokens.ids:              # the guess was wrong
@@ -157,10 +167,16 @@ class Fast(Context):
             if x is not None:
                 frames = [x, *self.upcoming.peek(self.lookahead - 1)]
             self.read_ahead(tokens, frames)
-        _, slots, logits = self.ahead.popleft()
+        _, slots, answer = self.ahead.popleft()
         self.cache.insert(tokens, slots)
         self.position += len(tokens)
-        return logits
+        return answer
+
+    def trigger(self, answer: Answer) -> float:
+        return answer.p_skip
+
+    def likeliest(self, answer: Answer) -> int:
+        return answer.likeliest
 
     def read_ahead(self, tokens: Tokens, frames: list[Tensor]) -> None:
         """One pass over `tokens`, with the first of the frames, and over the guesses that follow.
@@ -183,9 +199,17 @@ class Fast(Context):
         # logits are needed after the last token of each piece; all guesses have the same length
         last_tokens = slice(len(tokens) - 1, None, len(pieces[-1]))
         logits = self.run(PassInput(plan, x, memory, self.cache, last_tokens))
-        self.check(logits)
         boundaries = np.cumsum([len(piece) for piece in pieces[:-1]])
-        self.ahead += zip(pieces, np.split(slots, boundaries), logits)
+        self.ahead += zip(pieces, np.split(slots, boundaries), self.answers(logits))
+
+    def answers(self, logits: Tensor) -> list[Answer]:
+        """Logits [pieces, V] -> the Answer after each piece. The device is waited for only once."""
+        p_skips = logits.softmax(-1)[:, self.layout.skip]
+        likeliest = logits.argmax(-1).to(logits.dtype)          # fp32 holds all ids below 2 ** 24
+        numbers = torch.stack([p_skips, likeliest, logits.sum(-1)], dim=1)
+        numbers = numbers.cpu()                                                 # [pieces, 3]
+        self.check(numbers)
+        return [Answer(p_skip, int(token)) for p_skip, token, _ in numbers.tolist()]
 
     def discard(self, now: int) -> int:
         if self.ahead:
