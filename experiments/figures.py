@@ -4,11 +4,13 @@ timeline of one video.
     python -m experiments.figures attention --data toy --teacher --png attention.png
     python -m experiments.figures timeline toy/kitchen.mp4
 
-In words.py (Fig. 8), frequency.py (Fig. 9) and examples.py (Fig. 5, 12, 13):
+In words.py (Fig. 8), frequency.py (Fig. 9), examples.py (Fig. 5, 12, 13) and learning.py (not in the
+paper):
 
     python -m experiments.figures words --data toy --png words.png
     python -m experiments.figures frequency dynamic.json static.json --png frequency.png
     python -m experiments.figures examples toy/kitchen.mp4 --from 60 --to 80 --png at60.png
+    python -m experiments.figures learning --png learning.png
 """
 import argparse
 import json
@@ -27,6 +29,7 @@ from experiments.examples import (
     PREDICTED_COLOUR, TRUE_COLOUR, draw_sentences, examples_options, truth_for, wrong_sentences,
 )
 from experiments.frequency import frequency_options
+from experiments.learning import learning_options
 from experiments.words import words_options
 from streams.checks import check_input
 from streams.fast import open_stream
@@ -342,6 +345,7 @@ FIGURES = {                                    # command -> its options, help
     "frequency": (frequency_options, "narrations a minute with several settings"),
     "examples": (examples_options,
                  "frames of a video with the sentences under them, wrong ones in red"),
+    "learning": (learning_options, "memory words by the updates of the paper's loss alone"),
 }
 
 

@@ -16,7 +16,7 @@ from support.common.errors import BadData
 from test_commands import Parsed, catch_parser
 
 ALL_TABLES = list(paper.TABLES.values())
-WITH_SEEDS = ("T1", "T3", "T5", "T13", "T14", "T15", "knowledge", "ages")
+WITH_SEEDS = ("T1", "T3", "T5", "T13", "T14", "T15", "shift", "knowledge", "ages")
 
 
 # ------------------------------------------------------------------------------- paper.py
@@ -220,6 +220,7 @@ def test_what_a_result_holds(ran):
     assert kept["videos"] == {
         "memory_words": {"a": None, "b": 0.1235},
         "exact": {"a": 1.0, "b": 0.0},
+        "f1": {"a": 0.5, "b": 0.5},
     }
     assert kept["commits"].keys() == kept["minutes"].keys() == {"train", "evaluate"}
 

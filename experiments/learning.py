@@ -1,0 +1,66 @@
+"""How memory words are learned by the paper's loss alone, from the results of tables.py (not in the
+paper).
+
+    python -m experiments.tables one-loss               trains and evaluates what has no result yet
+    python -m experiments.figures learning --png learning.png
+
+Each point is a training of its own: its learning rate falls to zero at the last update.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+
+from experiments.paper import MEMORY_WORDS, TABLES, TRAININGS, Row
+from experiments.tables import good_seeds, measured, seeds_of
+from support.common.errors import BadData
+from support.common.figures import pyplot, save_figure
+from toy.stages import DEFAULTS
+from toy.world import COLOURS
+
+TABLE = TABLES["one-loss"]
+
+
+def updates(row: Row) -> int:
+    """How many updates the paper's loss made in a row's training."""
+    options = TRAININGS[row.training].toy.split()
+    epochs = int(options[options.index("--epochs") + 1])
+    return epochs * DEFAULTS["limit"] // DEFAULTS["batch"]
+
+
+def words_by_updates() -> dict[str, list[tuple[int, float]]]:
+    """{memory: (updates, memory words) of each result}"""
+    curves = {}
+    for row in TABLE.rows:
+        numbers = measured(row, MEMORY_WORDS, good_seeds(row, TABLE, seeds_of(TABLE, None)))
+        memory, _, _ = row.label.rpartition(",")
+        for number in numbers:
+            curves.setdefault(memory, []).append((updates(row), number))
+    return curves
+
+
+def plot_learning(curves: dict[str, list[tuple[int, float]]], png: str) -> None:
+    figure, axes = pyplot().subplots(figsize=(6, 3.5), layout="constrained")
+    for memory, points in curves.items():
+        axes.plot(*zip(*points), marker="o", label=memory)
+    axes.axhline(1 / len(COLOURS), color="#999999", linestyle=":", label="guessed")
+    axes.set(xlabel="updates by the paper's loss", ylabel="memory words")
+    axes.set(xlim=(0, None), ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    save_figure(figure, png)
+
+
+def run_learning(args: argparse.Namespace) -> None:
+    curves = words_by_updates()
+    if not curves:
+        raise BadData("there are no results yet: python -m experiments.tables one-loss")
+    plot_learning(curves, args.png)
+    if args.json:
+        print(json.dumps(curves))
+
+
+def learning_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_learning)
+    parser.add_argument("--png", default="out/learning.png", help="default out/learning.png")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
