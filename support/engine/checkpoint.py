@@ -140,6 +140,7 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
     In int8, the weights of the language model are read last: each matrix is merged with LoRA, and
     then rounded.
     """
+    from transformers.initialization import no_init_weights
     if dtype == torch.int8:
         check_int8(device)
         llm, frozen_weights, tokenizer = map_llm(config.llm, torch.bfloat16, device)
@@ -153,7 +154,8 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
         shapes = narrator_class(without_weights(llm), tokenizer, config).trainable()
     compare(shapes, files.weights, file)
 
-    narrator = narrator_class(llm, tokenizer, config)
+    with no_init_weights():                     # random numbers that would be overwritten
+        narrator = narrator_class(llm, tokenizer, config)
     load_parameters(narrator.trainable(), files.weights, file)
     if dtype == torch.int8:
         merge_into_int8(narrator.llm, frozen_weights, device)
