@@ -823,7 +823,7 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     train_command.train(train.Options(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                       lora_rank=4, idle=1.0))
     plan = ("stages: encoder (2 steps), language (2 steps), look (1 steps), recall (3 steps), "
-            "narrator (1 steps)")
+            "narrator (1 steps); about 1 min on two cores")
     assert plan in capsys.readouterr().err
     assert stages_run == [
         ("encoder", 2, 1.5e-3),
@@ -837,6 +837,18 @@ def test_toy_runs_all_stages_in_order(tmp_path, monkeypatch, capsys):
     config = model.config
     assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)
     assert config.vision == str(tmp_path / "moved" / "vision")
+
+
+def test_the_plan_says_how_long(monkeypatch):
+    """Stages, videos that are rendered and encoded, and the paper's own training."""
+    seconds = {"look": 0.1, "recall": 0.2, "video": 0.3, "narrator": 0.05}
+    monkeypatch.setattr(stages, "SECONDS", seconds)
+    options = train.Options(data="toy", limit=100, batch=4, epochs=2.0)
+    # 140 + 240 + 30 + 10 seconds
+    assert toy_train.plan(["look", "recall"], options) == (
+        "stages: look (1400 steps), recall (1200 steps), narrator (50 steps); "
+        "about 7 min on two cores of an AMD EPYC with nothing beside")
+
 
 def test_quick_starts_from_what_others_have_learned(tmp_path, monkeypatch, capsys):
     """Its models are the bundled ones, there is one stage, and given options win."""

@@ -48,6 +48,18 @@ def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
     return names
 
 
+def plan(names: list[str], options: Options) -> str:
+    """What comes, in words: these stages and the paper's own, their steps, and about how long."""
+    steps = {name: stages.STEPS[name] for name in names}
+    seconds = sum(stages.SECONDS[name] * count for name, count in steps.items())
+    steps["narrator"] = max(1, round(options.epochs * options.limit / options.batch))
+    seconds += stages.SECONDS["narrator"] * options.batch * steps["narrator"]
+    seconds += stages.SECONDS["video"] * options.limit
+    listed = ", ".join(f"{name} ({count} steps)" for name, count in steps.items())
+    minutes = max(1, round(seconds / 60))
+    return f"stages: {listed}; about {minutes} min on two cores of an AMD EPYC with nothing beside"
+
+
 def before_last_stage(options: Options,
                       variant: world.World) -> tuple[nar.Narrator, list[stages.Scene]]:
     """A narrator before the paper's training, and its training videos.
@@ -64,10 +76,7 @@ def before_last_stage(options: Options,
         width = stages.WIDTH + options.width_second
         new_config(options, str(llm), str(vision), tokens, width)
 
-    names = coming_stages(options, vision, llm)
-    plan = [f"{name} ({stages.STEPS[name]} steps)" for name in names]
-    last = max(1, round(options.epochs * options.limit / options.batch))
-    say("stages: " + ", ".join([*plan, f"narrator ({last} steps)"]))
+    say(plan(coming_stages(options, vision, llm), options))
     run = partial(fit, options=options)
 
     def make_model(model: Path, stage: Callable):
