@@ -14,9 +14,8 @@ frames are made beforehand.
     held        the same with the free slots of the cache's buffers
     window      the number of frames after which memory and speed are reported
     stages      parts of the loop, which is timed as a whole: memory (CLAM's step and read-out),
-                frame (passes of the language model with frames), text (its passes word by word),
-                trigger (softmax, likeliest token, their transfer), rest.
-                decode and encode, which come before them, are timed separately
+                frame (passes of the language model with frames, and the trigger), text (its passes
+                word by word), rest. decode and encode, which come before, are timed separately
     live        with --lookahead 1, no frame waits for the next. With K, a pass reads K frames, and
                 the first of them takes the time of all
     at once     --streams live streams, and one for comparison: frames for each second of processor

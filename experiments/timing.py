@@ -61,10 +61,6 @@ class Stages:
         with self.watch("text" if x is None else "frame"):
             return super().feed(tokens, x)
 
-    def answers(self, logits: Tensor) -> list[Answer]:
-        with self.watch("trigger"):
-            return super().answers(logits)
-
 
 class Timed(Stages, Stream):
     """A Stream whose stages are timed."""

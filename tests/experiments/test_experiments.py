@@ -54,7 +54,7 @@ def test_used_bytes_are_those_of_all_that_a_stream_keeps(changes):
 def test_stages_are_parts_of_the_whole(lookahead):
     result = efficiency.measure_stream(tiny(), replace(WORK, lookahead=lookahead), window=8)
     stages = result["stages_s"]
-    assert stages.keys() == {"memory", "frame", "text", "trigger"}
+    assert stages.keys() == {"memory", "frame", "text"}
     assert all(seconds > 0 for seconds in stages.values())
     assert sum(stages.values()) < result["seconds"]
     assert result["frames"] == 20
@@ -69,16 +69,16 @@ def shapes(model) -> dict:
 
 def test_weights_are_those_of_the_model_that_streams():
     """LoRA merged, no copies; connector and CLAM in fp32 whatever the language model has."""
-    args = SimpleNamespace(device="cpu", dtype="bfloat16", config=None, llm=None)
+    args = SimpleNamespace(device="cpu", dtype="bfloat16", config=None, llm=None, compile=True)
     model = efficiency.build(args, {"last_k": 10})
-    loaded = load_narrator(str(TOY), dtype=torch.bfloat16).merge()
+    loaded = load_narrator(str(TOY), dtype=torch.bfloat16).merge(packed=False)
     assert shapes(model) == shapes(loaded)
     assert model.slow_because is None
 
 
 def test_a_language_model_of_a_given_size(monkeypatch):
     monkeypatch.setitem(efficiency.LLAMA, "small", (64, 96, 2, 16))
-    args = SimpleNamespace(device="cpu", dtype="float32", config="small", llm=None)
+    args = SimpleNamespace(device="cpu", dtype="float32", config="small", llm=None, compile=False)
     model = efficiency.build(args, {})
     assert model.llm.model.layers[1].mlp.up_proj.weight.shape == (96, 64)
     assert model.slow_because is None
