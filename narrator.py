@@ -40,7 +40,7 @@ from baselines.memories import (
 from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
-from support.engine.linear import pack_weights, pictures_at_once, speed_up, speed_up_pooling
+from support.engine.linear import pictures_at_once, speed_up, speed_up_encoder
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
@@ -108,10 +108,7 @@ class VisionEncoder(nn.Module):
         self.width = model.config.hidden_size
         self.mean = processor["image_mean"]
         self.std = processor["image_std"]
-        speed_up(self)                                  # faster matrix products, the same function
-        if dtype != torch.float32:
-            speed_up_pooling(self)
-            pack_weights(self)
+        speed_up_encoder(self, dtype)                   # faster matrix products, the same function
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]
@@ -624,17 +621,12 @@ class Narrator(nn.Module):
             raise ValueError("a merged narrator has no LoRA to save")
         checkpoint.save_narrator(self, Path(folder), dtype, **models)
 
-    def merge(self, packed: bool = True) -> Narrator:
+    def merge(self) -> Narrator:
         """Prepare for streaming: merge LoRA into the weights, and take the fast path if this model
         allows it.
-
-        packed      bf16 weights go into the order in which a processor multiplies them fastest,
-                    which torch.compile cannot read
         """
         lora.merge_lora(self.llm)
         self.decoder, self.slow_because = passes.fastest(self)
-        if packed:
-            self.decoder.pack()
         self.merged = True
         return self
 

@@ -259,8 +259,7 @@ def run_files(args: argparse.Namespace) -> None:
     changes = config_changes(args)
     if has_videos:
         check_vision(model, args.vision, Config.vision)
-    narrator = load_narrator(model, args.llm, device, dtype, **changes)
-    narrator = narrator.merge(packed=not args.compile)
+    narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
     encoder = None
     if has_videos:
         encoder = narrator.vision_encoder(args.vision, vision_dtype(args))

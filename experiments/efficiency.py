@@ -92,8 +92,7 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
         llm = toy.llm
         config = replace(toy.config, last_k=None)
     narrator = new_narrator(llm, tokenizer, replace(config, **changes))
-    narrator = narrator.to(device).eval().requires_grad_(False)
-    return narrator.merge(packed=not args.compile)
+    return narrator.to(device).eval().requires_grad_(False).merge()
 
 
 def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
@@ -102,8 +101,7 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     if args.model:
         for folder in args.model:
             device, dtype = device_and_dtype(args.device, args.dtype)
-            narrator = load_narrator(folder, args.llm, device, dtype)
-            yield Path(folder).name, narrator.merge(packed=not args.compile)
+            yield Path(folder).name, load_narrator(folder, args.llm, device, dtype).merge()
     else:
         for name in args.variants:
             yield name, build(args, VARIANTS[name])

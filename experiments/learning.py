@@ -42,7 +42,9 @@ def words_by_updates() -> dict[str, list[tuple[int, float]]]:
 def plot_learning(curves: dict[str, list[tuple[int, float]]], png: str) -> None:
     figure, axes = pyplot().subplots(figsize=(6, 3.5), layout="constrained")
     for memory, points in curves.items():
-        axes.plot(*zip(*points), marker="o", label=memory)
+        places = [update for update, _ in points]
+        words = [share for _, share in points]
+        axes.plot(places, words, marker="o", label=memory)
     axes.axhline(1 / len(COLOURS), color="#999999", linestyle=":", label="guessed")
     axes.set(xlabel="updates by the paper's loss", ylabel="memory words")
     axes.set(xlim=(0, None), ylim=(0, 1))

@@ -16,7 +16,7 @@ from torch import Tensor
 import narrator as nar
 import stream
 from baselines.narration_memory import HistoryContext, HistoryNarrator
-from streams.fast import Answer, HistoryStream, Stream, open_stream
+from streams.fast import HistoryStream, NextToken, Stream, open_stream
 from streams.together import Failed, side_by_side
 from support.common.devices import synchronise
 
@@ -57,7 +57,7 @@ class Stages:
         with self.watch("memory"):
             super().read_memory(ids)
 
-    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> Answer:
+    def feed(self, tokens: nar.Tokens, x: Tensor | None = None) -> NextToken:
         with self.watch("text" if x is None else "frame"):
             return super().feed(tokens, x)
 

@@ -87,7 +87,7 @@ def guess(history: list[int], count: int, end: int) -> list[int]:
     return []
 
 
-class Answer(NamedTuple):
+class NextToken(NamedTuple):
     """What a pass says after a piece of tokens."""
     p_skip: float
     likeliest: int                  # id of the next token
@@ -115,7 +115,7 @@ class Fast(Context):
         self.upcoming: FrameBuffer | None = None        # frames to come
         self.waiting: list[Tensor] = []                 # frames that are not yet absorbed
         # what was read ahead: ids, slots, and what follows
-        self.ahead: deque[tuple[list[int], np.ndarray, Answer]] = deque()
+        self.ahead: deque[tuple[list[int], np.ndarray, NextToken]] = deque()
         self.narrated: deque[int] = deque(maxlen=500)   # ids of the latest narrations
 
     def seconds(self) -> float:
@@ -149,10 +149,10 @@ class Fast(Context):
 
     # ------------------------------------------------------------------ language model
 
-    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Answer:
+    def feed(self, tokens: Tokens, x: Tensor | None = None) -> NextToken:
         """Lines 9-12 of Algorithm 2, in a pass that may have been made earlier.
 
-        Gives `trigger` and `likeliest` an Answer instead of logits: nothing else needs these.
+        Gives `trigger` and `likeliest` a NextToken instead of logits: nothing else needs these.
         """
         if self.ahead:
             expected_ids = self.ahead[0][0]
@@ -167,16 +167,16 @@ class Fast(Context):
             if x is not None:
                 frames = [x, *self.upcoming.peek(self.lookahead - 1)]
             self.read_ahead(tokens, frames)
-        _, slots, answer = self.ahead.popleft()
+        _, slots, following = self.ahead.popleft()
         self.cache.insert(tokens, slots)
         self.position += len(tokens)
-        return answer
+        return following
 
-    def trigger(self, answer: Answer) -> float:
-        return answer.p_skip
+    def trigger(self, token: NextToken) -> float:
+        return token.p_skip
 
-    def likeliest(self, answer: Answer) -> int:
-        return answer.likeliest
+    def likeliest(self, token: NextToken) -> int:
+        return token.likeliest
 
     def read_ahead(self, tokens: Tokens, frames: list[Tensor]) -> None:
         """One pass over `tokens`, with the first of the frames, and over the guesses that follow.
@@ -200,16 +200,16 @@ class Fast(Context):
         last_tokens = slice(len(tokens) - 1, None, len(pieces[-1]))
         logits = self.run(PassInput(plan, x, memory, self.cache, last_tokens))
         boundaries = np.cumsum([len(piece) for piece in pieces[:-1]])
-        self.ahead += zip(pieces, np.split(slots, boundaries), self.answers(logits))
+        self.ahead += zip(pieces, np.split(slots, boundaries), self.next_tokens(logits))
 
-    def answers(self, logits: Tensor) -> list[Answer]:
-        """Logits [pieces, V] -> the Answer after each piece. The device is waited for only once."""
+    def next_tokens(self, logits: Tensor) -> list[NextToken]:
+        """Logits [pieces, V] -> what follows each piece. The device is waited for only once."""
         p_skips = logits.softmax(-1)[:, self.layout.skip]
         likeliest = logits.argmax(-1).to(logits.dtype)          # fp32 holds all ids below 2 ** 24
         numbers = torch.stack([p_skips, likeliest, logits.sum(-1)], dim=1)
         numbers = numbers.cpu()                                                 # [pieces, 3]
         self.check(numbers)
-        return [Answer(p_skip, int(token)) for p_skip, token, _ in numbers.tolist()]
+        return [NextToken(p_skip, int(token)) for p_skip, token, _ in numbers.tolist()]
 
     def discard(self, now: int) -> int:
         if self.ahead:

@@ -845,9 +845,9 @@ def test_the_plan_says_how_long(monkeypatch):
     monkeypatch.setattr(stages, "SECONDS", seconds)
     options = train.Options(data="toy", limit=100, batch=4, epochs=2.0)
     # 140 + 240 + 30 + 10 seconds
-    assert toy_train.plan(["look", "recall"], options) == (
+    assert toy_train.plan_in_words(["look", "recall"], options) == (
         "stages: look (1400 steps), recall (1200 steps), narrator (50 steps); "
-        "about 7 min on two cores of an AMD EPYC with nothing beside")
+        "about 7 min on two cores of an AMD EPYC with nothing else running")
 
 
 def test_quick_starts_from_what_others_have_learned(tmp_path, monkeypatch, capsys):

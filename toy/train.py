@@ -48,7 +48,7 @@ def coming_stages(options: Options, vision: Path, llm: Path) -> list[str]:
     return names
 
 
-def plan(names: list[str], options: Options) -> str:
+def plan_in_words(names: list[str], options: Options) -> str:
     """What comes, in words: these stages and the paper's own, their steps, and about how long."""
     steps = {name: stages.STEPS[name] for name in names}
     seconds = sum(stages.SECONDS[name] * count for name, count in steps.items())
@@ -57,7 +57,7 @@ def plan(names: list[str], options: Options) -> str:
     seconds += stages.SECONDS["video"] * options.limit
     listed = ", ".join(f"{name} ({count} steps)" for name, count in steps.items())
     minutes = max(1, round(seconds / 60))
-    return f"stages: {listed}; about {minutes} min on two cores of an AMD EPYC with nothing beside"
+    return f"stages: {listed}; about {minutes} min on two cores of an AMD EPYC with nothing else running"
 
 
 def before_last_stage(options: Options,
@@ -76,7 +76,7 @@ def before_last_stage(options: Options,
         width = stages.WIDTH + options.width_second
         new_config(options, str(llm), str(vision), tokens, width)
 
-    say(plan(coming_stages(options, vision, llm), options))
+    say(plan_in_words(coming_stages(options, vision, llm), options))
     run = partial(fit, options=options)
 
     def make_model(model: Path, stage: Callable):

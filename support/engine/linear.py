@@ -50,6 +50,10 @@ class PackedWeight:
         """The rows of several weights as one; none is held twice."""
         return cls([piece for weight in weights for piece in weight.pieces])
 
+    def plain(self) -> Tensor:
+        """The weight in the usual order, as a new tensor."""
+        return torch.cat([piece.to_dense() for piece in self.pieces])
+
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [.., D] -> x w^T + bias [.., E]."""
         lengths = [len(piece) for piece in self.pieces]
@@ -169,15 +173,25 @@ def speed_up_pooling(model: nn.Module) -> None:
             module.__class__ = OneQuery
 
 
+def speed_up_encoder(model: nn.Module, dtype: torch.dtype) -> None:
+    """All of this for a frozen vision model that computes in a dtype."""
+    speed_up(model)
+    if dtype != torch.float32:
+        speed_up_pooling(model)
+        pack_weights(model)
+
+
 @torch.no_grad()
-def pack_weights(model: nn.Module) -> None:
-    """Put the weights of bf16 linear layers into oneDNN's order, where that is faster.
+def pack_weights(model: nn.Module) -> bool:
+    """Put the weights of bf16 linear layers into oneDNN's order, where that is faster. Returns
+    whether there were any.
 
     One layer after the other: its weight is freed before the next one. A weight that the model uses
     twice, as that of a head that is also the table of words, stays as it is.
     """
     if not ONEDNN_BF16:
-        return
+        return False
+    changed = False
     uses = Counter(id(parameter) for module in model.modules()
                    for parameter in module.parameters(recurse=False))
     names = [name for name, module in model.named_modules()
@@ -187,6 +201,22 @@ def pack_weights(model: nn.Module) -> None:
         if module.weight.device.type == "cpu" and module.weight.dtype == torch.bfloat16:
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, PackedLinear(module))
+            changed = True
+    return changed
+
+
+@torch.no_grad()
+def unpack_weights(model: nn.Module) -> bool:
+    """Put them back into the usual order. Returns whether there were any."""
+    names = [name for name, module in model.named_modules() if type(module) is PackedLinear]
+    for name in names:
+        packed = model.get_submodule(name)
+        plain = Linear(packed.in_features, packed.out_features, bias=False, device="meta")
+        plain.weight = nn.Parameter(packed.weight.plain(), requires_grad=False)
+        plain.bias = packed.bias
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, plain)
+    return len(names) > 0
 
 
 def pictures_at_once(config, device: torch.device) -> int:

@@ -30,7 +30,9 @@ from torch import Tensor, nn
 
 from support.common.errors import BadData
 from support.engine.int8 import Int8Linear, Int8Weight
-from support.engine.linear import Linear, PackedLinear, join_layers, linear, pack_weights
+from support.engine.linear import (
+    Linear, PackedLinear, join_layers, linear, pack_weights, unpack_weights,
+)
 from support.engine.shared import SharedRows
 from support.engine.slots import Slots
 
@@ -350,15 +352,20 @@ class Decoder:
         return slots, into, mask.repeat_interleave(first.heads // first.groups, 0)[None, None]
 
     def pack(self) -> None:
-        """Put bf16 weights into the order in which they are multiplied fastest, layer by layer."""
+        """Put bf16 weights into the order in which they are multiplied fastest."""
+        self.change_weights(pack_weights)
+
+    def change_weights(self, change: Callable[[nn.Module], bool]) -> None:
+        """Change the model's weights, layer by layer; `change` says whether it found any."""
         for ours, theirs in zip(self.layers, self.narrator.llm.model.layers):
             theirs = getattr(theirs, "inner", theirs)           # without a router
-            pack_weights(theirs)
-            ours.take_weights(theirs)
-        pack_weights(self.narrator.llm)                         # its head
+            if change(theirs):
+                ours.take_weights(theirs)
+        change(self.narrator.llm)                               # the head
 
     def compile(self) -> None:
         """Compile the pass of one stream; shapes may change."""
+        self.change_weights(unpack_weights)                     # torch.compile reads no packed ones
         self.run = torch.compile(self.forward, fullgraph=True, dynamic=True)
 
     def captured(self, given: PassInput) -> Tensor:
@@ -421,7 +428,15 @@ def compile_memory(memory: nn.Module) -> None:
 
 
 def fastest(narrator) -> tuple[Callable, str | None]:
-    """Decoder and None, if it is proved to compute what the model computes; else Plain, and why."""
+    """Decoder and None, if it is proved to compute what the model computes; else Plain, and why.
+    Then its weights are packed (support/engine/linear.py)."""
+    path, why_plain = proved_path(narrator)
+    path.pack()
+    return path, why_plain
+
+
+def proved_path(narrator) -> tuple[Callable, str | None]:
+    """See `fastest`."""
     plain = Plain(narrator)
     try:
         decoder = Decoder(narrator)

@@ -89,34 +89,33 @@ def test_packed_weights(rows, bias):
     x = torch.randn(2, rows, 256).bfloat16()
     exact = [F.linear(x.float(), layer.weight.float(), layer.bias.float() if bias else None)
              for layer in model]
-    linear.pack_weights(model)
+    weights = [layer.weight.clone() for layer in model]
+    assert linear.pack_weights(model)
     assert [type(layer) for layer in model] == [linear.PackedLinear] * 2
     joined = linear.linear(x, *linear.join_layers(model))
     for layer, expected, part in zip(model, exact, joined.split([96, 33], -1)):
         assert layer(x).dtype == torch.bfloat16
         assert (layer(x) - expected).norm() < 4e-3 * expected.norm()
         assert torch.equal(layer(x), part)
+    assert linear.unpack_weights(model)
+    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(model, weights))
 
 
 def test_what_is_not_packed(monkeypatch):
     """Other formats and devices, weights that are used twice, and all weights where the processor
     does not multiply bf16."""
-    def layers():
-        model = nn.ModuleDict({
-            "fp32": nn.Linear(8, 8),
-            "elsewhere": nn.Linear(8, 8, dtype=torch.bfloat16, device="meta"),
-            "table": nn.Embedding(8, 8, dtype=torch.bfloat16),
-            "head": nn.Linear(8, 8, bias=False, dtype=torch.bfloat16),
-        })
-        model["head"].weight = model["table"].weight
-        return model
-
-    model = layers()
-    linear.pack_weights(model)
+    model = nn.ModuleDict({
+        "fp32": nn.Linear(8, 8),
+        "elsewhere": nn.Linear(8, 8, dtype=torch.bfloat16, device="meta"),
+        "table": nn.Embedding(8, 8, dtype=torch.bfloat16),
+        "head": nn.Linear(8, 8, bias=False, dtype=torch.bfloat16),
+    })
+    model["head"].weight = model["table"].weight
+    assert not linear.pack_weights(model)
     assert linear.PackedLinear not in map(type, model.modules())
     monkeypatch.setattr(linear, "ONEDNN_BF16", False)
     model = nn.ModuleList([nn.Linear(8, 8, dtype=torch.bfloat16)])
-    linear.pack_weights(model)
+    assert not linear.pack_weights(model)
     assert type(model[0]) is nn.Linear
 
 

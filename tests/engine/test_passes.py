@@ -11,7 +11,7 @@ from helpers import grouped, narrate, tiny, video
 from streams import fast
 from streams.fast import open_stream, try_passes
 from streams.together import Failed, side_by_side
-from support.engine import passes, slots
+from support.engine import linear, passes, slots
 from support.engine.linear import ONEDNN_BF16, Linear, PackedLinear
 from support.engine.shared import SharedRows
 
@@ -127,14 +127,15 @@ def test_what_is_almost_llama_takes_the_plain_path(family, dtype, monkeypatch):
     for p in llm.parameters():
         p.data = p.data.to(dtype)
     model = tiny(llm=llm)
-    model.merge(packed=False)
+    monkeypatch.setattr(linear, "ONEDNN_BF16", False)           # so that it can be asked again
+    model.merge()
     assert strange in model.slow_because
     assert isinstance(model.decoder, passes.Plain)
     monkeypatch.setattr(passes, "LLAMA", {})
     assert passes.fastest(model)[1] == "computes something that Llama does not"
 
 
-def test_the_fast_path_is_found_whatever_the_dtype():
+def test_the_fast_path_is_found_whatever_the_dtype(monkeypatch):
     """Llama with rotations of several kinds, in bf16: the proof is in fp32, of one layer at a time,
     whose weights are afterwards what they were. It takes no random numbers from the caller."""
     for rope in ({"rope_type": "default", "rope_theta": 1e4}, YARN):
@@ -151,7 +152,8 @@ def test_the_fast_path_is_found_whatever_the_dtype():
         for layer in llm.model.layers:
             layer.mlp.register_forward_pre_hook(count)
         before = torch.get_rng_state()
-        model.merge(packed=False)
+        monkeypatch.setattr(linear, "ONEDNN_BF16", False)       # else its weights were packed then
+        model.merge()
         assert model.slow_because is None
         assert torch.equal(torch.get_rng_state(), before)
         assert in_fp32 == [1] * len(llm.model.layers)
@@ -190,7 +192,7 @@ def test_merged_weights_are_held_once():
 
 @pytest.mark.skipif(not ONEDNN_BF16, reason="this processor has no products of bf16")
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Gemma"])
-def test_packed_weights(name):
+def test_packed_weights(name, monkeypatch):
     """Of bf16 models, also with biases (Qwen2) and on the plain path (Gemma): the same decisions,
     up to bf16's rounding. Both paths share each weight."""
     traces = []
@@ -199,7 +201,8 @@ def test_packed_weights(name):
         for p in llm.parameters():
             p.data = p.data.to(torch.bfloat16)
         model, x = lively(llm, last_k=2)
-        model.merge(packed=packed)
+        monkeypatch.setattr(linear, "ONEDNN_BF16", packed)
+        model.merge()
         traces.append(trace(model, x)[0])
         kinds = {type(module) for module in model.llm.model.layers.modules()}
         assert (PackedLinear in kinds) == packed
@@ -210,6 +213,11 @@ def test_packed_weights(name):
     if isinstance(model.decoder, passes.Decoder):
         for layer, fused in zip(model.llm.model.layers, model.decoder.layers):
             assert layer.mlp.up_proj.weight.pieces[0] is fused.up[0].pieces[1]
+        model.decoder.change_weights(linear.unpack_weights)     # as for torch.compile
+        assert PackedLinear not in map(type, model.llm.modules())
+        assert isinstance(model.decoder.layers[0].up[0], torch.Tensor)
+        unpacked = trace(model, x)[0]
+        assert max(abs(a - b) for a, b in zip(unpacked, traces[1])) < 0.02
 
 
 @pytest.mark.skipif(not ONEDNN_BF16, reason="this processor has no products of bf16")

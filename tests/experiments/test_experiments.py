@@ -69,16 +69,16 @@ def shapes(model) -> dict:
 
 def test_weights_are_those_of_the_model_that_streams():
     """LoRA merged, no copies; connector and CLAM in fp32 whatever the language model has."""
-    args = SimpleNamespace(device="cpu", dtype="bfloat16", config=None, llm=None, compile=True)
+    args = SimpleNamespace(device="cpu", dtype="bfloat16", config=None, llm=None)
     model = efficiency.build(args, {"last_k": 10})
-    loaded = load_narrator(str(TOY), dtype=torch.bfloat16).merge(packed=False)
+    loaded = load_narrator(str(TOY), dtype=torch.bfloat16).merge()
     assert shapes(model) == shapes(loaded)
     assert model.slow_because is None
 
 
 def test_a_language_model_of_a_given_size(monkeypatch):
     monkeypatch.setitem(efficiency.LLAMA, "small", (64, 96, 2, 16))
-    args = SimpleNamespace(device="cpu", dtype="float32", config="small", llm=None, compile=False)
+    args = SimpleNamespace(device="cpu", dtype="float32", config="small", llm=None)
     model = efficiency.build(args, {})
     assert model.llm.model.layers[1].mlp.up_proj.weight.shape == (96, 64)
     assert model.slow_because is None

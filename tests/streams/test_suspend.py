@@ -385,7 +385,7 @@ class Half:
     def load(self, *_, **changes):
         vars(self.model.config).update(changes)
         self.model.slow_because = None
-        self.model.merge = lambda packed: self.model
+        self.model.merge = lambda: self.model
         return self.model
 
 
