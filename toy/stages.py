@@ -65,8 +65,8 @@ DEFAULTS = {
 }
 # Steps of each stage before the paper's own
 STEPS = {"encoder": 2400, "egocentric": 1200, "language": 500, "look": 1400, "recall": 1200}
-# Seconds of a step of each stage on two cores of an AMD EPYC with nothing else running; of a video that
-# is rendered and encoded, and of a video in a step of the paper's own stage.
+# Seconds of a step of each stage on two cores of an AMD EPYC with nothing else running; of a video
+# that is rendered and encoded, and of a video in a step of the paper's own stage.
 SECONDS = {"encoder": 0.054, "egocentric": 0.052, "language": 0.14, "look": 0.049, "recall": 0.11,
            "video": 0.11, "narrator": 0.16}
 # Defaults with --quick: the models and `look` of other narrators, no `recall`, few videos.

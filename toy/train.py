@@ -57,7 +57,8 @@ def plan_in_words(names: list[str], options: Options) -> str:
     seconds += stages.SECONDS["video"] * options.limit
     listed = ", ".join(f"{name} ({count} steps)" for name, count in steps.items())
     minutes = max(1, round(seconds / 60))
-    return f"stages: {listed}; about {minutes} min on two cores of an AMD EPYC with nothing else running"
+    return (f"stages: {listed}; about {minutes} min on two cores of an AMD EPYC "
+            "with nothing else running")
 
 
 def before_last_stage(options: Options,
