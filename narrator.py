@@ -40,7 +40,8 @@ from baselines.memories import (
 from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
-from support.engine.linear import pictures_at_once, speed_up, speed_up_encoder
+from support.engine.encoder import pictures_at_once, speed_up_encoder
+from support.engine.linear import speed_up
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
@@ -108,7 +109,7 @@ class VisionEncoder(nn.Module):
         self.width = model.config.hidden_size
         self.mean = processor["image_mean"]
         self.std = processor["image_std"]
-        speed_up_encoder(self, dtype)                   # faster matrix products, the same function
+        speed_up_encoder(self.model, dtype)             # faster, the same function
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.encode_batches([frames])[0]

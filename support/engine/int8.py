@@ -91,12 +91,14 @@ class Int8Weight:
             return join_rows([dynamic(rows, piece) for piece in self.pieces])
         if not self.two_parts:
             return self.product_of_bytes(rows.round_())
-        coarse = rows.round()
+        both = rows.new_empty(2, *rows.shape)
+        coarse, fine = both
+        torch.round(rows, out=coarse)
         # What is left is at most a half.
-        fine = (rows - coarse).mul_(2 * LEVELS).round_()
-        y = self.product_of_bytes(torch.cat([coarse, fine]))
+        torch.sub(rows, coarse, out=fine).mul_(2 * LEVELS).round_()
+        y = self.product_of_bytes(both.flatten(0, 1))
         of_coarse, of_fine = y.chunk(2)
-        return of_coarse + of_fine / (2 * LEVELS)
+        return of_coarse.add_(of_fine, alpha=1 / (2 * LEVELS))
 
     def product_of_bytes(self, p: Tensor) -> Tensor:
         """p [N, D], whole numbers from -LEVELS to LEVELS, changed here -> p w^T [N, E], exactly."""

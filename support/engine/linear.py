@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
@@ -141,44 +140,11 @@ def join_layers(layers: Sequence[Int8Linear | PackedLinear]
     return weights[0].joined(weights), bias
 
 
-class OneQuery(nn.MultiheadAttention):
-    """Attention of one query for each picture, as in SigLIP's pooling head, in bf16 or less.
-
-    PyTorch's own copies the keys and values, which takes longer than all the rest of it.
-    """
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **_) -> tuple[Tensor, None]:
-        """query [B, 1, D], key and value the same [B, L, D] -> [B, 1, D], None."""
-        of_query, of_keys = self.in_proj_weight.tensor_split([self.embed_dim])
-        for_query, for_keys = self.in_proj_bias.tensor_split([self.embed_dim])
-        q = linear(query, of_query, for_query)
-        k, v = linear(key, of_keys, for_keys).chunk(2, -1)
-        q, k, v = (rearrange(y, "b l (h c) -> b h l c", h=self.num_heads) for y in (q, k, v))
-        out = rearrange(F.scaled_dot_product_attention(q, k, v), "b h l c -> b l (h c)")
-        return linear(out, self.out_proj.weight, self.out_proj.bias), None
-
-
 def speed_up(model: nn.Module) -> None:
     """Let all linear layers of a model compute in this way."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
-
-
-def speed_up_pooling(model: nn.Module) -> None:
-    """The same for the pooling heads of vision models that are not in fp32."""
-    for module in model.modules():
-        plain = type(module) is nn.MultiheadAttention and module.batch_first
-        if plain and module.in_proj_bias is not None and module.bias_k is None:
-            module.__class__ = OneQuery
-
-
-def speed_up_encoder(model: nn.Module, dtype: torch.dtype) -> None:
-    """All of this for a frozen vision model that computes in a dtype."""
-    speed_up(model)
-    if dtype != torch.float32:
-        speed_up_pooling(model)
-        pack_weights(model)
 
 
 @torch.no_grad()
@@ -199,8 +165,7 @@ def pack_weights(model: nn.Module) -> bool:
     for name in names:                          # the modules themselves are not held
         module = model.get_submodule(name)
         if module.weight.device.type == "cpu" and module.weight.dtype == torch.bfloat16:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, PackedLinear(module))
+            model.set_submodule(name, PackedLinear(module))
             changed = True
     return changed
 
@@ -214,22 +179,8 @@ def unpack_weights(model: nn.Module) -> bool:
         plain = Linear(packed.in_features, packed.out_features, bias=False, device="meta")
         plain.weight = nn.Parameter(packed.weight.plain(), requires_grad=False)
         plain.bias = packed.bias
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, plain)
+        model.set_submodule(name, plain)
     return len(names) > 0
-
-
-def pictures_at_once(config, device: torch.device) -> int:
-    """How many pictures a vision model with these settings encodes fastest in one pass.
-
-    On a processor, a tensor of more than 32 MB gets new memory from the system each time, which
-    takes longer than most of what is computed with it.
-    """
-    if device.type != "cpu":
-        return 2 ** 20                          # all of them
-    patches = (config.image_size // config.patch_size) ** 2
-    widest = patches * getattr(config, "intermediate_size", 4 * config.hidden_size)
-    return max(1, 2 ** 25 // (4 * widest))
 
 
 if ONEDNN:

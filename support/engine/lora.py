@@ -89,9 +89,7 @@ def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
     """Replace every linear layer whose name matches TARGETS by one with LoRA."""
     for name, module in list(llm.named_modules()):
         if isinstance(module, nn.Linear) and re.fullmatch(TARGETS, name):
-            parent, _, child = name.rpartition(".")
-            layer = LoRALinear(module, rank, alpha, dropout)
-            setattr(llm.get_submodule(parent), child, layer)
+            llm.set_submodule(name, LoRALinear(module, rank, alpha, dropout))
 
 
 @torch.no_grad()
@@ -105,8 +103,7 @@ def merge_lora(llm: nn.Module) -> None:
         base = module.base_layer
         if module.lora_B.weight.any():              # else a head that shares the embeddings goes on
             base.weight = nn.Parameter(merged_weight(base.weight, module), requires_grad=False)
-        parent, _, child = name.rpartition(".")
-        setattr(llm.get_submodule(parent), child, base)
+        llm.set_submodule(name, base)
 
 
 def merged_weight(weight: Tensor, module: LoRALinear) -> Tensor:
@@ -142,8 +139,7 @@ def merge_into_int8(llm: nn.Module, files: WeightFiles, device: str) -> None:
         base = module.base_layer
         weight = files.read(f"{name}.weight".replace(".inner.", "."), base.weight.data)
         layer = Int8Linear(base, merged_blocks(weight, module), device, dtype, OUR_BYTES)
-        parent, _, child = name.rpartition(".")
-        setattr(llm.get_submodule(parent), child, layer)
+        llm.set_submodule(name, layer)
     files.place_int8(llm, llm, device, OUR_BYTES)
 
 

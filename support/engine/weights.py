@@ -76,9 +76,8 @@ class WeightFiles:
                 continue
             if type(module) in (nn.Linear, Linear):
                 blocks = self.read(f"{name}.weight", module.weight.data).split(ROWS)
-                parent, _, child = name.rpartition(".")
                 layer = Int8Linear(module, blocks, device, dtype, two_parts)
-                setattr(model.get_submodule(parent), child, layer)
+                model.set_submodule(name, layer)
                 continue
             for own, parameter in module.named_parameters(recurse=False):
                 weight = self.read(f"{name}.{own}".replace(".inner.", "."), parameter.data)

@@ -119,21 +119,6 @@ def test_what_is_not_packed(monkeypatch):
     assert type(model[0]) is nn.Linear
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_of_one_query(dtype):
-    """Of SigLIP's pooling head: as PyTorch's own, without its copies."""
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.MultiheadAttention(64, 4, batch_first=True).to(dtype)])
-    nn.init.normal_(model[0].in_proj_bias)
-    query, pictures = torch.randn(3, 1, 64).to(dtype), torch.randn(3, 50, 64).to(dtype)
-    with torch.no_grad():
-        theirs = model[0](query, pictures, pictures)[0]
-        linear.speed_up_pooling(model)
-        ours = model[0](query, pictures, pictures)[0]
-    assert type(model[0]) is linear.OneQuery
-    assert (ours - theirs).norm() < (1e-5 if dtype == torch.float32 else 0.02) * theirs.norm()
-
-
 @needs_onednn
 def test_operations_are_counted():
     """As many as for PyTorch's own product, forward and backward."""
@@ -144,20 +129,3 @@ def test_operations_are_counted():
             function(x, weight).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] == 3 * 2 * 64 * 512 * 512
-
-
-def test_large_pictures_are_encoded_in_parts(monkeypatch):
-    """As many as fit into 32 MB; the frame tokens are the same."""
-    large = SimpleNamespace(image_size=384, patch_size=16, hidden_size=1024, intermediate_size=4096)
-    huge = SimpleNamespace(image_size=1024, patch_size=8, hidden_size=2048)
-    assert linear.pictures_at_once(large, torch.device("cpu")) == 3
-    assert linear.pictures_at_once(huge, torch.device("cpu")) == 1
-    assert linear.pictures_at_once(large, torch.device("cuda")) > 1000
-
-    encoder = nar.VisionEncoder(str(TOY / "vision"))
-    assert linear.pictures_at_once(encoder.model.config, torch.device("cpu")) > 100
-    torch.manual_seed(0)
-    pictures = torch.randint(0, 255, (5, 96, 96, 3), dtype=torch.uint8)
-    at_once = encoder(pictures)
-    monkeypatch.setattr(nar, "pictures_at_once", lambda config, device: 2)
-    torch.testing.assert_close(encoder(pictures), at_once)
