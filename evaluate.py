@@ -34,6 +34,7 @@ from torch import Tensor
 
 import narrator as nar
 from support.common.errors import BadData
+from support.engine.family import cache_argument
 from support.files.narrations import Sentence, Truth
 
 
@@ -509,7 +510,7 @@ def keys_and_values(llm: torch.nn.Module) -> Iterator:
     cache = DynamicCache()
 
     def with_cache(module, args, kwargs):
-        return args, kwargs | {"past_key_values": cache, "use_cache": True}
+        return args, kwargs | {cache_argument(type(llm)): cache, "use_cache": True}
 
     hook = llm.register_forward_pre_hook(with_cache, with_kwargs=True)
     try:

@@ -479,8 +479,8 @@ class Narrator(nn.Module):
             inputs_embeds=e[None],
             position_ids=positions[None],
             attention_mask=mask[None, None],
-            past_key_values=cache,
             use_cache=cache is not None,
+            **{family.cache_argument(type(self.llm.model)): cache},
         )
         return output.last_hidden_state[0]
 

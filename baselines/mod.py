@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from narrator import FRAME, Config, Narrator
 from support.common.errors import BadData
+from support.engine.family import cache_argument
 from support.engine.linear import speed_up
 from support.engine.slots import Slots
 
@@ -141,14 +142,16 @@ class MoDLayer(nn.Module):
         self.routing = routing
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
-                position_embeddings: tuple[Tensor, Tensor], past_key_values=None,
-                **options) -> Tensor:
+                position_embeddings: tuple[Tensor, Tensor], **options) -> Tensor:
+        argument = cache_argument(type(self.inner))
+        given = options.pop(argument, None)
+
         def layer(h: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             """The inner layer on the kept tokens, h [n, D_lm]."""
-            mask, cache = self.context(attention_mask, past_key_values, len(h))
+            mask, cache = self.context(attention_mask, given, len(h))
             output = self.inner(h[None], attention_mask=mask, position_ids=positions[None],
-                                past_key_values=cache, position_embeddings=(cos[None], sin[None]),
-                                **options)
+                                position_embeddings=(cos[None], sin[None]),
+                                **options, **{argument: cache})
             return output[0]
 
         cos, sin = position_embeddings

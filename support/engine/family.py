@@ -6,6 +6,7 @@ attention, some carry the past in other ways than by keys and values, some are b
 """
 from __future__ import annotations
 
+import inspect
 import sys
 from functools import cache
 
@@ -111,9 +112,18 @@ def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Ten
         positions = new.to(llm.device)
         slots.place_and_mask(positions, into)
         hidden = llm.model(inputs_embeds=e[None, positions], position_ids=positions[None],
-                           past_key_values=slots, attention_mask=slots.mask[None, None],
-                           use_cache=True).last_hidden_state
+                           attention_mask=slots.mask[None, None], use_cache=True,
+                           **{cache_argument(type(llm.model)): slots}).last_hidden_state
     return hidden[0, -1]
+
+
+@cache
+def cache_argument(kind: type[nn.Module]) -> str:
+    """The name of the argument that gives a module of transformers its cache: `cache` since
+    transformers 5.24, before that `past_key_values`.
+    """
+    arguments = inspect.signature(kind.forward).parameters
+    return "cache" if "cache" in arguments else "past_key_values"
 
 
 # ---------------------------------------------------------------------- rotations

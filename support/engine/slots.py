@@ -91,9 +91,10 @@ class Slots:
         self.mask = self.positions[:self.span] <= positions[:, None]
         return self.mask
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int,
+               *_, **options) -> tuple[Tensor, Tensor]:
         """Called by each attention layer, as transformers calls its caches: store keys and values
-        [1, G, N, c], return all [1, G, span, c]."""
+        [1, G, N, c], return all [1, G, span, c]. Newer versions also give `kwargs`."""
         place = self.places.setdefault(layer, len(self.places))
         keys = rearrange(keys, "1 g n c -> n g c")
         values = rearrange(values, "1 g n c -> n g c")
