@@ -301,18 +301,26 @@ class Runner:
             return f"{experiment.name}: {error}"
 
     def carry_out(self, experiment: Experiment) -> None:
-        """Make the result of an experiment, and before it all that it needs."""
-        command = EVALUATIONS[experiment.evaluation]
-        if "{long}" in command:                # reads the predictions of that evaluation
-            self.carry_out(experiment._replace(evaluation="long"))
+        """Make the result of an experiment, and before it all that it needs, unless it is there."""
+        if result(experiment):
+            return
         self.train(experiment.training, experiment.seed)
+        if "{long}" in EVALUATIONS[experiment.evaluation]:
+            # It reads predictions of that evaluation, which a result alone does not bring along.
+            self.evaluate(experiment._replace(evaluation="long"), again=True)
+        self.evaluate(experiment)
+
+    def evaluate(self, experiment: Experiment, again: bool = False) -> None:
+        """Measure a narrator that is there, unless its result is. `again`: also then; predictions
+        that are kept are not made a second time."""
+        command = evaluate_command(experiment, self.folder)
         with self.lock(experiment.name):
-            if result(experiment):
+            if result(experiment) and not again:
                 return
-            if "{videos}" in command:
+            if "{videos}" in EVALUATIONS[experiment.evaluation]:
                 self.make_videos()
             began = time.monotonic()
-            printed = self.run(evaluate_command(experiment, self.folder), experiment.name)
+            printed = self.run(command, experiment.name)
             seconds = time.monotonic() - began
             self.write_result(experiment, json.loads(printed.splitlines()[-1]), seconds)
 

@@ -200,7 +200,18 @@ def test_nothing_is_done_twice(ran):
         assert ran.index(first) < ran.index(second) < ran.index(last)
     ran.clear()
     assert carry_out(experiments) == []
+    assert carry_out(experiments, folder="empty") == []         # the results are enough
     assert ran == []
+
+
+def test_predictions_are_made_where_only_their_result_is_there(ran, monkeypatch):
+    monkeypatch.setitem(paper.EVALUATIONS, "objects", "objects.py --pred {long}")
+    monkeypatch.setattr(Runner, "make_videos", lambda self: None)
+    long, objects = (Experiment("first", name, "", 0) for name in ("long", "objects"))
+    carry_out([long])
+    ran.clear()
+    assert carry_out([objects], folder="empty") == []
+    assert ran == ["first-0", long.name, objects.name]
 
 
 def test_what_a_result_holds(ran):
