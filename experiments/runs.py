@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cache
 from multiprocessing.pool import ThreadPool
@@ -272,6 +272,18 @@ def in_minutes(seconds: float | None) -> float | None:
     return round(seconds / 60, 1) if seconds else None
 
 
+def narrators_first(experiments: list[Experiment]) -> list[Experiment]:
+    """First one experiment of each narrator, then a second one of each, and so on. So the narrators
+    are trained side by side, and no job waits for the training of another one."""
+    counts = Counter()
+    turns = {}
+    for experiment in experiments:
+        narrator = experiment.training, experiment.seed
+        turns[experiment] = counts[narrator]
+        counts[narrator] += 1
+    return sorted(experiments, key=turns.get)
+
+
 class Runner:
     """Carries out experiments, `jobs` commands at a time. Their messages go to files in `folder`.
 
@@ -291,7 +303,7 @@ class Runner:
     def __call__(self, experiments: list[Experiment]) -> list[str]:
         """Returns the errors, one line for each experiment that failed."""
         with ThreadPool(self.jobs) as pool:
-            lines = list(pool.imap_unordered(self.attempt, experiments))
+            lines = list(pool.imap_unordered(self.attempt, narrators_first(experiments)))
         return [line for line in lines if line]
 
     def attempt(self, experiment: Experiment) -> str | None:

@@ -204,6 +204,13 @@ def test_nothing_is_done_twice(ran):
     assert ran == []
 
 
+def test_narrators_are_trained_side_by_side():
+    a0, a1, b0 = (Experiment("a", "stream", "", 0), Experiment("a", "stream", "", 1),
+                  Experiment("b", "stream", "", 0))
+    idle, teacher = (a0._replace(evaluation=name) for name in ("idle", "teacher"))
+    assert runs.narrators_first([a0, idle, teacher, b0, a1]) == [a0, b0, a1, idle, teacher]
+
+
 def test_predictions_are_made_where_only_their_result_is_there(ran, monkeypatch):
     monkeypatch.setitem(paper.EVALUATIONS, "objects", "objects.py --pred {long}")
     monkeypatch.setattr(Runner, "make_videos", lambda self: None)
