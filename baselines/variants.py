@@ -34,9 +34,11 @@ def new_context(narrator: Narrator) -> Context:
     return Context(narrator)
 
 
-def load_narrator(source: str, llm: str | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32,
-                  **changes) -> Narrator:
-    """As `Narrator.load`, for all kinds of narrators."""
+def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
+                  dtype: torch.dtype | None = torch.float32, **changes) -> Narrator:
+    """As `Narrator.load`, for all kinds of narrators. dtype None: what is faster on a processor."""
     files = checkpoint.read_checkpoint(source)
     config = checkpoint.read_config(files, Config, llm, changes)
+    if dtype is None:
+        dtype = checkpoint.faster_dtype(config.llm)
     return checkpoint.build_narrator(narrator_class(config), files, config, device, dtype)

@@ -30,7 +30,7 @@ from streams.subtitles import Writers, outputs, timestamp
 from streams.suspend import State, save_on_ctrl_c
 from streams.together import SharedPasses, Failed, side_by_side
 from support.common.addresses import without_secrets
-from support.common.devices import device_and_dtype, vision_dtype
+from support.common.devices import device_and_dtype, dtype_name, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, lookahead_option, model_options, positive_float,
@@ -259,13 +259,17 @@ def run_files(args: argparse.Namespace) -> None:
     changes = config_changes(args)
     if has_videos:
         check_vision(model, args.vision, Config.vision)
+    if args.dtype == "auto" and device == "cpu":
+        dtype = None                                    # what is faster here
     narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
+    advise(narrator.llm, args.dtype)
+    if args.dtype == "auto":
+        args.dtype = dtype_name(narrator.llm.dtype)     # the vision encoder's, too
     encoder = None
     if has_videos:
         encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
-    advise(narrator.llm, args.dtype)
     if narrator.slow_because:
         print(f"{narrator.config.llm} {narrator.slow_because}: it takes the plain path, "
               f"which is slower", file=sys.stderr)

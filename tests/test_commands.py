@@ -21,8 +21,11 @@ from commands import (
 import evaluate
 from experiments import clam_forms, efficiency, figures, objects, summary, training_step
 from helpers import TOY
+from narrator import Narrator
 from streams import speech
-from support.common.errors import command_line
+from support.common import errors
+from support.common.errors import BadData, command_line
+from support.engine import checkpoint, weights
 
 NONSENSE = ("-1", "")                            # the types themselves are tested in test_common.py
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
@@ -176,3 +179,22 @@ def test_a_mistaken_option_is_one_line(name, world):
     assert len(err.splitlines()) == 1
     assert "error: unrecognized arguments: --nonsense; see python " in err
     assert err.endswith(" --help\n")
+
+
+@pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])
+def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, world, monkeypatch):
+    """So does its vision encoder, and the command says so."""
+    monkeypatch.setattr(errors, "SAID_ONCE", set())
+    monkeypatch.setattr(checkpoint, "ONEDNN_BF16", True)
+    monkeypatch.setattr(weights, "LARGE", 1000)
+    loaded = []
+
+    def vision_encoder(narrator, source, dtype):
+        loaded.extend([narrator.llm.dtype, dtype])
+        raise BadData("enough")
+
+    monkeypatch.setattr(Narrator, "vision_encoder", vision_encoder)
+    code, err = call(stream_command, f"toys/a.mp4 --device cpu {asked}".split())
+    assert code == 1 and "error: enough" in err
+    assert loaded == [expected, expected]
+    assert ("in bfloat16, which is faster on this processor" in err) == (asked == "")

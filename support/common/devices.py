@@ -52,6 +52,10 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     return device, getattr(torch, dtype)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def vision_dtype(args: argparse.Namespace) -> torch.dtype:
     """The dtype of a command's vision encoder: --vision-dtype, or else --dtype.
 

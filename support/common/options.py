@@ -126,7 +126,9 @@ def device_options(parser: ArgumentParser):
     choices = ["auto", *DTYPES_OF_STREAMS]
     parser.add_argument("--dtype", default="auto", choices=choices,
                         help="number format of the language model (default: bfloat16 on CUDA, else "
-                             "float32); int8 is smaller and faster on a processor, and less exact")
+                             "float32; stream.py takes bfloat16 for a large model on a processor "
+                             "that multiplies it); int8 is smaller and faster on a processor, and "
+                             "less exact")
     parser.add_argument("--vision-dtype", choices=choices,
                         help="number format of the vision encoder (default: as --dtype; beside int8, "
                              "bfloat16 on a processor with AMX)")

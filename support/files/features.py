@@ -22,6 +22,7 @@ from einops import rearrange
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from support.common.devices import dtype_name
 from support.common.disk import is_number, read_json
 from support.common.errors import BadData
 from support.common.iterate import prefetch, chunks
@@ -55,7 +56,7 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
     else:
         x = _read_pt(path)
     if x.dtype not in FLOATS:
-        raise BadData(f"{spec}: features must be floating point, not {dtype_name(x)}")
+        raise BadData(f"{spec}: features must be floating point, not {dtype_name(x.dtype)}")
     if x.ndim != 3 or x.numel() == 0:
         raise BadData(f"{spec}: features must be [frames, tokens, width], none of them 0, "
                       f"not {list(x.shape)}")
@@ -68,10 +69,6 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
     if not x.isfinite().all():
         raise BadData(f"{spec}: features contain NaN or infinite values; extract them again")
     return x
-
-
-def dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def find_features(spec: str) -> tuple[Path, str | None]:
@@ -368,7 +365,7 @@ class Store:
                               f"get the features again")
             x = frames[start:stop]
             if x.dtype not in FLOATS:
-                raise BadData(f"{place}: must be floating point, not {dtype_name(x)}")
+                raise BadData(f"{place}: must be floating point, not {dtype_name(x.dtype)}")
             # Always a copy, because a view of the file would keep it mapped.
             x = x.to(torch.float32, copy=True)
         if not x.isfinite().all():

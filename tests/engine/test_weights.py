@@ -12,7 +12,7 @@ from baselines.variants import load_narrator
 from helpers import TOY, tiny
 from support.common import devices, errors
 from support.common.errors import BadData
-from support.engine import lora, weights
+from support.engine import checkpoint, lora, weights
 from support.engine.checkpoint import load_llm, load_vision_model
 
 LLM = str(TOY / "llm")
@@ -141,4 +141,23 @@ def test_advice_for_large_models_only(monkeypatch, capsys):
     weights.advise(llm, "float32")
     assert capsys.readouterr().err == ""
     weights.advise(llm, "auto")
-    assert "--dtype int8" in capsys.readouterr().err
+    assert "in float32, which is exact; --dtype int8" in capsys.readouterr().err
+    weights.advise(llm.bfloat16(), "auto")
+    assert "in bfloat16, which is faster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("multiplies_bf16, large, expected", [
+    (True, 1000, torch.bfloat16),
+    (True, 10 ** 8, torch.float32),
+    (False, 1000, torch.float32),
+])
+def test_what_is_faster_on_a_processor(multiplies_bf16, large, expected, monkeypatch):
+    monkeypatch.setattr(checkpoint, "ONEDNN_BF16", multiplies_bf16)
+    monkeypatch.setattr(weights, "LARGE", large)
+    assert checkpoint.faster_dtype(LLM) == expected
+    assert load_narrator(str(TOY), dtype=None).llm.dtype == expected
+
+
+def test_what_is_faster_for_a_missing_model():
+    with pytest.raises(BadData, match="language model './nowhere' cannot be loaded"):
+        checkpoint.faster_dtype("./nowhere")
