@@ -12,7 +12,7 @@ says them.
 
     load        from the first file to the first frame: reading, merging LoRA, checks
     peak        the most memory of the process until then, and until the end
-    held        its memory after loading
+    held        its memory after loading (on CUDA, peak and held are those of the device)
     encoder     the vision encoder
     frame       the language model reads a frame
     word        the language model reads a word
@@ -178,9 +178,12 @@ class Watch:
         self.since = now
 
 
-def held_memory() -> int | None:
-    """Bytes of memory that the process holds now; None where the system does not say."""
+def held_memory(device: torch.device) -> int | None:
+    """Bytes of memory that are held now: of the device on CUDA, else of the process. None where the
+    system does not say."""
     gc.collect()
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -198,11 +201,11 @@ def measure(model: str, vision: str | None, clip: Path, frames: int, lookahead: 
     """Load a narrator, narrate a clip; what both cost."""
     device, number_format = device_and_dtype(device, dtype)
     watch = Watch(torch.device(device))
-    imported = held_memory()
+    imported = held_memory(watch.device)
     with watch("load"):
         narrator = load_narrator(model, None, device, number_format).merge()
         encoder = narrator.vision_encoder(vision, vision_format)
-    held = held_memory()
+    held = held_memory(watch.device)
     costs = {"imported": imported, "held": held, "load peak": most(held, narrator.device)}
     watched = TimedEncoder(encoder, watch)
     context = Timed(narrator, watch, lookahead=lookahead, guesses=0)

@@ -25,50 +25,73 @@ from support.common.disk import check_writable, write_text
 from support.common.errors import command_line
 from support.common.options import Parser, positive_int
 
-EXPERIMENT = [sys.executable, "-m"]
+EFFICIENCY = ["experiments.efficiency", "--json"]
+FULL_SIZE = ["experiments.full_size", "--json"]
+TRAINING_STEP = ["experiments.training_step", "--json"]
+CLAM_FORMS = ["experiments.clam_forms"]
 
 
 def parts(small: bool) -> dict[str, list[str]]:
     """The command of each part, in the order of what matters most where time is short."""
-    efficiency = ["experiments.efficiency", "--json"]
-    training_step = ["experiments.training_step", "--json"]
-    clam_forms = ["experiments.clam_forms"]
-    full_size = ["experiments.full_size", "--json"]
-    if small:
-        few = ["--frames", "16", "--window", "8", "--macs-frames", "8", "--words", "2", "--variants", "FlowNar-C"]
-        return {
-            "tests": ["pytest", "-q", "-m", "cuda", "tests/engine/test_cuda.py"],
-            "streams, toy, live": [*efficiency, *few, "--lookahead", "1", "--streams", "2"],
-            "training, toy": [*training_step, "--frames", "16", "--width", "64", "--inner", "64",
-                              "--heads", "2", "--kv-heads", "1", "--steps", "1"],
-            "clam": [*clam_forms, "--width", "16", "--heads", "2", "--length", "40", "--reads", "4", "--no-compile"],
-        }
-    commands = {"tests": ["pytest", "-q", "-m", "cuda", "tests/engine/test_cuda.py"]}
-    for size, frames in (("1b", 3000), ("8b", 1000)):
-        sizes = ["--config", size, "--dtype", "bfloat16", "--frames", str(frames)]
-        for name, lookahead, streams in (("recorded", 16, 16), ("live", 1, 4)):
+    tests = ["pytest", "-q", "-m", "cuda", "tests/engine/test_cuda.py"]
+    return {"tests": tests} | (small_parts() if small else large_parts())
+
+
+def large_parts() -> dict[str, list[str]]:
+    commands = {}
+
+    def streams(size: str, frames: int) -> None:
+        for name, lookahead, count in (("recorded", 16, 16), ("live", 1, 4)):
             commands[f"streams, {size}, {name}"] = [
-                *efficiency, *sizes, "--lookahead", str(lookahead), "--streams", str(streams),
+                *EFFICIENCY, "--config", size, "--dtype", "bfloat16", "--frames", str(frames),
+                "--lookahead", str(lookahead), "--streams", str(count),
             ]
+
+    streams("1b", 3000)
+    for frames_of_pass in (4, 16):              # of the language model and of the vision encoder
+        commands[f"pixels, 1b, {frames_of_pass} frames a pass"] = [
+            *FULL_SIZE, "--device", "cuda", "--dtype", "bfloat16", "--frames", "400",
+            "--lookahead", str(frames_of_pass), "--folder", "out/full-size",
+        ]
+    training = [
+        *TRAINING_STEP, "--dtype", "bfloat16", "--layers", "16", "--width", "2048",
+        "--inner", "8192", "--heads", "32", "--kv-heads", "8", "--rank", "128", "--frames", "800",
+    ]
+    commands["training, 1b"] = training
+    commands["training, 1b, flex"] = [*training, "--flex"]
     commands["compiled, 1b, live"] = [
-        *efficiency, "--config", "1b", "--dtype", "bfloat16", "--frames", "500", "--lookahead", "1",
-        "--variants", "FlowNar-C", "--compile",
+        *EFFICIENCY, "--config", "1b", "--dtype", "bfloat16", "--frames", "500",
+        "--lookahead", "1", "--variants", "FlowNar-C", "--compile",
     ]
-    commands["pixels, 1b"] = [*full_size, "--dtype", "bfloat16"]
-    commands["training, 1b"] = [
-        *training_step, "--dtype", "bfloat16", "--layers", "16", "--width", "2048", "--inner", "8192",
-        "--heads", "32", "--kv-heads", "8", "--rank", "128", "--frames", "800",
-    ]
-    commands["training, 1b, flex"] = [*commands["training, 1b"], "--flex"]
-    commands["clam"] = clam_forms
+    commands["clam"] = CLAM_FORMS
+    streams("8b", 1000)
     return commands
+
+
+def small_parts() -> dict[str, list[str]]:
+    return {
+        "streams, toy, live": [
+            *EFFICIENCY, "--frames", "16", "--window", "8", "--macs-frames", "8", "--words", "2",
+            "--variants", "FlowNar-C", "--lookahead", "1", "--streams", "2",
+        ],
+        "pixels, 1 layer": [*FULL_SIZE, "--layers", "1", "--frames", "8"],
+        "training, toy": [
+            *TRAINING_STEP, "--frames", "16", "--width", "64", "--inner", "64", "--heads", "2",
+            "--kv-heads", "1", "--steps", "1",
+        ],
+        "clam": [
+            *CLAM_FORMS, "--width", "16", "--heads", "2", "--length", "40", "--reads", "4",
+            "--no-compile",
+        ],
+    }
 
 
 def run_part(command: list[str], seconds: float) -> dict:
     """Run a part's command, for at most so many seconds: how it ended, and what it printed."""
     began = time.perf_counter()
     try:
-        done = subprocess.run([*EXPERIMENT, *command], capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True,
+                              timeout=seconds)
         code, output, errors = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as stopped:
         code = None
@@ -132,9 +155,11 @@ def outcome(part: dict) -> str:
 def main():
     parser = Parser(prog="python -m experiments.gpu",
                     description="All measurements and tests that need a GPU, in one file.")
-    parser.add_argument("--json", metavar="FILE", default="gpu.json", help="the report (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", default="gpu.json",
+                        help="the report (default: %(default)s)")
     parser.add_argument("--minutes", type=positive_int, default=9,
-                        help="time for all parts; those that do not fit are skipped (default: %(default)s)")
+                        help="time for all parts; those that do not fit are skipped "
+                             "(default: %(default)s)")
     parser.add_argument("--small", action="store_true",
                         help="small sizes, also without a GPU: does the command work?")
     args = parser.parse_args()
