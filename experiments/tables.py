@@ -3,6 +3,7 @@
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack, and show them
     python -m experiments.tables T5 --show           only show them
+    python -m experiments.tables --page              write all into experiments/README.md
     python -m experiments.tables --list              what each lacks, and how long that takes
     python -m experiments.tables T5 --commands       the commands of each row
     python -m experiments.tables T1 --data ek100     those for the paper's own data, and its numbers
@@ -20,8 +21,10 @@ every 8 frames). Below a table stand its claims: the difference of two rows with
 """
 import argparse
 import json
+import re
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -31,9 +34,11 @@ from experiments.runs import (
     Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands, result,
     train_command,
 )
+from support.common.disk import write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, in_range, positive_int
 
+PAGE = Path(__file__).with_name("README.md")
 FAILED = 1.5                    # times the loss of the best seed: a training that has failed
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
@@ -192,6 +197,20 @@ def as_json(name: str, seeds: list[int] | None) -> dict[str, dict[str, dict]]:
     return rows
 
 
+# ------------------------------------------------------------------------------- --page
+
+TABLE_OF_PAGE = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end -->", re.DOTALL)    # name, table
+
+
+def update_page() -> None:
+    """Write the tables of PAGE anew, each between its two comments."""
+    def table(match: re.Match) -> str:
+        name = match[1]
+        return f"<!-- {name} -->\n{markdown(name, None)}\n<!-- end -->"
+
+    write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text()))
+
+
 # ------------------------------------------------------------------------------- --list
 
 def list_costs(names: list[str], seeds: list[int] | None) -> None:
@@ -284,6 +303,9 @@ def run_tables(args: argparse.Namespace) -> None:
     if args.list:
         list_costs(names, args.seeds)
         return
+    if args.page:
+        update_page()
+        return
 
     # Without names, all tables are shown and none is completed.
     errors = []
@@ -309,6 +331,8 @@ def main():
                         help=f"tables to complete: {', '.join(TABLES)}")
     parser.add_argument("--show", action="store_true",
                         help="show what is there of the named tables, and run nothing")
+    parser.add_argument("--page", action="store_true",
+                        help="only write the tables of experiments/README.md anew")
     parser.add_argument("--list", action="store_true",
                         help="only say what is missing, and how long it takes")
     parser.add_argument("--commands", action="store_true",

@@ -453,12 +453,21 @@ def rows_with_results(table: paper.Table) -> int:
 def test_the_readmes_tables_are_the_results():
     """Between <!-- NAME --> and <!-- end --> is the output of `experiments.tables NAME --show`. A
     table is there if at least two of its rows have results."""
-    page = (ROOT / "experiments" / "README.md").read_text()
-    shown = dict(re.findall(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL))
+    shown = dict(tables.TABLE_OF_PAGE.findall(tables.PAGE.read_text()))
     with_results = {name for name, table in paper.TABLES.items() if rows_with_results(table) > 1}
     assert shown.keys() == with_results
     for name, text in shown.items():
         assert text == tables.markdown(name, None), name
+
+
+def test_the_page_is_written_anew(tmp_path, monkeypatch):
+    page = tables.PAGE.read_text()
+    old = tmp_path / "README.md"
+    old.write_text(page.replace("| CLAM | *2.086* |", "| CLAM | *9.999* |"))
+    assert "9.999" in old.read_text()
+    monkeypatch.setattr(tables, "PAGE", old)
+    tables.update_page()
+    assert old.read_text() == page
 
 
 def test_results_belong_to_the_list():
