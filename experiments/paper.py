@@ -304,7 +304,8 @@ TABLES = {
             Row("FlowNar", "flownar", "1.995 2.195 46.4% 53.9%"),
         ],
         seeds=3,
-        real=LARGE),
+        real=LARGE,
+        claims=claims("FlowNar", ["VideoLLM-online", "VideoLLM-MoD", "FlowNar-C"], "PPL")),
     "T3": Table(
         "Visual history, self-conditioned", "ego4d", "C M R",
         columns=[*streamed(), LONG_WORDS],
@@ -396,7 +397,8 @@ TABLES = {
             Row("all, no DCM", "online", "18.06T 737.6M 2.118 2.245"),
             Row("CLAM", "flownar", "16.70T 59.2M 2.086 2.237"),
         ],
-        seeds=3),
+        seeds=3,
+        claims=claims("CLAM", ["none", "recent", "all, no DCM"], "PPL")),
     "T10": Table(
         "Pretraining (toy: a second kitchen)", "ek100", TEACHER_FORCED,
         columns=[
@@ -445,7 +447,8 @@ TABLES = {
             Row("CLAM, last 10", "flownar-c", "16.50T 20.2M 2.111 2.245"),
             Row("CLAM, all", "flownar", ""),
         ],
-        seeds=3),
+        seeds=3,
+        claims=claims("CLAM, all", ["CLAM, no narrations", "CLAM, last 10"], "PPL")),
     "T14": Table(
         "Memory tokens", "ego4d", "MACs Cache PPL Fluency",
         columns=[GMACS, CACHE, PPL, FLUENCY, MEMORY_WORDS, IDLE_WORDS, LONG_WORDS],
@@ -455,7 +458,9 @@ TABLES = {
             Row("30 (toy: 15)", "tokens-15", "17.52T 59.9M 2.099 45.2%"),
             Row("50 (toy: 25)", "tokens-25", "19.15T 61.3M 2.098 45.3%"),
         ],
-        seeds=3),
+        seeds=3,
+        claims=claims("20 (toy: 10)", ["10 (toy: 5)", "30 (toy: 15)", "50 (toy: 25)"],
+                      "memory words")),
     "T15": Table(
         "CLAM on narrations", "ego4d", TEACHER_FORCED,
         columns=[*teacher(), MEMORY_WORDS],
@@ -463,7 +468,8 @@ TABLES = {
             Row("CLAM", "narrations", "2.174 2.275 44.0% 50.2%"),
             Row("last 10", "flownar-c", "2.111 2.245 45.0% 51.7%"),
         ],
-        seeds=3),
+        seeds=3,
+        claims=[Claim("CLAM", "last 10", "PPL"), Claim("CLAM", "last 10", "memory words")]),
     "T16": Table(
         "Size of the language model", "ego4d", TEACHER_FORCED,
         columns=[*teacher(), MEMORY_WORDS],
