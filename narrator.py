@@ -480,6 +480,7 @@ class Narrator(nn.Module):
             position_ids=positions[None],
             attention_mask=mask[None, None],
             use_cache=cache is not None,
+            # the argument's name depends on the version of transformers
             **{family.cache_argument(type(self.llm.model)): cache},
         )
         return output.last_hidden_state[0]

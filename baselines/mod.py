@@ -143,12 +143,13 @@ class MoDLayer(nn.Module):
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
                 position_embeddings: tuple[Tensor, Tensor], **options) -> Tensor:
+        # the inner layer may get another cache, by the name that this transformers has for it
         argument = cache_argument(type(self.inner))
-        given = options.pop(argument, None)
+        given_cache = options.pop(argument, None)
 
         def layer(h: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             """The inner layer on the kept tokens, h [n, D_lm]."""
-            mask, cache = self.context(attention_mask, given, len(h))
+            mask, cache = self.context(attention_mask, given_cache, len(h))
             output = self.inner(h[None], attention_mask=mask, position_ids=positions[None],
                                 position_embeddings=(cos[None], sin[None]),
                                 **options, **{argument: cache})

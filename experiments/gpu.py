@@ -5,9 +5,10 @@
     streams     FlowNar-C, FlowNar and the baselines with language models of 1B and 8B shape in
                 bf16: frames/s of a recording and live, ms of a frame and of a word, memory, and 1,
                 4 and 16 streams at once (experiments/efficiency.py)
-    compiled    the same with passes compiled by torch.compile, instead of captured graphs
-    pixels      the published size from pictures (experiments/full_size.py)
+    pixels      the published size from pictures (experiments/full_size.py); its narrator of random
+                weights stays in out/full-size
     training    a training step of each variant (experiments/training_step.py)
+    compiled    streams with passes compiled by torch.compile, instead of captured graphs
     clam        the three forms of CLAM (experiments/clam_forms.py)
 
 Each part is a process of its own, with a time limit: where one fails, the others still run, and

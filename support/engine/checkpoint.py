@@ -382,9 +382,10 @@ def faster_dtype(source: str) -> torch.dtype:
     """The number format in which this processor streams a language model faster: bf16 for a large
     one, where it can multiply bf16, else fp32.
 
-    Large or not is read from the model's settings. If they cannot be read, `load_llm` says why.
+    The model's size follows from its settings. If they cannot be read, `load_llm` says why.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    quiet()
     check_model(source, "llm")
     if not ONEDNN_BF16:
         return torch.float32

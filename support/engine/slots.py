@@ -94,7 +94,8 @@ class Slots:
     def update(self, keys: Tensor, values: Tensor, layer: int,
                *_, **options) -> tuple[Tensor, Tensor]:
         """Called by each attention layer, as transformers calls its caches: store keys and values
-        [1, G, N, c], return all [1, G, span, c]. Newer versions also give `kwargs`."""
+        [1, G, N, c], return all [1, G, span, c]. Further arguments depend on the version of
+        transformers, and are not needed."""
         place = self.places.setdefault(layer, len(self.places))
         keys = rearrange(keys, "1 g n c -> n g c")
         values = rearrange(values, "1 g n c -> n g c")

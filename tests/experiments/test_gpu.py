@@ -39,9 +39,11 @@ def test_the_commands_are_understood(small, monkeypatch):
 
 def test_large_parts_run_on_the_gpu():
     """An experiment whose default is the processor is told so."""
-    for command in gpu.parts(small=False).values():
-        if command[0] == "experiments.full_size":
-            assert command[command.index("--device") + 1] == "cuda"
+    commands = gpu.parts(small=False).values()
+    from_pixels = [command for command in commands if command[0] == "experiments.full_size"]
+    assert from_pixels
+    for command in from_pixels:
+        assert command[command.index("--device") + 1] == "cuda"
 
 
 def test_without_a_gpu_every_part_is_skipped(tmp_path, monkeypatch, capsys):
