@@ -25,7 +25,10 @@ def updates(row: Row) -> int:
     """How many updates the paper's loss made in a row's training."""
     options = TRAININGS[row.training].toy.split()
     epochs = int(options[options.index("--epochs") + 1])
-    return epochs * DEFAULTS["limit"] // DEFAULTS["batch"]
+    videos = DEFAULTS["limit"]
+    if "--limit" in options:
+        videos = int(options[options.index("--limit") + 1])
+    return epochs * videos // DEFAULTS["batch"]
 
 
 def words_by_updates() -> dict[str, list[tuple[int, float]]]:

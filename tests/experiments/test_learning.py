@@ -12,9 +12,10 @@ def draw(monkeypatch, png):
 
 
 def test_a_point_for_each_training(monkeypatch, tmp_path):
-    """200 updates an epoch: 800 videos, four at a time."""
+    """200 updates an epoch, 800 videos four at a time; 800 an epoch of four times the videos."""
     def made_up(experiment):
-        words = {"one-loss": 0.2, "one-loss-8": 0.5, "scalar-8": 0.6, "flownar": 0.9}
+        words = {"one-loss": 0.2, "one-loss-8": 0.5, "scalar-8": 0.6, "flownar": 0.9,
+                 "one-loss-more": 0.7}
         if experiment.evaluation != "stream" or experiment.training not in words:
             return None
         measures = {"memory_words": words[experiment.training]}
@@ -23,6 +24,7 @@ def test_a_point_for_each_training(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "result", made_up)
     assert learning.words_by_updates() == {
         "CLAM": [(600, 0.2), (1600, 0.5)],
+        "CLAM on 3,200 videos": [(3200, 0.7)],
         "one gate per head": [(1600, 0.6)],
         "CLAM, with `recall`": [(600, 0.9)],
     }
