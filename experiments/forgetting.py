@@ -73,7 +73,7 @@ def run_forgetting(args: argparse.Namespace) -> None:
     check_writable(args.png)
     panels = curves()
     if not any(curve for panel in panels.values() for curve in panel.values()):
-        raise BadData("there are no results yet: python -m experiments.tables knowledge T5")
+        raise BadData("there are no results yet: python -m experiments.tables knowledge ages T5 T3")
     plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     left, middle, right = axes

@@ -390,7 +390,8 @@ TABLES = {
             "48.51 23.14 29.01 54.99 15.98 46.89",
             "44.07 17.80 23.15 59.60 15.96 47.05",
             "41.41 12.79 16.93 37.94 14.13 45.46",
-        ])),
+        ]),
+        seeds=3),
     "T9": Table(
         "Visual history, teacher-forced", "ego4d", "MACs Cache PPL TimeDiff",
         columns=[GMACS, CACHE, PPL, TIME_DIFF],
@@ -451,7 +452,9 @@ TABLES = {
             Row("CLAM, all", "flownar", ""),
         ],
         seeds=3,
-        claims=claims("CLAM, all", ["CLAM, no narrations", "CLAM, last 10"], "PPL")),
+        claims=claims("CLAM, all", ["CLAM, no narrations", "CLAM, last 10"], "PPL")
+        + claims("CLAM, last 10", ["no frames, no narrations", "CLAM, no narrations",
+                                   "CLAM, last 3", "CLAM, last 7"], "PPL")),
     "T14": Table(
         "Memory tokens", "ego4d", "MACs Cache PPL Fluency",
         columns=[GMACS, CACHE, PPL, FLUENCY, MEMORY_WORDS, IDLE_WORDS, LONG_WORDS],

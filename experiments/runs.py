@@ -323,8 +323,8 @@ class Runner:
         self.evaluate(experiment)
 
     def evaluate(self, experiment: Experiment, again: bool = False) -> None:
-        """Measure a narrator that is there, unless its result is. `again`: also then; predictions
-        that are kept are not made a second time."""
+        """Measure a narrator that is there, unless its result is. `again`: also then, for the
+        predictions that are kept; the result stays as it is."""
         command = evaluate_command(experiment, self.folder)
         with self.lock(experiment.name):
             if result(experiment) and not again:
@@ -334,6 +334,8 @@ class Runner:
             began = time.monotonic()
             printed = self.run(command, experiment.name)
             seconds = time.monotonic() - began
+            if result(experiment):
+                return
             self.write_result(experiment, json.loads(printed.splitlines()[-1]), seconds)
 
     def write_result(self, experiment: Experiment, printed: dict, seconds: float) -> None:

@@ -151,12 +151,17 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
     rows = {row.label: row for row in table.rows}
     columns = {column.header: column for column in table.columns}
     column = columns[claim.column]
-    of_rows = []
+    of_rows = []                               # of both rows, {seed: {video: the measure}}
     for label in (claim.first, claim.second):
         counted = good_seeds(rows[label], table, seeds)
         results = results_of(experiments_of(rows[label], column.evaluation, counted))
-        of_rows.append([kept["videos"][column.measure] for kept in results])
-    return compare_means(*of_rows)
+        of_rows.append({kept["seed"]: kept["videos"][column.measure] for kept in results})
+    first, second = of_rows
+    same_trainings = rows[claim.first].training == rows[claim.second].training
+    if same_trainings:                         # only seeds that both have can be drawn for both
+        first = {seed: values for seed, values in first.items() if seed in second}
+        second = {seed: second[seed] for seed in first}
+    return compare_means(list(first.values()), list(second.values()), same_trainings)
 
 
 def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
@@ -233,10 +238,11 @@ def list_costs(names: list[str], seeds: list[int] | None) -> None:
         experiments = needed(table, seeds_of(table, seeds))
         missing = [experiment for experiment in experiments if not result(experiment)]
         present = len(experiments) - len(missing)
-        line = f"{name:8} {table.title}: {present} of {len(experiments)} results"
+        line = f"{name:10} {table.title}: {present} of {len(experiments)} results"
         if missing:
             narrators = {(experiment.training, experiment.seed) for experiment in missing}
-            line += f"; lacks {len(missing)}, of {len(narrators)} narrators"
+            plural = "s" if len(narrators) > 1 else ""
+            line += f"; lacks {len(missing)}, of {len(narrators)} narrator{plural}"
             if all(means.values()):
                 cost = len(narrators) * means["train"] + len(missing) * means["evaluate"]
                 line += f", about {cost:.0f} minutes"

@@ -1,4 +1,4 @@
-"""Intervals of claims: a paired bootstrap over videos and seeds."""
+"""Intervals of claims: a bootstrap over videos and seeds."""
 import numpy as np
 import pytest
 
@@ -36,6 +36,29 @@ def test_seeds_that_differ_widen_the_interval():
     assert interval.mean == pytest.approx(0.0)
     assert not interval.shown
     assert interval.seeds == (3, 3)
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (2, 2), (5, 3)])
+def test_it_covers_the_true_difference(seeds):
+    """Where only trainings differ, 95 of 100 intervals hold the truth, 0, also with few seeds."""
+    generator = np.random.default_rng(2)
+    covered = []
+    for _ in range(200):
+        trainings = [generator.normal(0, 1, count) for count in seeds]
+        interval = compare_means(*([result([value] * 4) for value in row] for row in trainings))
+        covered.append(not interval.shown)
+    assert np.mean(covered) > 0.91
+
+
+def test_the_same_trainings_are_drawn_together():
+    """Trainings that differ much do not hide what another threshold changes in each of them."""
+    values = np.random.default_rng(3).normal(0, 1, 3)
+    first = [result([value + 0.1] * 20) for value in values]
+    second = [result([value] * 20) for value in values]
+    assert not compare_means(first, second).shown
+    interval = compare_means(first, second, same_trainings=True)
+    assert interval.low == pytest.approx(0.1)
+    assert interval.high == pytest.approx(0.1)
 
 
 def test_only_videos_that_all_results_measure_count():
