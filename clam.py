@@ -71,7 +71,8 @@ class CLAM(nn.Module):
                 published models have none: all their tokens start from zero.
     dropout     rate in the self-attention over Z, as published
     """
-    # CLAM can also be read within a frame. Memories without heads work frame by frame.
+    # CLAM's width is that of its heads, and it can be read within a frame (`Config.readout`).
+    # Memories without heads work frame by frame.
     HAS_HEADS = True
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
@@ -148,6 +149,8 @@ class CLAM(nn.Module):
             s = gate * s + update                                       # Eq. 2
             states.append(s)
 
+        if read_at.shape[1] == 0:
+            return x.new_zeros(len(x), 0, self.M, self.width), s
         states_read = []
         for b, row in enumerate(read_at.tolist()):                      # of each video
             states_of_video = torch.stack([states[n][b] for n in row])
@@ -160,11 +163,11 @@ class CLAM(nn.Module):
         """The part of `read` that depends on no video: Z -> a [M, D], the queries q [h, M, c] and
         the output gate [M, D].
 
-        target: what self-attention starts from, one for each memory token; zero, as published, or
-        learned (not in the paper)
+        Self-attention starts from a target, a vector for each memory token: zero, as published, or
+        learned (not in the paper).
         """
         target = torch.zeros_like(self.z) if self.target is None else self.target
-        # Self-attention (Fig. 3): queries and keys are target + z, values are the target.
+        # Self-attention (App. B.6): queries and keys are target + z, values are the target.
         query = (target + self.z)[None]
         attended, _ = self.self_attn(query, query, target[None], need_weights=False)
         a = self.norm_a(target + self.dropout(attended[0]))             # [M, D]
@@ -213,7 +216,7 @@ class CLAM(nn.Module):
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): one frame or several, x [B, L, D] -> the new state."""
         states = []
-        for s, k, v, log_gate in zip(state, *self.project(x)):          # of each stream
+        for s, k, v, log_gate in zip(state, *self.project(x), strict=True):     # of each stream
             decay, update = self.absorb(k, v, log_gate)
             states.append(decay[..., None] * s + update)
         return torch.stack(states)

@@ -14,9 +14,11 @@ Glossary
 fps         frames a second that the narrator sees (2 in the paper), whatever the rate of the file
 frame i     the picture on screen i / fps seconds after the first one; it stands for the time up to
             (i + 1) / fps
-narration   (frame, text): the sentence written after its frame; the first is at frame 0
+narration   (frame, text): the sentence written after its frame; for training, the first is at
+            frame 0
 segment     the frames after one narration up to the next: as many segments as narrations
-memory      words of a narration that only visual memory can give; () if there are none: only the
+memory_words
+            words of a narration that only visual memory can give; () if there are none: only the
             toy has such words
 
 support/ reads annotation files (annotations.py), videos (video.py) and features (features.py).
@@ -89,7 +91,8 @@ class Sample:
 
 
 def make_sample(name: str, narrations: Iterable[tuple[int, str, tuple]], fps: float,
-                num_frames: int, source: Callable[[], Iterator[np.ndarray]]) -> Sample:
+                num_frames: int,
+                source: Callable[[], Iterator[np.ndarray]] | None) -> Sample:
     """A Sample from (frame, text, memory words) in any order.
 
     Of two narrations on one frame, the later one replaces the earlier one.
@@ -267,6 +270,8 @@ def track_sample(track: annotations.Track, store: Store, shape: tuple, notes: No
     """One annotator's narrations of one video, from the first narration to the last."""
     entry = store.entry(track.video)
     duration = entry["duration"]
+    # As published: on the first frame that is not shown before the narration. So a narration at a
+    # multiple of 1 / fps is one frame later than `frame_at` would have it.
     on_frames = assign_frames(track.narrations, duration, world.FPS, notes, entry.get("frames"))
     first, _ = on_frames[0]
     last, _ = on_frames[-1]
@@ -292,6 +297,7 @@ def interval_sample(interval: annotations.Interval, store: Store, shape: tuple) 
     The times of its narrations count from the start of the video.
     """
     video = interval.video
+    # As published, the first frame is rounded down (for training, up); the last one is included.
     first = int(interval.start * world.FPS)
     stop = int(interval.end * world.FPS) + 1
     # the features can be shorter than the annotated interval

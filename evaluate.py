@@ -102,7 +102,8 @@ def pace(truth: Truth, true_segments: np.ndarray,
          predicted_segments: np.ndarray) -> dict[str, float | None]:
     """Narrations a minute, and the mean length of segments in seconds (Fig. 9), of one video.
 
-    If the length of the video is not known (`score`), it is the span of the true narrations.
+    If the length of the video is not known (`score`), it is the span of the true narrations. The
+    true number is the mean over annotators.
     """
     seconds = truth.seconds
     if not seconds:
@@ -303,7 +304,8 @@ def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
         recall    = LCS / words of r
         ROUGE-L   = (1 + beta^2) * precision * recall / (recall + beta^2 * precision)
 
-    Here, words are split at single blanks: two blanks have an empty word between them.
+    As published, words are split at single blanks here, elsewhere at any whitespace: two blanks
+    have an empty word between them.
     """
     scores = []
     for true, predicted in pairs:
@@ -426,10 +428,11 @@ class SegmentScores:
                     and the end of text
     correctness     LM-Correctness: share of these tokens before the first wrong one
     difference      frames by which the model would end the segment too early (> 0) or too late
-                    (< 0)
+                    (< 0). As published, also 0 where it does not end a segment and no later frame
+                    can be fed: in the last segment, and in one of a single frame
     fluency         share of all decisions (frames and words) before the first wrong one. As
                     published, an end that comes too early counts as right itself, one that comes
-                    too late does not
+                    too late does not; with difference 0, all frames count as right
     """
     ppl: float
     correctness: float
@@ -445,8 +448,8 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or
     where p([SKIP]) < reply_theta (published results: 0, that is, never). If it has not ended the
-    segment by its true end, it is fed frames of the next segment until it does, at most n - 1 for a
-    segment of n frames. `forward` replaces the narrator's own. Segments are never restarted:
+    segment by its true end, it is fed frames of the next segment until it does, at most F - 1 for a
+    segment of F frames. `forward` replaces the narrator's own. Segments are never restarted:
     `max_segment` is for streams, where nobody says that a segment ends.
     """
     with keys_and_values(narrator.llm.model) as kept:
@@ -494,7 +497,7 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
             if True in ended:
                 score.difference = -(ended.index(True) + 1)
             else:
-                score.difference = -more                        # not in the frames that it was fed
+                score.difference = -more                        # in none of those that it was fed
         if score.difference == 0:
             right_decisions = frames + right_words
         else:
@@ -534,14 +537,16 @@ def later_frames(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n:
     end = of_frames[-1] + 1
     kind, segment, number = tokens.for_rule(device)[:, :end]
     seen = nar.visible(kind, segment, number, n, config.last_k, config.prune).nonzero()[:, 0]
-    frame = tokens.ids[:end].count(nar.FRAME) // config.J       # the first of the later frames
+    frames = tokens.ids[:end].count(nar.FRAME) // config.J      # so far: the next frame's number
 
     routing = getattr(narrator, "routing", None)                # VideoLLM-MoD (baselines/mod.py)
     cache = type(kept)()
     for i, layer in enumerate(kept.layers):
         keys_here = len(seen)
-        if routing is not None:                             # layers with routers kept fewer tokens
-            keys_here -= routing.skipped[i] * frame
+        # A layer with a router has kept fewer tokens. Nothing is pruned there, so it keeps them
+        # without gaps, and `seen` is 0, 1, 2, ...
+        if routing is not None:
+            keys_here -= routing.skipped[i] * frames
         keys = layer.keys.index_select(2, seen[:keys_here])
         values = layer.values.index_select(2, seen[:keys_here])
         cache.update(keys, values, i)
@@ -552,7 +557,7 @@ def later_frames(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n:
     # each later frame sees the keys in `seen`, and what is fed up to itself
     mask = torch.ones(len(fed), len(seen) + len(fed), dtype=torch.bool, device=device)
     mask = mask.tril(len(seen))
-    e = narrator.embed(torch.tensor(fed.ids, device=device), x[frame:frame + more].to(device))
+    e = narrator.embed(torch.tensor(fed.ids, device=device), x[frames:frames + more].to(device))
     positions = torch.arange(end, end + len(fed), device=device)
     hidden = narrator.run(e, positions, mask, cache)
     tokens_per_frame = len(fed) // more

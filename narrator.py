@@ -71,7 +71,7 @@ class Config(MoreSettings):
     fps: float = 2.0              # frames per second
     memory: str = "clam"          # one of MEMORIES
     memory_tokens: int = 20       # M
-    prune: bool = True            # dynamic context management; off: VideoLLM-online
+    prune: bool = True            # dynamic context management; off, without memory: VideoLLM-online
     last_k: int | None = None     # FlowNar-C: narrations kept, 0 for none; None: all
     theta: float = 0.8            # narrate when p([SKIP]) <= theta
     theta_low: float = 0.5        # the threshold soon after a narration
@@ -213,7 +213,7 @@ class Tokens:
 
 
 class Layout:
-    """Turns a stream into tokens, in the pieces in which it is fed; training concatenates the same
+    r"""Turns a stream into tokens, in the pieces in which it is fed; training concatenates the same
     pieces.
 
         piece       first                                       closing     narration
@@ -357,10 +357,11 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
                    device="cpu") -> Tensor:
-    """The training mask (§3.5, Fig. 4) as a matrix, bool [L, L]: to look at, and for tests.
+    """The training mask (§3.5, Fig. 4) as a matrix, bool [L, L]: to look at, for tests, and for
+    the short sequences of toy/stages.py.
 
-    A query (row) attends to the visible keys (columns) up to itself. Training computes the same
-    without the matrix (`segment_rows`).
+    A query (row) attends to the visible keys (columns) up to itself. The paper's training computes
+    the same without the matrix (`segment_rows`).
     """
     kind, segment, number = tokens.for_rule(device)
     return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
@@ -370,7 +371,7 @@ def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor
     """The same rule without an [L, L] tensor.
 
     For each segment: the indices of its tokens (queries) [q], and of all tokens that at least one
-    of them sees (keys) [k]. A query attends to those of the keys that stand up to itself.
+    of them sees (keys) [k]. A query attends to those of the keys that do not come after it.
     """
     kind, segment, number = tokens.for_rule()
     lengths = segment.unique_consecutive(return_counts=True)[1].tolist()
@@ -498,8 +499,8 @@ class Narrator(nn.Module):
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
         Frames after the last narration are not used.
         """
-        x = self.used_frames(x, narrations)
         tokens = self.layout.sequence(narrations)
+        x = self.used_frames(x, narrations)
         memory = self.memory_at_ends(x, narrations, past)   # of all segments but the first
         e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
         positions = tokens.positions(past.tokens).to(self.device)
@@ -520,7 +521,7 @@ class Narrator(nn.Module):
     def used_frames(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> Tensor:
         """The frames up to the last narration, on the model's device.
 
-        ValueError unless x is [T, J, D].
+        ValueError unless x is [T, J, D] and reaches the frame of the last narration.
         """
         last = narrations[-1][0]
         J, D = self.config.J, self.config.width
@@ -558,7 +559,10 @@ class Narrator(nn.Module):
 
     @torch.no_grad()
     def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):
-        """The state of the memory after frames x [T, J, D] with narrations (see Past)."""
+        """The state of the memory after frames x [T, J, D] (see Past).
+
+        The narrations are not used here; the memory of Table 15 absorbs them, too.
+        """
         x = rearrange(x, "t j d -> 1 (t j) d").to(self.device)
         read_nowhere = torch.zeros(1, 0).long()
         return self.memory(x, read_nowhere)[1]

@@ -50,8 +50,10 @@ class Cache(Slots):
         frame 1 fed          p     EOT   \\n    [     u     \\n    A:    y0    m     ]     [    ...
           position           0     8     9     10    4     5     6     7     11    12    13
 
-    A new token takes the first free slot. Pruning frees slots, and nothing is ever moved. A token
-    that was read ahead (streams/fast.py) has kind -1 until its turn comes.
+    p: the prompt, x: a frame, u: the instruction, A: "Assistant:", y0: words of narration 0,
+    m: memory tokens, -: free. A new token takes the first free slot. Pruning frees slots, and
+    nothing is ever moved. A token that was read ahead (streams/fast.py) has kind -1 until its turn
+    comes.
     """
 
     def __init__(self, device: torch.device | str = "cpu", capacity: int = 256):
@@ -148,7 +150,7 @@ class Context:
         self.position = 0                                   # l
         self.segment = 0                                    # n
         self.opening: Tokens | None = self.layout.first()   # b_new: this is not None
-        self.frame = 0                                      # t of the next frame
+        self.frame = 0                                      # t of this frame; between two, the next
         self.now = 0.0                                      # seconds at the latest frame's end
         self.last_narration_time = 0.0                      # seconds, of t_{n-1}
         self.p_skip: float | None = None                    # of the latest frame
@@ -279,8 +281,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there
     is one.
 
-    As published, frame 0 always narrates, and so does the last frame: if it has not, a second
-    Decision of it follows.
+    As published, frame 0 always narrates, and so does the last frame (unless `forced`): if it has
+    not, a second Decision of it follows.
 
     static      one threshold, theta
     forced      narrations (frame -> ids) that are fed instead of the model's own, the first at

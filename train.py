@@ -132,10 +132,10 @@ class Options:
 
     # Baselines, and variants of the method.
     no_prune: bool = option(False,
-        "the baseline VideoLLM-online: nothing is removed from the context",
+        "nothing is removed from the context; with --memory none, the baseline VideoLLM-online",
     )
     mod_keep: float | None = option(None,
-        "VideoLLM-MoD, with --no-prune: share of a frame's tokens kept",
+        "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept",
         probability,
     )
     width_second: int = option(0,
@@ -165,7 +165,7 @@ class Options:
     )
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
     seed: int = option(0,
-        "of first weights and order of the videos",
+        "of first weights, order of the videos, dropout and --long",
         in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
     )
     checkpointing: bool = option(False,
@@ -313,11 +313,14 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     steps_to_validation = steps_per_epoch * max(1, round(options.epochs / 10))
     coming = None                               # this process's examples, from the present step on
 
-    def examples_from(step: int) -> Iterator[tuple[Example, list[Example], int]]:
-        """This process's examples: (video, earlier videos, number of earlier tokens)."""
-        for step in range(step, steps):
+    def examples_from(first_step: int) -> Iterator[tuple[Example, list[Example], int]]:
+        """This process's examples: (video, earlier videos, number of earlier tokens); [] and 0
+        unless the video is trained on as if late in a stream (--long).
+        """
+        for step in range(first_step, steps):
             chance = random.Random(f"{options.seed} {step}")
             for i, index in enumerate(order(len(examples), options.batch, step, options.seed)):
+                # drawn for the examples of other processes, too: all draw the same
                 earlier, before = [], 0
                 if chance.random() < options.long:
                     earlier, before = earlier_videos(len(examples), chance)
@@ -339,7 +342,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
             # §3.5: the mean over a video's learned tokens, then over the videos of the batch
             (loss / learned / options.batch).backward()
             total += loss.item() / learned / options.batch
-            tokens += example.x[..., 0].numel() + learned
+            T, J, _ = example.x.shape
+            tokens += T * J + learned
         return total, tokens
 
     def validate(step: int) -> dict:
@@ -384,6 +388,7 @@ def earlier_videos(count: int, chance: random.Random) -> tuple[list[int], int]:
 def memory_after(narrator: nar.Narrator, videos: list[Example]):
     """The state of the memory after these videos, one after the other."""
     x = torch.cat([video.x for video in videos])
+    # for Table 15, which reads their words; their frames count from the start of each video
     narrations = []
     for video in videos:
         narrations += video.narrations
@@ -421,13 +426,14 @@ def pretrained(options: Options, dtype: torch.dtype = torch.float32) -> nar.Narr
 
 
 def begin(narrator: nar.Narrator, options: Options, examples: Sequence[Example]):
-    """Set the first weights of a new narrator (--start); statistics are of 128 frames of at most 64
-    videos.
+    """Set the first weights of a new narrator (--start); statistics are of the first 128 frames of
+    each of at most 64 videos.
     """
     if options.start == "published":
         narrator.start_published()
     else:
         videos = range(min(64, len(examples)))
+        # clones: a slice would keep all frames of its video in memory
         narrator.initialise(torch.cat([examples[i].x[:128].clone() for i in videos]))
 
 

@@ -194,6 +194,21 @@ def test_wrong_shapes_are_refused(shape, read_at, words):
         make()(torch.zeros(shape), torch.tensor(read_at))
 
 
+def test_without_read_outs_there_is_only_a_state():
+    clam = make()
+    x = torch.randn(2, 7, 32)
+    nowhere = torch.zeros(2, 0, dtype=torch.long)
+    memory, last = clam.recurrent(x, nowhere)
+    assert memory.shape == (2, 0, 5, 32)
+    assert close(last, clam.chunked(x, nowhere)[1])
+
+
+def test_each_stream_has_its_state():
+    clam = make()
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        clam.step(torch.randn(2, 10, 32), clam.initial_state(1))
+
+
 def test_width_must_fit_heads():
     with pytest.raises(ValueError, match="heads"):
         CLAM(30, heads=8)

@@ -84,8 +84,12 @@ def test_what_is_learned():
 
 @pytest.mark.parametrize("frames", [(), (1,), (0, 0), (0, 3, 2)])
 def test_narrations_must_come_in_order(frames):
-    with pytest.raises(ValueError):
-        tiny().layout.sequence([(frame, [5]) for frame in frames])
+    narrations = [(frame, [5]) for frame in frames]
+    narrator = tiny()
+    with pytest.raises(ValueError, match="frame"):
+        narrator.layout.sequence(narrations)
+    with pytest.raises(ValueError, match="frame"):
+        narrator(torch.zeros(5, narrator.config.J, narrator.config.width), narrations)
 
 
 @needs_golden
