@@ -148,7 +148,7 @@ class Options:
         non_negative_int,
     )
     long: float = option(0.0,
-        "fraction of the videos trained on as if late in a long stream",
+        "fraction of the videos trained on as if late in a long stream (not in the paper)",
         probability,
     )
 

@@ -12,8 +12,8 @@ from support.common.devices import device_and_dtype, rank
 from support.common.disk import read_json, write_json
 from support.common.errors import BadData, command_line
 from support.common.options import (
-    DATASETS, Parser, dataset, dataset_folder, non_negative_int, parse_shard, positive_float,
-    positive_int,
+    DATASETS, Parser, dataset, dataset_folder, frame_rate, non_negative_int, parse_shard,
+    positive_float, positive_int,
 )
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer, token_ids
@@ -31,12 +31,30 @@ def write_toy(seed: int, minutes: float, output: str | Path, variant: str = "pla
     OUTPUT.json. Each file appears when it is complete.
     """
     output = Path(output)
-    if output.suffix.lower() != ".mp4":
-        raise BadData(f"{output}: the name of the output must end in .mp4")
+    truth = truth_beside(output)
     sample = lasting_sample(seed, minutes, variant)
     frames = progress(sample.frames(), output.name, sample.num_frames, "frame", leave=False)
     write_video(output, frames, sample.fps)
-    write_json(output.with_suffix(".json"), sidecar(sample, output.name))
+    write_json(truth, sidecar(sample, output.name))
+    return sample
+
+
+def truth_beside(video: Path) -> Path:
+    """The file of a toy video's narrations. BadData unless the video's name ends in .mp4."""
+    if video.suffix.lower() != ".mp4":
+        raise BadData(f"{video}: the name of the output must end in .mp4")
+    return video.with_suffix(".json")
+
+
+def add_toy(seed: int, minutes: float, output: Path, variant: str) -> Sample:
+    """`write_toy`, unless it is done. Raises BadData if another video has the name."""
+    truth = truth_beside(output)               # written last: the video is finished
+    if not (output.exists() and truth.exists()):
+        return write_toy(seed, minutes, output, variant)
+    sample = lasting_sample(seed, minutes, variant)
+    if read_json(truth) != sidecar(sample, output.name):
+        raise BadData(f"{output}: is another video, or of another length or world; delete it, or "
+                      "choose another --output")
     return sample
 
 
@@ -64,7 +82,11 @@ def sidecar(sample: Sample, video: str) -> dict:
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
-        sample = write_toy(options.seed, options.minutes, output, options.world)
+        truth = truth_beside(output)
+        if output.exists() and not truth.exists():
+            raise BadData(f"{output}: is there already, without {truth}: not a video of the toy; "
+                          "choose another --output")
+        sample = add_toy(options.seed, options.minutes, output, options.world)
         print(f"{output}, {output.with_suffix('.json')}: "
               f"{sample.duration:g} s, {len(sample.narrations)} narrations")
         return
@@ -73,15 +95,7 @@ def toy_command(options: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):
-        video = output / f"toy-{seed:07d}.mp4"
-        truth = video.with_suffix(".json")     # written last: the video is finished
-        if not (video.exists() and truth.exists()):
-            write_toy(seed, options.minutes, video, options.world)
-            continue
-        sample = lasting_sample(seed, options.minutes, options.world)
-        if read_json(truth) != sidecar(sample, video.name):
-            raise BadData(f"{video}: is of another length or world; delete it, "
-                          "or choose another --output")
+        add_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
     print(f"{output}: {options.count} videos")
 
 
@@ -183,7 +197,7 @@ def run(arguments: list[str] | None = None) -> None:
     encoding.add_argument("--model",
                           help="narrator whose vision encoder, fps and grid are the defaults")
     encoding.add_argument("--vision", help=f"default: {Config.vision}")
-    encoding.add_argument("--fps", type=positive_float, help=f"default: {Config.fps}")
+    encoding.add_argument("--fps", type=frame_rate, help=f"default: {Config.fps}")
     encoding.add_argument("--grid", type=non_negative_int,
                           help=f"pooled tokens per side (default: {Config.grid})")
     encoding.add_argument("--batch", type=positive_int, default=32,

@@ -21,7 +21,7 @@ from baselines import variants
 from streams.fast import empty, open_stream
 from streams.together import Failed, side_by_side
 from support.common.devices import device_and_dtype, rank, vision_dtype
-from support.common.disk import check_writable, write_json
+from support.common.disk import check_distinct, check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
@@ -419,6 +419,9 @@ def main():
         output_file = getattr(args, "output", None)            # of the command `stream`
         if output_file:
             output_file = Path(output_file) / "settings.json"
+        if args.per_video:
+            for name in ("pred", "gt"):                        # of the command `score`
+                check_distinct(getattr(args, name, ""), args.per_video)
         check_writable(args.per_video, output_file)
         args.run(args)
 

@@ -132,6 +132,8 @@ def main():
     parser.add_argument("--tokens", action="store_true",
                         help="list the tokens of the sequence instead")
     args = parser.parse_args()
+    if args.tokens and args.png:
+        parser.error("--png draws the mask: leave out --tokens")
 
     def run():
         if args.tokens:

@@ -33,8 +33,8 @@ from support.common.addresses import without_secrets
 from support.common.devices import device_and_dtype, dtype_name, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, lookahead_option, model_options, positive_float,
-    positive_int, trigger_options, non_negative_int,
+    DEFAULT_MODEL, Parser, config_changes, frame_rate, lookahead_option, model_options,
+    non_negative_int, positive_float, positive_int, trigger_options,
 )
 from support.common.progress import progress
 from support.engine.passes import compile_memory
@@ -255,7 +255,7 @@ def run_files(args: argparse.Namespace) -> None:
     runs = [Input(source, name, files, live) for source, name, files in outputs(args)]
     pages = Pages(args, runs)
 
-    model = args.model or DEFAULT_MODEL
+    model = DEFAULT_MODEL if args.model is None else args.model
     changes = config_changes(args)
     if has_videos:
         check_vision(model, args.vision, Config.vision)
@@ -393,7 +393,7 @@ def main() -> None:
         help="inputs that are narrated at once and share the passes of the models (default 16); "
              "the narrations are those of each alone in float32, in bfloat16 up to rounding")
     parser.add_argument(
-        "--fps", type=positive_float, help="frames per second (default: the checkpoint's, 2)")
+        "--fps", type=frame_rate, help="frames per second (default: the checkpoint's, 2)")
     model_options(parser)
     trigger_options(parser)
     parser.add_argument(

@@ -70,6 +70,8 @@ def check_stream(args: Namespace, live: bool) -> None:
     for name in unknown_options(option_names):
         print(f"--source-option {name}: FFmpeg knows no such option here, so it has no effect",
               file=sys.stderr)
+    if args.retries is not None and not live:
+        print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
     speaks = args.speak or args.voice_command
     if speaks and not live and not args.pace:
         print("--speak: a recording is narrated faster than it can be spoken, and sentences are "

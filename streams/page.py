@@ -31,6 +31,7 @@ from streams.subtitles import read_narrations
 from support.common.disk import check_distinct, is_number, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
+from support.files.video import Video
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 ASSISTANT = 2                           # tokens of "Assistant:", for most models
@@ -383,8 +384,7 @@ def main():
     def run():
         video = Path(args.video)
         output = Path(args.output or video.with_suffix(".html"))
-        if not video.is_file():
-            raise BadData(f"{video}: no such file")
+        Video(str(video))                           # BadData if it is missing, empty or no video
         check_distinct(video, args.narrations, args.trace or "", output)
         record = read_record(Path(args.narrations), args.trace and Path(args.trace))
         source = embed(video) if args.embed else video_address(video, output)

@@ -42,7 +42,7 @@ import av
 import numpy as np
 
 from streams.page import Record, make_page, video_address
-from streams.subtitles import vtt_cue
+from streams.subtitles import check_replaced, vtt_cue
 from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable, write_text
 from support.common.errors import BadData
@@ -216,7 +216,8 @@ class Page(AbstractContextManager):
 class Pages:
     """The pages of all inputs of a command line. `runs` have source and name, and get a `page`.
 
-    Raises BadData if a file cannot be written or if the port is taken.
+    Raises BadData if a file cannot be written, if it is there and is no page, or if the port is
+    taken.
     """
 
     def __init__(self, args: Namespace, runs: list):
@@ -231,6 +232,8 @@ class Pages:
             path = args.html
             if args.html and len(runs) > 1:
                 path = f"{args.html}/{run.name}.html"
+            if path and not run.live and not getattr(args, "overwrite", False):
+                check_replaced(run.source, {"html": path})
             others = [file for file in run.files.values() if file]
             wanted = bool(path) or args.serve is not None
             run.page = Page(run.source, path, others, run.live, wanted)

@@ -23,6 +23,7 @@ BEGINS = {
     "trace": rb'\{"frame": ',
     "srt": rb"\d+\r?\n[\d:]+,\d",
     "vtt": rb"WEBVTT",
+    "html": rb'<!doctype html>\n<html lang="en">\n<!-- The player and the live page',
 }
 # A whole cue without its empty line. Group 1 is its number
 CUE = rb"(?:(\d+)\n)?[\d:]+[.,]\d{3} --> [\d:]+[.,]\d{3}\n.*"

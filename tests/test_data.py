@@ -377,7 +377,7 @@ def test_toy_videos_of_another_length_or_world_are_refused(tmp_path):
     line = ["toy", "--seed", "4", "--count", "2", "--output", str(tmp_path / "toys")]
     data_command.run([*line, "--minutes", "0.1"])
     data_command.run([*line, "--minutes", "0.1"])
-    message = r"toy-0000004\.mp4: is of another length or world; delete it"
+    message = r"toy-0000004\.mp4: is another video, or of another length or world; delete it"
     for other in (["--minutes", "0.3"], ["--minutes", "0.1", "--world", "hard"]):
         with pytest.raises(BadData, match=message):
             data_command.run([*line, *other])
@@ -421,6 +421,18 @@ def test_encoded_videos_are_a_data_set(videos, tmp_path):
     assert [frame for frame, _ in sample.narrations] == [0, last - 1, last]
     assert sample.num_frames == last + 1
     assert len(sample.read(0, sample.num_frames)) == sample.num_frames
+
+
+def test_a_video_of_ones_own_is_not_replaced(tmp_path):
+    mine = tmp_path / "mine.mp4"
+    line = ["toy", "--seed", "4", "--minutes", "0.1", "--output", str(mine)]
+    mine.write_bytes(b"a holiday")
+    with pytest.raises(BadData, match="without .*mine.json: not a video of the toy"):
+        data_command.run(line)
+    (tmp_path / "mine.json").write_text('{"narrations": []}')
+    with pytest.raises(BadData, match="is another video"):
+        data_command.run(line)
+    assert mine.read_bytes() == b"a holiday"
 
 
 # ---------------------------------------------------------------------- command line

@@ -252,6 +252,33 @@ def test_score_reads_our_own_files(tmp_path):
     assert result["f1"] == 1 and result["rouge_l"] == 1
 
 
+def test_score_reads_a_file_for_each_video(tmp_path):
+    """With an object around the narrations, as docs/own_videos.md has it, or in capital letters."""
+    folder = tmp_path / "true"
+    folder.mkdir()
+    write(folder / "a.json", {"narrations": TRUE["a"]})
+    write(folder / "b.json", {"video": "b.mp4", "fps": 2, "narrations": TRUE["a"]})
+    predictions = tmp_path / "pred"
+    predictions.mkdir()
+    write(predictions / "a.json", {"narrations": TRUE["a"]})
+    cues = "1\n00:00:00,000 --> 00:00:02,000\nYou open the fridge.\n\n"
+    (predictions / "b.SRT").write_text(cues)
+    result = command("score", "--pred", predictions, "--gt", folder, "--json")
+    assert (result["videos"], result["narrations"], result["predicted"]) == (2, 4, 3)
+    assert result["precision"] == 1
+
+
+def test_score_refuses_a_video_in_two_files(tmp_path):
+    predicted = write(tmp_path / "p.json", TRUE)
+    folder = tmp_path / "twice"
+    folder.mkdir()
+    for name in ("x.json", "y.json"):
+        write(folder / name, TRUE)
+    for pred, gt in ((predicted, folder), (folder, predicted)):
+        error = command("score", "--pred", pred, "--gt", gt, ok=False)
+        assert "y.json, video a: the video has narrations in another file, too" in error
+
+
 @pytest.mark.parametrize("predicted, true, message", [
     (b"{", TRUE, "not JSON"),
     (b"[" * 9999, TRUE, "not JSON"),

@@ -657,6 +657,7 @@ BESIDE = "beside a video narrations of its name are taken for your own"
     ("--srt", "n.srt", "a diary\n", "is not what --srt writes"),
     ("--vtt", "n.vtt", CUE, "is not what --vtt writes"),
     ("--trace", "n.trace", '{"n": 0}', "is not what --trace writes"),
+    ("--html", "n.html", "<!doctype html>\n<p>a diary", "is not what --html writes"),
 ])
 def test_files_of_ones_own_are_not_replaced_unasked(
         tmp_path, monkeypatch, option, file, content, message):
@@ -681,6 +682,7 @@ def test_a_command_is_given_again(tmp_path, monkeypatch):
     outputs = ["--jsonl=x.jsonl", "--srt=out/x.srt", "--vtt=out/x.vtt", "--trace=x.trace.jsonl"]
     for _ in range(2):
         assert call(stream_command, ["x.safetensors", "--device=cpu", *outputs])[0] == 0
+        assert call(stream_command, ["x.safetensors", "--device=cpu", "--html=x.html"])[0] == 0
 
 
 def test_clock():

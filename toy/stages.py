@@ -87,6 +87,16 @@ QUICK = {
 WIDTH = 128                                    # of the encoder, D
 
 
+def check_widths(second: int, llm: int):
+    """BadData for widths that the second encoder or the language model cannot have."""
+    if second % 4:
+        raise BadData(f"--width-second must be a multiple of 4, not {second}: "
+                      "the toy's encoders have four heads")
+    if llm % 8:
+        raise BadData(f"--llm-width must be a multiple of 8, not {llm}: "
+                      "there are four heads of even width")
+
+
 class HandHeads(nn.Module):
     """What stage egocentric predicts from a frame's tokens: what hands do in each cell, and where
     your hand is and what it does.
@@ -192,12 +202,9 @@ def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, bat
                videos: int = 1600, each: int = 12, width: int = WIDTH):
     """Likewise train a stand-in for an egocentric video encoder: EgoVLPv2 of LION-FS.
 
-    It sees each frame with the one before it (baselines/lionfs.py). Raises BadData unless width is
-    a multiple of 4.
+    It sees each frame with the one before it (baselines/lionfs.py). The width must be a multiple of
+    4 (`check_widths`).
     """
-    if width % 4:
-        raise BadData(f"--width-second must be a multiple of 4, not {width}: "
-                      "the toy's encoders have four heads")
     model = small_vision(width)
     heads = HandHeads(width)
     pictures = training_pictures(seed, variant, videos, each, moving)
@@ -337,13 +344,10 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, batch
              length: int = 256, width: int = 128):
     """Train a small Llama on a world's documents (next-token prediction).
 
-    The model and its tokenizer are written to `folder`. Raises BadData unless width is a multiple
-    of 8.
+    The model and its tokenizer are written to `folder`. The width must be a multiple of 8
+    (`check_widths`).
     """
     from transformers import LlamaConfig, LlamaForCausalLM
-    if width % 8:
-        raise BadData(f"--llm-width must be a multiple of 8, not {width}: "
-                      "there are four heads of even width")
     tokenizer = make_tokenizer(folder, seed, variant)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -397,7 +401,10 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout,
     """
     stored = {}
     if cache and cache.exists():
-        stored = load_file(cache)
+        try:
+            stored = load_file(cache)
+        except (OSError, SafetensorError) as error:
+            raise BadData(f"{cache}: is damaged ({first_line(error)}); delete it") from error
     stored_before = len(stored)
     encoder = digest(vision)
     videos = []

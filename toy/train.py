@@ -61,12 +61,27 @@ def plan_in_words(names: list[str], options: Options) -> str:
             "with nothing else running")
 
 
+def check_given(options: Options):
+    """BadData for what would stop a later stage: a model or a file that is not there, or a width."""
+    for kind in ("vision", "llm"):
+        model = getattr(options, kind)
+        if not model:
+            continue
+        checkpoint.check_model(model, kind)
+        if Path(model).is_dir() and not (Path(model) / "config.json").exists():
+            raise BadData(f"--{kind}: {model} has no config.json: not a model")
+    if options.look and not Path(options.look).is_file():
+        raise BadData(f"--look: {options.look}: no such file")
+    stages.check_widths(options.width_second, options.llm_width)
+
+
 def before_last_stage(options: Options,
                       variant: world.World) -> tuple[nar.Narrator, list[stages.Scene]]:
     """A narrator before the paper's training, and its training videos.
 
     Its models are trained, unless they are given or already exist.
     """
+    check_given(options)
     folder = Path(options.output)
     llm = Path(options.llm or folder / "llm")
     vision = Path(options.vision or folder / "vision")

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
+MOST = 1000
+
 
 def chunks(items: Iterator, size: int) -> Iterator[list]:
     """Lists of `size` items, the last one shorter."""
@@ -18,14 +20,14 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
 
 
 def prefetch(items: Iterable, size: int) -> Iterator:
-    """The same items; a thread makes up to `size` of them before they are asked for.
+    """The same items; a thread makes up to `size` of them, at most MOST, before they are asked for.
 
     An error is raised in place of its item.
     """
     source = iter(items)
     end = object()                                       # `next` returns it when no item is left
     with ThreadPoolExecutor(1) as thread:
-        waiting = deque(thread.submit(next, source, end) for _ in range(size))
+        waiting = deque(thread.submit(next, source, end) for _ in range(min(size, MOST)))
         while True:
             item = waiting.popleft().result()
             if item is end:

@@ -56,6 +56,7 @@ positive_float = in_range(float, 1 / LARGEST, LARGEST,
                           "a number above 0 (from a billionth to a billion)")
 non_negative = in_range(float, 0, LARGEST, "a number, 0 or more (at most a billion)")
 probability = in_range(float, 0, 1, "a number from 0 to 1")
+frame_rate = in_range(float, 1e-3, 1e3, "a number from 0.001 to 1000")
 
 
 def kept_narrations(text: str) -> int | str:

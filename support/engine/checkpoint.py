@@ -300,7 +300,8 @@ def compare(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Pat
             listed = ", ".join(sorted(names)[:3])
             if len(names) > 3:
                 listed += f" and {len(names) - 3} more"
-            raise BadData(f"{file} {problem} {len(names)} tensors: {listed}")
+            raise BadData(f"{file} {problem} {len(names)} tensors: {listed}; is it damaged, or of "
+                          "other settings?")
 
 
 @torch.no_grad()
@@ -437,8 +438,8 @@ def load_tokenizer(source: str):
         name, where = parse_model_name(source)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except LOADING as error:
-        raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it): "
-                      f"{first_line(error)}") from error
+        raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it); "
+                      f"are all files of the model there? {first_line(error)}") from error
 
 
 def token_ids(tokenizer, text: str) -> list[int]:

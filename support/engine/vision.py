@@ -1,13 +1,19 @@
 """Whether a vision encoder can be found, before anything is loaded."""
 from __future__ import annotations
 
-from support.engine.checkpoint import NARRATOR_JSON, check_model, checkpoint_folder, read_object
+from support.engine.checkpoint import (
+    ADAPTER, NARRATOR_JSON, check_model, checkpoint_folder, read_object, required,
+)
 
 
 def check_vision(model: str, vision: str | None, default: str) -> None:
-    """BadData if the vision model of a narrator cannot be found. vision: given instead of the checkpoint's own;
-    default: that of a checkpoint without settings of its own."""
+    """BadData if the vision model of a narrator cannot be found.
+
+    vision      given instead of the checkpoint's own
+    default     that of a checkpoint without settings of its own
+    """
     folder = checkpoint_folder(model)
+    required(folder / ADAPTER)                  # else it is no checkpoint at all
     settings = read_object(folder / NARRATOR_JSON) if (folder / NARRATOR_JSON).exists() else {}
     names = [vision or settings.get("vision", default), settings.get("vision_second")]
     for name in names:

@@ -1,12 +1,13 @@
 """Narrations in files: sentences with times, as predictions or as the ground truth of videos.
 
     predictions     one JSON file {video: [{"time", "text"}, ...]}; or one file per video: the JSONL
-                    of stream.py, .srt, .vtt or .csv (cues.py); or a folder of such files
+                    of stream.py, .srt, .vtt or .csv (cues.py), or JSON {"narrations": [{"time",
+                    "text"}, ...]}, as beside a toy video; or a folder of such files
     truth           one JSON file with any of these entries per video:
                         video: [{"time", "text"}, ...]
                         video: [[narrations of one annotator], [of another], ...]
                         video: {"start": seconds, "annotators": [[...], ...]}
-                    or the .json beside a toy video; .srt, .vtt or .csv; or a folder of such files
+                    or one file per video, or a folder, as above
 
 Times are in seconds. A malformed file raises BadData with one line that names the problem.
 """
@@ -40,13 +41,15 @@ def read_predictions(path: Path) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder (formats: see above)."""
     predictions = {}
     for file in narration_files(path):
-        if file.suffix == ".jsonl":
+        if file.suffix.lower() == ".jsonl":
             video = unquote(file.stem)         # the inverse of file_name
             content = {video: read_jsonl(file)}
         else:
             content = read_videos(file)
         for video, rows in content.items():
-            predictions[video] = to_sentences(rows, f"{file}, video {video}")
+            place = f"{file}, video {video}"
+            refuse_second(video in predictions, place)
+            predictions[video] = to_sentences(rows, place)
     return predictions
 
 
@@ -54,11 +57,9 @@ def read_truth(path: Path) -> dict[str, Truth]:
     """{video: Truth} from a file or a folder (formats: see above)."""
     truths = {}
     for file in narration_files(path):
-        content = read_videos(file)
-        if isinstance(content.get("narrations"), list) and "fps" in content:
-            content = {file.stem: content["narrations"]}       # the .json beside a toy video
-        for video, entry in content.items():
+        for video, entry in read_videos(file).items():
             place = f"{file}, video {video}"
+            refuse_second(video in truths, place)
             start = 0.0
             if isinstance(entry, dict):
                 start = entry.get("start", 0.0)
@@ -156,12 +157,12 @@ def narration_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.iterdir()
-                   if file.suffix in (".json", ".jsonl")
-                   and not file.name.endswith(".trace.jsonl"))
+                   if file.suffix.lower() in (".json", ".jsonl")
+                   and not file.name.lower().endswith(".trace.jsonl"))
     for ending in (".csv", ".srt", ".vtt"):
         stems = {file.stem for file in files}
         files += sorted(file for file in path.iterdir()
-                        if file.suffix == ending and file.stem not in stems)
+                        if file.suffix.lower() == ending and file.stem not in stems)
     if not files:
         raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
     return files
@@ -169,14 +170,23 @@ def narration_files(path: Path) -> list[Path]:
 
 def read_videos(file: Path) -> dict:
     """{video: entry} of a file that is not .jsonl."""
-    if file.suffix in (".csv", ".srt", ".vtt"):
+    if file.suffix.lower() in (".csv", ".srt", ".vtt"):
         rows = [{"time": time, "text": text} for time, text in read_cues(file, Notes())]
         return {file.stem: rows}
     content = read_json(file)
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
                       f'{{video: [{{"time", "text"}}, ...]}}')
+    # one video's narrations, as in the .json beside a toy video; or a video of this name
+    of_one = isinstance(content.get("narrations"), list)
+    if of_one and sum(isinstance(value, list | dict) for value in content.values()) == 1:
+        return {file.stem: content["narrations"]}
     return content
+
+
+def refuse_second(is_there: bool, place: str) -> None:
+    if is_there:
+        raise BadData(f"{place}: the video has narrations in another file, too; leave one out")
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:

@@ -227,8 +227,8 @@ def open_container(file: str, name: str, **settings):
     try:
         return av.open(file, **settings, **READABLE)
     except av.FFmpegError as error:
-        raise BadData(f"{name}: cannot be opened as a video ({error.strerror}); "
-                      f"truncated? not a video?") from error
+        hint = "check the address" if "://" in name else "truncated? not a video?"
+        raise BadData(f"{name}: cannot be opened as a video ({error.strerror}); {hint}") from error
 
 
 def video_stream(container, name: str, threads: str):

@@ -18,6 +18,7 @@ from streams.subtitles import Writers
 from support.common import disk
 from support.common.disk import read_json, replacing, write_json
 from support.common.errors import BadData, NotDownloaded, command_line
+from support.common.iterate import MOST, prefetch
 from support.common.options import non_negative, positive_float, positive_int, non_negative_int
 from support.common.progress import duration, progress
 
@@ -198,6 +199,15 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
 
 
 # ---------------------------------------------------------------------- more about files
+
+def test_prefetch_is_bounded():
+    """However many items are asked for: each waits in memory."""
+    made = []
+    items = prefetch((made.append(n) or n for n in range(10 * MOST)), 10 ** 9)
+    assert next(items) == 0
+    items.close()
+    assert len(made) <= MOST + 1
+
 
 def test_a_byte_order_mark_is_no_content(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")

@@ -317,10 +317,11 @@ def test_command_line(tmp_path):
     embedded_video = page.read_text().split("base64,")[1].split('"')[0]
     assert b64decode(embedded_video) == KITCHEN.read_bytes()
     source = tmp_path / "a & b'.mp4"
-    source.write_bytes(b"x")
+    source.write_bytes(KITCHEN.read_bytes())
     assert run(source, jsonl, "-o", page) == 0
     assert 'src="a%20%26%20b%27.mp4"' in page.read_text()
     assert run(tmp_path / "none.mp4", jsonl) == 1
+    assert run(jsonl, jsonl, "-o", page) == 1  # no video
     assert run(KITCHEN, jsonl, "-o", jsonl) == 1
     assert run(KITCHEN) == 2
 

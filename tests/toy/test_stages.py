@@ -313,6 +313,13 @@ def test_kept_features_are_not_written_again(tmp_path):
     assert cache.stat().st_ino != written
 
 
+def test_damaged_features_are_named(tmp_path):
+    cache = tmp_path / "features.safetensors"
+    cache.write_text("text")
+    with pytest.raises(BadData, match="features.safetensors: is damaged .*; delete it"):
+        make_scenes(cache, 1)
+
+
 def test_scenes_of_two_worlds_share_a_file(tmp_path):
     """Frame tokens kept for one world or encoder are not used for another world or encoder."""
     cache = tmp_path / "x.safetensors"
