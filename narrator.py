@@ -358,9 +358,9 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
                    device="cpu") -> Tensor:
     """The training mask (§3.5, Fig. 4) as a matrix, bool [L, L]: to look at, for tests, and for
-    the short sequences of toy/stages.py.
+    short sequences.
 
-    A query (row) attends to the visible keys (columns) up to itself. The paper's training computes
+    A query (row) attends to the visible keys (columns) up to itself. Training on videos computes
     the same without the matrix (`segment_rows`).
     """
     kind, segment, number = tokens.for_rule(device)

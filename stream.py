@@ -150,7 +150,7 @@ class Context:
         self.position = 0                                   # l
         self.segment = 0                                    # n
         self.opening: Tokens | None = self.layout.first()   # b_new: this is not None
-        self.frame = 0                                      # t of this frame; between two, the next
+        self.frame = 0                                      # t of the present or next frame
         self.now = 0.0                                      # seconds at the latest frame's end
         self.last_narration_time = 0.0                      # seconds, of t_{n-1}
         self.p_skip: float | None = None                    # of the latest frame

@@ -87,7 +87,7 @@ def toy_command(options: argparse.Namespace) -> None:
             raise BadData(f"{output}: is there already, without {truth}: not a video of the toy; "
                           "choose another --output")
         sample = add_toy(options.seed, options.minutes, output, options.world)
-        print(f"{output}, {output.with_suffix('.json')}: "
+        print(f"{output}, {truth}: "
               f"{sample.duration:g} s, {len(sample.narrations)} narrations")
         return
     if output.suffix.lower() == ".mp4":

@@ -6,7 +6,7 @@ difference is computed again. A difference is shown only where the interval does
 
 With one seed for each, the interval knows nothing about how much trainings differ: it is of the
 videos alone. With few seeds, draws of them vary too little. So how far each seed is from the mean
-of the seeds is enlarged first: an expanded percentile interval (Hesterberg, What teachers should
+of the seeds is enlarged before: an expanded percentile interval (Hesterberg, What teachers should
 know about the bootstrap, The American Statistician, 2015).
 """
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def enlarged(values: np.ndarray, freedom: int) -> np.ndarray:
     """Enlarge how far the mean of each seed is from the mean of the n seeds.
 
     values      of each seed and video, [n, videos]
-    freedom     degrees of freedom: how many seeds' distances from a mean are free
+    freedom     degrees of freedom of these distances
 
     The mean of n values that are drawn from n has (n - 1) / n of the variance that the mean of n
     trainings has; and from few values, a deviation is not known well (Student's t).

@@ -62,8 +62,8 @@ LARGE = "--llm meta-llama/Meta-Llama-3-8B-Instruct"
 ONE_LOSS = "--no-recall"
 LONGER = "--idle 0.5 --epochs 8"
 LONGEST = "--idle 0.5 --epochs 16"
-FEW = "--idle 0.5 --limit 200 --epochs 32"     # the updates of LONGER, of a quarter of the videos
-MORE = "--idle 0.5 --limit 3200 --epochs 4"    # the updates of LONGEST, of four times the videos
+FEW = "--idle 0.5 --limit 200 --epochs 32"     # as many updates as LONGER, fewer videos
+MORE = "--idle 0.5 --limit 3200 --epochs 4"    # as many updates as LONGEST, more videos
 PUBLISHED = "--start published"
 
 TRAININGS = {

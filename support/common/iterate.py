@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-MOST = 1000
+MOST = 1000                     # items that wait, however many are asked for: each takes memory
 
 
 def chunks(items: Iterator, size: int) -> Iterator[list]:

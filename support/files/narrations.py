@@ -177,14 +177,17 @@ def read_videos(file: Path) -> dict:
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
                       f'{{video: [{{"time", "text"}}, ...]}}')
-    # one video's narrations, as in the .json beside a toy video; or a video of this name
-    of_one = isinstance(content.get("narrations"), list)
-    if of_one and sum(isinstance(value, list | dict) for value in content.values()) == 1:
+    # {"narrations": [...]} is of one video, whose name is the file's; beside it may stand a
+    # duration or a rate, but not the narrations of other videos
+    others = [value for name, value in content.items() if name != "narrations"]
+    has_other_videos = any(isinstance(value, list | dict) for value in others)
+    if isinstance(content.get("narrations"), list) and not has_other_videos:
         return {file.stem: content["narrations"]}
     return content
 
 
 def refuse_second(is_there: bool, place: str) -> None:
+    """BadData if the video at `place` is there already: of two files, one would be lost."""
     if is_there:
         raise BadData(f"{place}: the video has narrations in another file, too; leave one out")
 

@@ -460,6 +460,21 @@ def test_the_readmes_tables_are_the_results():
         assert text == tables.markdown(name, None), name
 
 
+def test_intervals_in_the_text_are_those_of_the_tables():
+    """With either sign: a is above b by as much as b is below a."""
+    text = tables.PAGE.read_text()
+    number = r"([+-]?\d\.\d{3})"
+    interval = re.compile(rf"\[{number},\s{number}\]")
+    shown = set()
+    for table in tables.TABLE_OF_PAGE.finditer(text):
+        for low, high in interval.findall(table[2]):
+            shown |= {(float(low), float(high)), (-float(high), -float(low))}
+    in_text = interval.findall(tables.TABLE_OF_PAGE.sub("", text))
+    assert in_text
+    for low, high in in_text:
+        assert (float(low), float(high)) in shown, (low, high)
+
+
 def test_the_page_is_written_anew(tmp_path, monkeypatch):
     page = tables.PAGE.read_text()
     old = tmp_path / "README.md"
