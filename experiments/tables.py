@@ -29,7 +29,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.intervals import ConfidenceInterval, compare_means
-from experiments.paper import TABLES, Claim, Column, Row, Table
+from experiments.paper import (
+    EVALUATIONS, TABLES, TRAININGS, VIDEOS, Claim, Column, Row, Table,
+)
 from experiments.runs import (
     Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands, result,
     train_command,
@@ -39,6 +41,7 @@ from support.common.errors import BadData, command_line
 from support.common.options import Parser, in_range, positive_int
 
 PAGE = Path(__file__).with_name("README.md")
+FOLDER = "out/tables"           # of trained narrators
 FAILED = 1.5                    # times the loss of the best seed: a training that has failed
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
@@ -263,26 +266,60 @@ def numbers_of(table: Table, data: str) -> list[str]:
 
 
 def toy_commands(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
-    """The commands that `Runner` carries out for a row, each once, with `python`."""
+    """The commands that `Runner` carries out for a row, each once and in its order, with `python`.
+
+    Without those of the long videos, which all rows have in common (`video_commands`).
+    """
     commands = []
     for experiment in needed(table._replace(rows=[row]), seeds_of(table, seeds)):
-        commands.append(train_command(experiment.training, experiment.seed, "out/tables"))
-        commands.append(evaluate_command(experiment, "out/tables"))
+        init = TRAININGS[experiment.training].init
+        if init:
+            commands.append(train_command(init, experiment.seed, FOLDER))
+        commands.append(train_command(experiment.training, experiment.seed, FOLDER))
+        if "{long}" in EVALUATIONS[experiment.evaluation]:
+            # It reads the predictions of that evaluation.
+            commands.append(evaluate_command(experiment._replace(evaluation="long"), FOLDER))
+        commands.append(evaluate_command(experiment, FOLDER))
+    return with_python(commands)
+
+
+def video_commands(table: Table) -> list[str]:
+    """The commands that make a table's long videos, with `python`. Empty if it has none."""
+    for column in table.columns:
+        if "{videos}" in EVALUATIONS[column.evaluation]:
+            return with_python([line.format(videos=f"{FOLDER}/videos").split() for line in VIDEOS])
+    return []
+
+
+def with_python(commands: list[list[str]]) -> list[str]:
+    """Commands as lines, each once."""
     lines = [" ".join(["python", *command]) for command in commands]
     return list(dict.fromkeys(lines))
 
 
+def check_numbers(name: str, data: str) -> None:
+    """BadData if the paper has no numbers of a table for a data set."""
+    table = TABLES[name]
+    if any(numbers_of(table, data)):
+        return
+    if not any(numbers_of(table, table.data)):
+        raise BadData(f"{name} is not in the paper: it has commands for the toy alone")
+    raise BadData(f"{name} has no numbers of {DATA[data]} in the paper, but of {DATA[table.data]}")
+
+
 def print_commands(names: list[str], data: str, seeds: list[int] | None) -> None:
-    """Print each row's commands and the paper's numbers for a data set. BadData if the paper has
-    no numbers of one of the tables for it."""
+    """Print each row's commands and the paper's numbers for a data set. Of real data, only rows
+    that have numbers."""
     for name in names:
         table = TABLES[name]
-        numbers = numbers_of(table, data)
-        if not any(numbers):
-            raise BadData(f"{name} has no numbers of {DATA[data]} in the paper, but of "
-                          f"{DATA[table.data]}")
+        if data != "toy":
+            check_numbers(name, data)
         print(f"\n{name}. {table.title}: {table.paper}")
-        for row, row_numbers in zip(table.rows, numbers):
+        if data == "toy" and video_commands(table):
+            print("  videos of 1 to 11 minutes:")
+            for command in video_commands(table):
+                print(f"    {command}")
+        for row, row_numbers in zip(table.rows, numbers_of(table, data)):
             if data == "toy":
                 commands = toy_commands(row, table, seeds)
             elif row_numbers:
@@ -302,7 +339,7 @@ def run_tables(args: argparse.Namespace) -> None:
             raise BadData(f"there is no table {name}; choose of {', '.join(TABLES)}")
     names = args.names or list(TABLES)
     if args.data != "toy" or args.commands:
-        if not args.names:                     # of all tables, those that have numbers
+        if args.data != "toy" and not args.names:          # of all tables, those with numbers
             names = [name for name in names if any(numbers_of(TABLES[name], args.data))]
         print_commands(names, args.data, args.seeds)
         return
@@ -349,8 +386,8 @@ def main():
                         metavar="N", help="default: 0 to 2 for the main tables, else 0")
     parser.add_argument("--jobs", type=positive_int, default=cores(),
                         help="commands at a time (default: one for each core)")
-    parser.add_argument("--output", default="out/tables",
-                        help="folder of trained narrators (default out/tables)")
+    parser.add_argument("--output", default=FOLDER,
+                        help=f"folder of trained narrators (default {FOLDER})")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     command_line(lambda: run_tables(args))

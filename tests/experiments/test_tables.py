@@ -413,6 +413,7 @@ def lines_of(capsys, monkeypatch):
 @pytest.mark.parametrize("arguments, message", [
     ("T99", "there is no table T99; choose of T1, T2"),
     ("T4 --data ek100", "T4 has no numbers of EPIC-Kitchens in the paper, but of Ego4D"),
+    ("ages --data ego4d", "ages is not in the paper: it has commands for the toy alone"),
 ])
 def test_refusals(lines_of, arguments, message):
     with pytest.raises(BadData, match=message):
@@ -428,6 +429,23 @@ def test_commands_are_printed(lines_of):
     assert "python train.py --data ek100 --last-k 10 --init" in text
     all_tables = lines_of("--data ek100")
     assert "T16. Size of the language model: PPL TimeDiff Fluency LM-Corr." in all_tables
+
+
+@pytest.mark.parametrize("name", paper.TABLES)
+def test_printed_commands_read_only_what_earlier_ones_have_written(lines_of, name):
+    lines = [line.split() for line in lines_of(f"{name} --commands --seeds 3")]
+    commands = [words for words in lines if words[:1] == ["python"]]
+    made = set()
+    read = 0
+    for words in commands:
+        for option in ("--model", "--init", "--root", "--gt", "--pred"):
+            if option in words:
+                path = words[words.index(option) + 1].removesuffix("/predictions")
+                assert path in made, words
+                read += 1
+        if "--output" in words:
+            made.add(words[words.index("--output") + 1])
+    assert read >= len({row.training for row in paper.TABLES[name].rows})
 
 
 def test_results_are_shown_and_listed(lines_of):
