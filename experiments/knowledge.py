@@ -226,7 +226,7 @@ def run_knowledge(args: argparse.Namespace) -> None:
     read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
 
     if args.save:
-        save_read_out(read_out, Path(args.save))
+        save_read_out(read_out, args.model, Path(args.save))
 
     scores = {}
     for kind, kitchens in held_out_kitchens().items():

@@ -5,16 +5,17 @@ never used to narrate.
 """
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 from einops import rearrange
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
+from support.engine.checkpoint import WEIGHTS
 from toy import world
 
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
@@ -51,23 +52,35 @@ def most_likely(types: Tensor, colours: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([type_named, colour_named], -1), type_sure * colour_sure
 
 
-def save_read_out(read_out: ReadOut, file: Path) -> None:
-    """In bf16, which is exact enough to say things."""
+def hash_of(model: str) -> str:
+    """Of a narrator's weights; "" if `model` is no folder of them."""
+    file = Path(model) / WEIGHTS
+    return sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+
+def save_read_out(read_out: ReadOut, model: str, file: Path) -> None:
+    """In bf16, which is exact enough to say things; with the hash of its narrator."""
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in read_out.state_dict().items()}
-    write_tensors(file, tensors)
+    write_tensors(file, tensors, {"narrator": hash_of(model)})
 
 
 def load_read_out(model: str) -> ReadOut | None:
-    """That of a narrator's folder; None if it has none. BadData if its file is damaged."""
+    """That of a narrator's folder; None if it has none. BadData if its file is damaged, or if it was
+    made for other weights."""
     file = Path(model) / FILE
     if not file.exists():
         return None
     try:
-        tensors = load_file(file)
+        with safe_open(file, "pt") as kept:
+            about = kept.metadata() or {}
+            tensors = {name: kept.get_tensor(name) for name in kept.keys()}
         read_out = ReadOut(len(tensors["mean"]))
         read_out.load_state_dict(tensors)
     except (OSError, SafetensorError, LookupError, RuntimeError) as error:
         raise BadData(f"{file} is damaged ({first_line(error)}); delete it") from error
+    if about.get("narrator") != hash_of(model):
+        raise BadData(f"{file} was made for other weights than those of {model}; delete it, or make "
+                      f"it again: python -m experiments.knowledge --model {model} --save {file}")
     return read_out.requires_grad_(False)
 
 

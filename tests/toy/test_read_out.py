@@ -21,7 +21,7 @@ def test_in_words(tmp_path):
     read_out.requires_grad_(False)
     said = in_words(read_out, memory)
     assert said == "shelf: red bowl (1.00, 8 s)"
-    save_read_out(read_out, tmp_path / "read_out.safetensors")
+    save_read_out(read_out, str(tmp_path), tmp_path / "read_out.safetensors")
     assert in_words(load_read_out(str(tmp_path)), memory) == said
     assert in_words(ReadOut(4).requires_grad_(False), memory) == "nothing"
 
@@ -33,3 +33,14 @@ def test_narrators_with_and_without_one(tmp_path):
     with pytest.raises(BadData, match="read_out.safetensors is damaged"):
         load_read_out(str(tmp_path))
     assert len(load_read_out(str(TOY)).mean) == 10 * 128
+
+
+def test_one_of_other_weights_is_refused(tmp_path):
+    """A narrator that was trained anew in the same folder has other memory tokens."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    save_read_out(ReadOut(4), str(tmp_path), tmp_path / "read_out.safetensors")
+    assert load_read_out(str(tmp_path)) is not None
+    weights.write_bytes(b"second")
+    with pytest.raises(BadData, match="made for other weights .* experiments.knowledge --model"):
+        load_read_out(str(tmp_path))
