@@ -97,11 +97,11 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
 
 def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     """The narrators that are measured, one after the other, with their names: trained ones
-    (--model), or the variants."""
+    (--model, named by their folders), or the variants."""
     if args.model:
         for folder in args.model:
             device, dtype = device_and_dtype(args.device, args.dtype)
-            yield Path(folder).name, load_narrator(folder, args.llm, device, dtype).merge()
+            yield folder, load_narrator(folder, args.llm, device, dtype).merge()
     else:
         for name in args.variants:
             yield name, build(args, VARIANTS[name])
