@@ -1,9 +1,9 @@
 """A miniature kitchen, seen by a camera and narrated in sentences: endless narrated videos.
 
 A video is a function of its seed. It is first simulated in symbols, one small record a frame; a
-frame is rendered only when it is needed (in about half a millisecond). Half of the sentences can
-only be written by someone who *remembers* what the camera saw: neither the frames of the last two
-segments nor the text so far give them away.
+frame is rendered only when it is needed (in about half a millisecond). Two sentences of five can only
+be written by someone who *remembers* what the camera saw: neither the frames of the last two segments
+nor the text so far give them away.
 
 place       one of 3x3 cells of 32x32 px, row-major, always at the same position
 container   a place with a door (fridge, drawer, cupboard): its content shows only while it is open
