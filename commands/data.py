@@ -86,6 +86,9 @@ def toy_command(options: argparse.Namespace) -> None:
         if output.exists() and not truth.exists():
             raise BadData(f"{output}: is there already, without {truth}: not a video of the toy; "
                           "choose another --output")
+        if truth.exists() and not output.exists():
+            raise BadData(f"{truth}: is there already, without {output}; delete it, or choose "
+                          "another --output")
         sample = add_toy(options.seed, options.minutes, output, options.world)
         print(f"{output}, {truth}: "
               f"{sample.duration:g} s, {len(sample.narrations)} narrations")

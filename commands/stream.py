@@ -10,7 +10,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, islice
 
 from torch import Tensor
 from tqdm import tqdm
@@ -151,8 +151,10 @@ class Input:
         Yields each Decision, and the JSONL row of its narration if it has one. The models run
         through `ask`, so that several inputs share passes.
         """
-        # the state is locked first and released last, after the files are closed
+        # The state is locked first and released last, after the files are closed. The page ends
+        # with the input, also if nothing is narrated.
         with self.state, ExitStack() as stack:
+            stack.enter_context(self.page)
             lookahead = args.lookahead
             if self.live or args.pace:
                 lookahead = 1                           # the next frame is not there yet
@@ -170,6 +172,12 @@ class Input:
             if not self.state.resume(narrator, encode, args.static):
                 return
             frames = self.open(narrator, encoder, args, ask, lookahead)
+            if not self.live:
+                # A URL or a pipe is there when its first frame is: only then are files replaced.
+                first = list(islice(frames, 1))
+                if not first and self.state.first_frame == 0:
+                    raise BadData(f"{without_secrets(self.source)} has no frames")
+                frames = chain(first, frames)
             source = "" if self.live else self.source
             writers = Writers(self.files, stack, source, self.state.saved_files, self.live)
             if self.live:
@@ -178,7 +186,6 @@ class Input:
                 # on exit, because a live stream ends with Ctrl-C or an error
                 stack.callback(self.report, time.perf_counter())
             stack.callback(getattr(self.video, "close", lambda: None))
-            stack.enter_context(self.page)
 
             for decision in narrate(narrator, frames, args.static, context=self.context):
                 trace = trace_row(decision, narrator.layout)
@@ -203,7 +210,7 @@ class Input:
                 if self.state.stopped:
                     return
             self.state.end(writers)
-        if self.count == 0:
+        if self.live and self.count == 0:
             raise BadData(f"{without_secrets(self.source)} has no frames")
 
     def open(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
@@ -345,6 +352,8 @@ def update_bar(bar: tqdm, runs: list[Input], run: Input, decision: Decision) -> 
     bar.total = None
     if not unknown:
         bar.total = sum(other.total or 0 for other in runs)
+    # Frames of an earlier run (--state) say nothing of this one's speed.
+    bar.initial = sum(other.state.first_frame for other in runs)
     bar.update(sum(other.count for other in runs) - bar.n)
     numbers = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
     if run.live and run.video.latencies:
@@ -366,7 +375,8 @@ def input_options(parser: ArgumentParser) -> None:
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
     parser.add_argument(
         "--retries", type=non_negative_int, metavar="N",
-        help="give a live source up after N openings in a row without a picture (default: never)")
+        help="give a live source up after it was opened again N times in a row without a picture "
+             "(default: never)")
     parser.add_argument(
         "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
         help="an option of FFmpeg for sources that are no files, such as rtsp_transport=udp")

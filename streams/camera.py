@@ -140,6 +140,10 @@ class Recording(ThreadedSource):
                 if self.closed.is_set():
                     return
                 self._put(picture)
+        # A file that ends early is narrated as it is. Here it may be the connection that ended.
+        if self.video.missing and self.source != "-":
+            raise BadData(f"{self.name}: the last {self.video.missing:.0f} s did not come: did the "
+                          f"connection break off? With --state, the same command goes on")
 
     def report(self) -> None:
         if self.video is not None:
@@ -230,9 +234,10 @@ class Camera(ThreadedSource):
 
     def restart_after_outage(self, frames: Iterable[Tensor],
                              restart: Callable[[], None]) -> Iterator[Tensor]:
-        """The frames of these pictures; calls restart() before the first one after an outage."""
+        """The frames of these pictures; calls restart() before the first one after an outage: more
+        than OUTAGE seconds, or three pictures where these are rare."""
         for x in frames:
-            if self.gap > OUTAGE:
+            if self.gap > max(OUTAGE, 3 / self.fps):
                 restart()
             yield x
 
@@ -291,7 +296,8 @@ class Camera(ThreadedSource):
                 self.say(f"no pictures ({reason}); trying again")
                 self.lost = True
 
-            # a quarter of the outage so far, 1 to 30 s; at random, so that cameras do not keep step
+            # a quarter of the outage so far, 1 to 30 s, and up to a fifth more or less, at random:
+            # so cameras do not keep step
             now = time.monotonic()
             if self.down is None or now - opened > STEADY:
                 self.down = now
@@ -334,8 +340,9 @@ class Camera(ThreadedSource):
         period = 1 / self.fps
         if now < self.due - EARLY / self.fps:
             return
-        # the next one is due a period after this one was, or, if this one is very late, came
-        self.due = (self.due if now < self.due + period else now) + period
+        if now >= self.due + period:                # the first picture, or a very late one
+            self.due = now
+        self.due += period                          # of the next one
         scale = min(1, (self.largest or inf) / max(frame.width, frame.height))
         width = max(1, round(frame.width * scale))
         height = max(1, round(frame.height * scale))

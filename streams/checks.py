@@ -6,6 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from streams.sources import is_pipe_or_url, is_live, unknown_options
+from streams.speech import find_player, find_voice
 from streams.subtitles import outputs
 from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable
@@ -72,7 +73,9 @@ def check_stream(args: Namespace, live: bool) -> None:
               file=sys.stderr)
     if args.retries is not None and not live:
         print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
-    speaks = args.speak or args.voice_command
+    speaks = find_voice(args) is not None
+    if speaks:
+        find_player()
     if speaks and not live and not args.pace:
         print("--speak: a recording is narrated faster than it can be spoken, and sentences are "
               "left out; --pace 1 narrates it as it plays", file=sys.stderr)

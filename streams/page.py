@@ -27,7 +27,7 @@ from math import isfinite
 from pathlib import Path
 from urllib.parse import quote
 
-from streams.subtitles import read_narrations
+from streams.subtitles import is_ours, read_narrations
 from support.common.disk import check_distinct, is_number, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
@@ -386,6 +386,8 @@ def main():
         output = Path(args.output or video.with_suffix(".html"))
         Video(str(video))                           # BadData if it is missing, empty or no video
         check_distinct(video, args.narrations, args.trace or "", output)
+        if output.is_file() and not is_ours("html", str(output)):
+            raise BadData(f"{output}: is there already, and is no such page; choose another -o")
         record = read_record(Path(args.narrations), args.trace and Path(args.trace))
         source = embed(video) if args.embed else video_address(video, output)
         write_text(output, make_page(video.name, record.content(live=None), source))

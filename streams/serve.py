@@ -232,7 +232,7 @@ class Pages:
             path = args.html
             if args.html and len(runs) > 1:
                 path = f"{args.html}/{run.name}.html"
-            if path and not run.live and not getattr(args, "overwrite", False):
+            if path and not getattr(args, "overwrite", False):
                 check_replaced(run.source, {"html": path})
             others = [file for file in run.files.values() if file]
             wanted = bool(path) or args.serve is not None
@@ -408,7 +408,7 @@ class Handler(BaseHTTPRequestHandler):
         elif file == "narrations.vtt":
             kind = "text/vtt"
             cues = [vtt_cue(sentence["start"], sentence["end"], sentence["text"])
-                    for sentence in sentences]
+                    for sentence in sentences if "repeat" not in sentence]
             body = ("WEBVTT\n\n" + "".join(cues)).encode()
         if body is None:
             self.answer(404, "text/plain", b"there is nothing of that name\n")

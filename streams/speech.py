@@ -35,7 +35,7 @@ from support.common.disk import check_distinct, one_line, replacing
 from support.common.errors import BadData, command_line, first_line
 from support.common.options import Parser
 from support.common.progress import progress
-from support.files.video import Video
+from support.files.video import LONGEST_GAP, Video
 
 RATE = 48000                            # samples per second of all sound that is written
 BLOCK = 1024                            # samples that are mixed at once
@@ -202,10 +202,11 @@ def speech(spoken: Iterable[tuple[int, np.ndarray]]) -> Iterator[np.ndarray]:
         position += len(sound)
 
 
-def sound_of_video(path: str, start: float) -> Iterator[np.ndarray]:
+def sound_of_video(path: str, start: float, longest_gap: float) -> Iterator[np.ndarray]:
     """The video's sound from the time `start` [s] of its first picture, in pieces [2, n].
 
-    Gaps in the sound become silence.
+    Gaps in the sound become silence. Those above `longest_gap` [s] are taken for a damaged clock,
+    and left out.
     """
     position = 0                                        # samples so far
     for frame in listen(path, "stereo"):
@@ -214,7 +215,7 @@ def sound_of_video(path: str, start: float) -> Iterator[np.ndarray]:
             seconds = float(frame.pts * frame.time_base) - start
             shift = round(seconds * RATE) - position
         # less is rounding, more is a damaged clock
-        if not RATE // 10 < abs(shift) < 60 * RATE:
+        if not RATE // 10 < abs(shift) <= longest_gap * RATE:
             shift = 0
         silence = np.zeros((2, max(0, shift)), np.float32)
         samples = frame.to_ndarray()[:, max(0, -shift):]
@@ -293,6 +294,7 @@ def mp4_tracks(source, target, rows: list[dict], words: list[str] | None,
     pictures = source.streams.best("video")
     sound = source.streams.best("audio")
     start = (pictures.start_time or 0) * pictures.time_base
+    duration = (source.duration or 0) / av.time_base    # seconds
     copies_sound = False
     if sound and not words:
         copies_sound = sound.codec_context.codec.canonical_name in COPIED
@@ -303,7 +305,9 @@ def mp4_tracks(source, target, rows: list[dict], words: list[str] | None,
         tracks.append(copied_packets(source.name, stream.index, copy, start))
 
     if words or sound and not copies_sound:
-        pieces = sound_of_video(source.name, float(start)) if sound else []
+        pieces = []
+        if sound:
+            pieces = sound_of_video(source.name, float(start), max(LONGEST_GAP, duration))
         if words:
             pieces = mix(speech(utterances(rows, words, count)), pieces)
         layout = "stereo" if sound else "mono"

@@ -254,7 +254,8 @@ def read_end(form: str, path: str) -> End:
 def last_numbers(form: str, path: str, last: bytes) -> dict[str, int]:
     """The numbers of a file's last line or cue, for `Writers.numbered`."""
     if form == "srt":
-        match = re.fullmatch(CUE, last)
+        # A cue without words ends with its times, whose line break `last` lacks.
+        match = re.fullmatch(CUE, last) or re.fullmatch(CUE, last + b"\n")
         if match and match[1]:
             return {"n": int(match[1]) - 1}
         return {}

@@ -444,7 +444,8 @@ def unpack(context, numbers: dict, tensors: dict[str, Tensor]) -> None:
         context.waiting = list(tensors["waiting"].to(device))
 
     for name, slots in all_slots(cache).items():
-        slots.grow(numbers[name] - len(slots.used))
+        # on CUDA, a first test (commands/stream.py: try_passes) may have added more slots already
+        slots.grow(max(0, numbers[name] - len(slots.used)))
         used = tensors[f"{name}.slots"]
         slots.used[used.numpy()] = True
         # frees no slot; it counts the free ones again, now that `used` has changed

@@ -433,6 +433,10 @@ def test_a_video_of_ones_own_is_not_replaced(tmp_path):
     with pytest.raises(BadData, match="is another video"):
         data_command.run(line)
     assert mine.read_bytes() == b"a holiday"
+    mine.unlink()
+    with pytest.raises(BadData, match="mine.json: is there already, without .*mine.mp4; delete it"):
+        data_command.run(line)
+    assert not mine.exists()
 
 
 # ---------------------------------------------------------------------- command line

@@ -23,6 +23,7 @@ from baselines.variants import load_narrator
 from commands import stream as stream_command
 from commands.narrator import spell
 from helpers import GOLDEN, ROOT, TOY, grouped, record_plain, tiny, video
+from streams import checks
 from streams.camera import paced
 from streams.fast import open_stream
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
@@ -883,11 +884,24 @@ def test_a_bar_knows_the_end_only_of_recordings(inputs, total):
 
     inputs      (frames in all, or None; frames that are narrated)
     """
-    runs = [Namespace(total=frames, count=count, live=False) for frames, count in inputs]
+    state = Namespace(first_frame=0)
+    runs = []
+    for frames, count in inputs:
+        runs.append(Namespace(total=frames, count=count, live=False, state=state))
     decision = stream.Decision(0, 0.9, 0.8, 0, 0, 0, [], None, False, nar.Tokens(), 0)
     bar = stream_command.progress(None)
     stream_command.update_bar(bar, runs, runs[0], decision)
     assert bar.total == total
+
+
+def test_a_bar_does_not_count_frames_of_an_earlier_run():
+    """The speed, and the time that is left, are those of this one."""
+    run = Namespace(total=200, count=101, live=False, state=Namespace(first_frame=100))
+    decision = stream.Decision(0, 0.9, 0.8, 0, 0, 0, [], None, False, nar.Tokens(), 0)
+    bar = stream_command.progress(None)
+    stream_command.update_bar(bar, [run], run, decision)
+    assert bar.n == 101
+    assert bar.initial == 100
 
 
 class Clock:
@@ -937,6 +951,8 @@ def test_speech_of_a_recording_suggests_a_pace(tmp_path, monkeypatch):
     features("a.safetensors", torch.randn(2, 10, 128))
     silent = nullcontext(Namespace(say=lambda text: None))
     monkeypatch.setattr(stream_command, "Speaker", lambda args: silent)
+    monkeypatch.setattr(checks, "find_voice", lambda args: ["voice"] if args.speak else None)
+    monkeypatch.setattr(checks, "find_player", lambda: ["player"])
     _, errors = call(stream_command, ["a.safetensors", "--speak"])
     assert errors.count("--pace 1 ") == 1
     _, errors = call(stream_command, ["a.safetensors", "--speak", "--pace", "1000"])

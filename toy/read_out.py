@@ -86,8 +86,9 @@ def load_read_out(model: str) -> ReadOut | None:
 
 def in_words(read_out: ReadOut, memory: Tensor) -> str:
     """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", of the places of which the
-    memory is sure."""
-    types, colours, log_ages = (answers[0] for answers in read_out(memory.float().flatten()[None]))
+    memory is sure. The read-out is on the CPU, the memory on any device."""
+    tokens = memory.float().cpu().flatten()[None]
+    types, colours, log_ages = (answers[0] for answers in read_out(tokens))
     named, sure = most_likely(types, colours)                                  # [9, 2], [9]
     plain = world.WORLDS["plain"]
     known = []

@@ -53,6 +53,7 @@ class Video:
     frames      the number of pictures expected from `duration`, or None
     damaged     during and after an iteration: the number of packets not decoded faithfully, and one
                 more if the end is missing
+    missing     after an iteration: seconds of the end that the header states and that did not come
     gaps        during and after an iteration: seconds of each gap that was too long to be believed.
                 The next picture follows without a gap
 
@@ -70,6 +71,7 @@ class Video:
         self.path = path
         self.fps = float(fps)
         self.damaged = 0
+        self.missing = 0.0
         self.gaps = []
         with self._open() as (container, stream):
             self.duration = promised(container, stream)
@@ -94,6 +96,7 @@ class Video:
         Frame i is given as soon as the picture after it has been decoded.
         """
         self.damaged = 0
+        self.missing = 0.0
         self.gaps = []
         reformatter = VideoReformatter()
         index = 0                              # of the next frame to give; its time is index / fps
@@ -107,6 +110,7 @@ class Video:
                     index += 1
             # a file that was cut between two packets shows no other sign of it
             if self.duration is not None and self.duration - end - sum(self.gaps) > 1:
+                self.missing = self.duration - end - sum(self.gaps)
                 self.damaged += 1
 
     def report(self) -> None:

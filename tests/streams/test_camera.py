@@ -610,7 +610,7 @@ def test_a_repeat_is_kept_and_not_shown(tmp_path, monkeypatch, live, repeats):
     run = stream_command.Input("camera", "", files, live)
     source = Camera("camera")
     source.arrived = 0.0
-    monkeypatch.setattr(stream_command, "open_frames", lambda *_: (iter(()), None, source))
+    monkeypatch.setattr(stream_command, "open_frames", lambda *_: (iter([None]), None, source))
     monkeypatch.setattr(stream_command, "narrate", lambda *_, **__: iter(sentence_decisions()))
     items = list(run.decisions(now_and_then(), Eyes(), arguments(), DirectPasses()))
     rows = rows_of(files["jsonl"])
@@ -660,6 +660,52 @@ def file_at_stdin(path):
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
+
+
+class BreaksOff(QuietHandler):
+    """Sends the first fifth of a file, hangs up, and from then on sends nothing."""
+    sent = False
+
+    def do_GET(self):
+        if BreaksOff.sent:
+            self.send_error(503)
+            return
+        BreaksOff.sent = True
+        data = Path(self.translate_path(self.path)).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[:len(data) // 5])
+
+
+def test_a_connection_that_breaks_off_is_no_end(tmp_path, monkeypatch, kept_signals):
+    """Its state goes on when the server is well again, and the files are as if nothing had been.
+    Files of an earlier run stay as long as there is no picture."""
+    monkeypatch.setattr(nar.Narrator, "load", cache(nar.Narrator.load))
+    write_toy(1, 0.5, tmp_path / "a.mp4")
+    expected = narrations(str(tmp_path / "a.mp4"), tmp_path)
+    jsonl = tmp_path / "n.jsonl"
+    state = ["--state", str(tmp_path / "s")]
+    for handler, code in ((BreaksOff, 1), (QuietHandler, 0)):
+        with serve(ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=tmp_path))) \
+                as server:
+            url = f"http://127.0.0.1:{server.server_port}/a.mp4"
+            assert call(stream_command, [url, "--jsonl", str(jsonl)])[0] == code
+    assert jsonl.read_text() == expected
+
+    assert call(stream_command, ["http://127.0.0.1:9/a.mp4", "--jsonl", str(jsonl)])[0] == 1
+    assert jsonl.read_text() == expected
+
+
+def test_rare_pictures_are_no_outage():
+    """At a picture every 20 s, 20 s without one say nothing."""
+    restarts = []
+    for fps, gap, expected in ((2, 9, 0), (2, 11, 1), (0.05, 21, 0), (0.05, 61, 1)):
+        source = Camera("camera", fps)
+        source.gap = gap
+        restarts.clear()
+        list(source.restart_after_outage([None], lambda: restarts.append(gap)))
+        assert len(restarts) == expected
 
 
 def test_pipe_and_network_are_as_the_file(tmp_path, monkeypatch, kept_signals):

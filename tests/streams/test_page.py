@@ -1,5 +1,6 @@
 """The player's page and the live page, in a real Chromium (tests/browser.py); what they know of the
 cache."""
+import argparse
 import gzip
 import http.client
 import json
@@ -804,7 +805,9 @@ def test_what_the_server_answers(tmp_path):
         assert ask(url, "/kitchen/video", Range=wanted)[::2] == (code, body)
     jsonl = ask(url, "/kitchen/narrations.jsonl")[2]
     assert [json.loads(line) for line in jsonl.splitlines()] == said
+    recorded.sentences.append(dict(said[-1], text="Again.", repeat=True))
     vtt = ask(url, "/kitchen/narrations.vtt")[2]
+    assert b"Again." not in vtt                         # as in a file of --vtt
     assert vtt.startswith(b"WEBVTT\n\n00:00:00.000 --> 00:00:00.5")
 
     assert ask(url, "/a%20b/frame.jpg")[0] == 404
@@ -890,6 +893,13 @@ def test_several_inputs_and_options(tmp_path):
     assert content["said"][0]["text"] == said[0]["text"]
 
     defaults = {"html": None, "serve": None, "host": serve.HOST, "state": None}
+    diary = tmp_path / "diary.html"
+    diary.write_text("mine")
+    run = mock.Mock(source="camera", files={}, live=True)
+    args = argparse.Namespace(**defaults | {"html": str(diary)})
+    with pytest.raises(BadData, match="diary.html: is there already, and is not what --html writes"):
+        serve.Pages(args, [run])
+
     for changes in ({"host": "0.0.0.0"}, {"html": "/dev/null/x", "several": False},
                     {"html": str(tmp_path / "page.html"), "state": "s"}):
         with pytest.raises((BadData, OSError)):

@@ -251,6 +251,15 @@ def test_sound_that_begins_before_the_picture(tmp_path):
     assert abs(len(sound(tmp_path / "b.mp4")) / 48000 - 3.5) < 0.2       # 0.1 s is not corrected
 
 
+def test_sound_that_begins_late_in_a_long_video(tmp_path):
+    """A gap is silence, if it is no longer than the video; else its clock is damaged."""
+    source = film(tmp_path / "a.mkv", "matroska", "mpeg4", "pcm_s16le", late=2.0)
+    for longest_gap, seconds in ((3.0, 4.0), (1.0, 2.0)):
+        pieces = list(speech.sound_of_video(str(source), 0.0, longest_gap))
+        samples = sum(piece.shape[1] for piece in pieces)
+        assert abs(samples / speech.RATE - seconds) < 0.15
+
+
 def test_cues(tmp_path):
     """In the order of their times, one at a time, to the millisecond; marks and other scripts are
     text."""

@@ -148,6 +148,21 @@ def test_into_a_cache_of_another_capacity():
     assert len(resumed[-1].cache.used) > 256
 
 
+def test_into_a_cache_that_has_grown():
+    """On CUDA, `try_passes` adds slots to the new cache before the state comes."""
+    model, x = talking()
+    context = open_stream(model)
+    list(narrate(model, x[:6], context=context))
+    numbers, tensors = pack(context)
+    larger = open_stream(model)
+    model_answers(model, larger, None)                  # its buffers
+    larger.cache.grow(128)
+    unpack(larger, numbers, tensors)
+    assert larger.cache.used.sum() == context.cache.used.sum()
+    assert len(larger.cache.free) == len(larger.cache.used) - larger.cache.used.sum()
+    assert len(larger.cache.used) == len(context.cache.used) + 128
+
+
 def test_size_is_constant():
     """The state of a bounded stream does not grow."""
     model, x = talking(last_k=2, max_segment=2.0, max_position=200)
@@ -757,6 +772,16 @@ def test_a_live_trace_has_one_row_for_a_frame(tmp_path):
             writers.trace({"frame": 1, "narrate": True})
         assert rows_of(path)[start:] == [{"frame": start, "narrate": True},
                                          {"frame": start + 1, "narrate": True}]
+
+
+def test_cues_are_numbered_on_after_one_without_words(tmp_path):
+    path = tmp_path / "a.srt"
+    for _ in range(2):
+        with ExitStack() as stack:
+            writers = Writers({"srt": path}, stack, live=True)
+            for n, text in enumerate(["You look.", ""]):
+                writers.sentence({"n": n, "frame": n, "start": n, "end": n + 1, "text": text})
+    assert re.findall(r"^(\d+)$", path.read_text(), re.M) == list("1234")
 
 
 @pytest.mark.parametrize("content, message", [
