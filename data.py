@@ -266,9 +266,20 @@ def annotated(name: str, root: Path, split: str, limit: int | None, streaming: b
     return iter(samples)
 
 
+def entry_of(store: Store, video: str) -> dict:
+    """The store's entry of a video. BadData if its features have another rate than is needed."""
+    entry = store.entry(video)
+    fps = entry.get("fps", world.FPS)
+    if fps != world.FPS:
+        raise BadData(f"{store.file}: video {video} was encoded with {fps:g} frames a second, and "
+                      f"{world.FPS} are needed; encode it again: python data.py encode --fps "
+                      f"{world.FPS}")
+    return entry
+
+
 def track_sample(track: annotations.Track, store: Store, shape: tuple, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first narration to the last."""
-    entry = store.entry(track.video)
+    entry = entry_of(store, track.video)
     duration = entry["duration"]
     # As published: on the first frame that is not shown before the narration. So a narration at a
     # multiple of 1 / fps is one frame later than `frame_at` would have it.
@@ -316,7 +327,7 @@ def interval_sample(interval: annotations.Interval, store: Store, shape: tuple) 
         memory_words=[],
         fps=world.FPS,
         num_frames=num_frames,
-        duration=store.entry(video)["duration"],
+        duration=entry_of(store, video)["duration"],
         source=None,
         read=read,
         tracks=[track.narrations for track in interval.tracks],

@@ -135,7 +135,11 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     """
     output = model(pixel_values=pixels)
     side = model.config.image_size // model.config.patch_size
-    patches = output.last_hidden_state[:, -side * side:]        # drops a leading CLS token, if any
+    tokens = output.last_hidden_state
+    if tokens.shape[1] < side * side or output.get("pooler_output") is None:
+        raise BadData(f"the vision model {model.config.model_type} has no token for each patch, or no "
+                      f"pooled output; use SigLIP, CLIP, ViT or DINOv2")
+    patches = tokens[:, -side * side:]                          # drops a leading CLS token, if any
     patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
     pooled = F.adaptive_avg_pool2d(patches, grid) if grid else patches[..., :0]
     pooled = rearrange(pooled, "t d h w -> t (h w) d")

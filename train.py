@@ -339,7 +339,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         for example, earlier, before in islice(coming, share_of_batch):
             past = nar.Past(memory_after(narrator, earlier) if earlier else None, before)
             loss, learned = narrator.loss(example.x, example.narrations, past)
-            # §3.5: the mean over a video's learned tokens, then over the videos of the batch
+            # As published: the mean over a video's learned tokens, then over the videos of the batch
             (loss / learned / options.batch).backward()
             total += loss.item() / learned / options.batch
             T, J, _ = example.x.shape
@@ -361,7 +361,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
 @torch.no_grad()
 def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
-    """The mean loss of all learned tokens, without dropout. Each process computes a part of it."""
+    """The mean loss of all learned tokens of all videos (in training: of each video's mean), without
+    dropout. Each process computes a part of it."""
     process, processes = rank()
     narrator.eval()
     loss = 0
@@ -463,9 +464,10 @@ class Annotated(Sequence):
     only its range.
     """
 
-    def __init__(self, samples: list[data.Sample], layout: nar.Layout):
+    def __init__(self, samples: list[data.Sample], narrator: nar.Narrator):
         self.samples = samples
-        self.layout = layout
+        self.layout = narrator.layout
+        self.shape = narrator.config.J, narrator.config.width
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -473,7 +475,11 @@ class Annotated(Sequence):
     def __getitem__(self, index: int) -> Example:
         sample = self.samples[index]
         narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
-        return Example(sample.read(0, sample.num_frames), narrations)
+        x = sample.read(0, sample.num_frames)
+        if x.shape[1:] != self.shape:
+            raise BadData(f"{sample.name}: has frame tokens {list(x.shape[1:])}, the narrator needs "
+                          f"{list(self.shape)}; encode its video as the others")
+        return Example(x, narrations)
 
 
 def train_annotated(options: Options, choose_length: Callable | None = None,
@@ -495,21 +501,22 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     if processes > 1:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     J, width = samples[0].read(0, 1).shape[1:]
+    encoder = nar.Config.vision                                 # of published features
+    if options.data not in data.DATASETS:
+        encoder = own_videos.encoder_of(options.data, samples[0].name)
     if options.init:
         narrator = pretrained(options, dtype)
+        if options.data not in data.DATASETS:
+            own_videos.warn_of_encoder(encoder, narrator.config.vision)
     else:
         llm = options.llm or nar.Config.llm
-        vision = options.vision
-        if not vision and options.data in data.DATASETS:
-            vision = nar.Config.vision
-        elif not vision:
-            vision = own_videos.encoder_of(options.data, samples[0].name)
+        vision = options.vision or encoder
         config = new_config(options, llm, vision, J, width)
         config.fps = samples[0].fps
         llm, tokenizer = checkpoint.load_llm(config.llm, dtype, device)
         narrator = variants.new_narrator(llm, tokenizer, config)
     check_features(narrator.config, J, width, samples[0].fps)
-    examples = Annotated(samples, narrator.layout)
+    examples = Annotated(samples, narrator)
     if not options.init:
         begin(narrator, options, examples)
     narrator.to(device)
@@ -518,7 +525,7 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
             dist.broadcast(p.data, 0)
     if choose_length and options.data not in data.DATASETS:
         choose_length(narrator, examples, options)
-    train_narrator(narrator, examples, options, Annotated(held_out, narrator.layout), show)
+    train_narrator(narrator, examples, options, Annotated(held_out, narrator), show)
     if process == 0:
         save(narrator, options)
     if processes > 1:

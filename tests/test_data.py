@@ -405,6 +405,37 @@ def test_encode_reads_large_pictures_scaled(tmp_path, monkeypatch):
     assert torch.equal(x[0], x[3]) and torch.equal(x[4], x[7]) and not torch.equal(x[3], x[4])
 
 
+def test_features_of_another_rate_are_refused(videos, tmp_path):
+    """Narrations would get the pictures of another time."""
+    encode(videos[:1], tmp_path / "features", "--fps", "4")
+    name = Path(videos[0]).stem
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "refined_train_narrations.json").write_text(
+        json.dumps({name: [{"time": 0.5, "text": "You look."}]}))
+    with pytest.raises(BadData, match="was encoded with 4 frames a second, and 2 are needed"):
+        list(data.load_dataset("ek100", tmp_path, "train"))
+
+
+def test_encoded_videos_beside_published_features(videos, tmp_path):
+    """Entries of the published index stay, and videos of both indices are found."""
+    features = tmp_path / "features"
+    features.mkdir()
+    torch.save(torch.ones(5, 10, 128), features / "a.pt")
+    published = {"a": {"duration": 2.0, "path": "a.pt"}}
+    (features / "features_metadata.json").write_text(json.dumps(published))
+    torch.save(torch.ones(7, 10, 128), features / "b.pt")
+    published = {"b": {"duration": 3.0, "path": "b.pt"}}
+    (tmp_path / "features_metadata.json").write_text(json.dumps(published))
+    encode(videos[:1], features)
+    store = Store(tmp_path)
+    assert [store.rows(name) for name in ("a", "b")] == [5, 7]
+    assert store.rows(Path(videos[0]).stem) > 7
+
+    save_file({"features": torch.ones(5, 10, 128)}, features / "c.safetensors")
+    with pytest.raises(BadData, match="c.safetensors: was not written by data.py encode; choose"):
+        encode(videos[:1], features)
+
+
 def test_encoded_videos_are_a_data_set(videos, tmp_path):
     """Our own features with annotations, up to the last half second: every sample can be read."""
     encode(videos, tmp_path / "features")

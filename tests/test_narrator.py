@@ -6,7 +6,10 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
+from transformers import (
+    ConvNextConfig, ConvNextModel, LlamaConfig, LlamaForCausalLM, SiglipVisionConfig,
+    SiglipVisionModel, SwinConfig, SwinModel,
+)
 
 import narrator as nar
 from baselines.variants import load_narrator
@@ -380,6 +383,24 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
     patches = output.last_hidden_state.view(6, 6, 16)
     row_1_column_2 = patches[2:4, 4:6].mean((0, 1))
     assert torch.allclose(x[0, 1 + 3 + 2], row_1_column_2, atol=1e-5)
+
+
+def test_other_vision_models_are_refused(tmp_path):
+    """One without a pooled output, one with fewer tokens than patches, one without patches."""
+    statistics = json.dumps({"image_mean": [0.5] * 3, "image_std": [0.25] * 3})
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    swin = SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], image_size=32, patch_size=4,
+                      window_size=2)
+    for model, message in (
+        (SiglipVisionModel(SiglipVisionConfig(**small, vision_use_head=False)), "no pooled output"),
+        (SwinModel(swin), "no token for each patch"),
+        (ConvNextModel(ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4)), "has no hidden_size"),
+    ):
+        model.save_pretrained(tmp_path)
+        (tmp_path / "preprocessor_config.json").write_text(statistics)
+        with pytest.raises(BadData, match=message):
+            nar.VisionEncoder(str(tmp_path))(torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
 
 
 def test_without_pooled_patches_a_frame_is_its_cls_token(tmp_path):

@@ -294,6 +294,24 @@ def test_validation_is_shared(tmp_path, monkeypatch):
     assert indices == {1, 3}
 
 
+def test_features_of_another_shape_are_refused_by_name(tmp_path):
+    model = tiny()
+    short = data.Sample(name="b", narrations=[], memory_words=[], fps=2, num_frames=2, duration=1.0,
+                        source=None, read=lambda start, stop: torch.zeros(2, 5, 128))
+    with pytest.raises(BadData, match=r"b: has frame tokens \[5, 128\], the narrator needs \[10, 32"):
+        train.Annotated([short], model)[0]
+
+
+def test_a_log_without_the_line_of_a_step_keeps_its_others(tmp_path):
+    """Ctrl-C came after the step, and before its line was written."""
+    log = tmp_path / "a-log.jsonl"
+    log.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (0, 1, 3, 4)))
+    training.cut_log(log, 3, lambda step: {"val_loss": step})
+    assert [row["step"] for row in read_jsonl(log)] == [0, 1]
+    training.cut_log(log, 2, lambda step: {"val_loss": step})
+    assert read_jsonl(log)[1]["val_loss"] == 1
+
+
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     model = tiny(max_new_tokens=2)
     options = train.Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
@@ -399,7 +417,7 @@ def test_a_damaged_file_ends_training_by_name(tmp_path):
     model = tiny()
     options = train.Options(output=str(tmp_path / "out"), batch=1, epochs=1.0, save_every=1)
     with pytest.raises(BadData, match=f"^{name}: damaged$"):
-        train.train_narrator(model, train.Annotated(samples, model.layout), options)
+        train.train_narrator(model, train.Annotated(samples, model), options)
     assert len(losses(tmp_path / "out")) == 2
 
 
@@ -775,7 +793,7 @@ def test_start_statistics(tmp_path, monkeypatch):
     gate = "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias"
     assert model.trainable()[gate].tolist() == pytest.approx([4.0] * 8 + [8.0] * 8)
     samples = list(data.load_dataset("ek100", tmp_path / "root", "train"))
-    x = train.Annotated(samples, model.layout)[0].x
+    x = train.Annotated(samples, model)[0].x
     assert model.connector[0](x[:, 1:]).mean((0, 1)).abs().max() < 0.5
     assert model.connector[0].bias.abs().sum() > 0
 
@@ -921,7 +939,7 @@ def test_annotated_training_reads_only_its_range(tmp_path):
 
     for sample in samples:
         sample.read = recorded(sample.read)
-    annotated = train.Annotated(samples, tiny().layout)
+    annotated = train.Annotated(samples, tiny(width=16))
     assert [len(annotated[i].x) for i in range(len(annotated))] == lengths
     assert lengths == [sample.num_frames for sample in samples]
     assert max(lengths) <= 6

@@ -15,25 +15,26 @@ DTYPES = ("float32", "bfloat16", "float16")
 DTYPES_OF_STREAMS = (*DTYPES, "int8")
 # Processors with AMX multiply bf16 about as fast as int8.
 AMX = torch.cpu._is_amx_tile_supported()
+CONTAINER = Path("/sys/fs/cgroup")         # where Linux says what a container may take
 
 
 def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
     """Decide device and dtype, for all commands.
 
-    "auto": CUDA (under torchrun, this process's GPU) before MPS before the CPU, and bfloat16 on
-    CUDA, else float32. BadData if this machine has no such device. "int8" is the format of weights,
+    "auto": CUDA before MPS before the CPU, and bfloat16 on CUDA, else float32. Under torchrun,
+    "cuda" is this process's GPU. BadData if this machine has no such device. "int8" is the format of weights,
     for streams only; the numbers between them are bfloat16 on CUDA, else float32.
     """
     has_mps = torch.backends.mps.is_available()
     if device == "auto":
         if torch.cuda.is_available():
             device = "cuda"
-            if "LOCAL_RANK" in os.environ:
-                device = f"cuda:{os.environ['LOCAL_RANK']}"
         elif has_mps:
             device = "mps"
         else:
             device = "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
         raise BadData(f"--device is cpu, cuda, cuda:N, mps or auto, not {device}")
     kind, _, number = device.partition(":")
@@ -89,13 +90,16 @@ def free_memory(device: str = "cpu") -> int | None:
         return None
     free = sizes["MemAvailable"] + sizes.get("SwapFree", 0)
     # a container can have a limit of its own
-    group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
+        limit = int((CONTAINER / "memory.max").read_text())
+        used = int((CONTAINER / "memory.current").read_text())
+        lines = (CONTAINER / "memory.stat").read_text().splitlines()
+        counts = dict(line.split() for line in lines)
     except (OSError, ValueError):               # no such file, or "max": no limit
         return free
-    return min(free, limit - used)
+    # copies of files, which make room when it is needed
+    cached = int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
+    return min(free, limit - used + cached)
 
 
 def whole_memory() -> int | None:

@@ -77,7 +77,7 @@ class PlainProgress:
         count = f"{self.n} of {self.total}" if self.total else f"{self.n}"
         speed = (self.n - self.initial) / seconds
         left = ""
-        if self.total:
+        if self.total and speed > 0:
             left = f", {duration((self.total - self.n) / speed)} left"
         prefix = f"{self.desc}: " if self.desc else ""
         postfix = f"; {self.postfix}" if self.postfix else ""

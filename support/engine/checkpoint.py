@@ -469,6 +469,7 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32, device: s
         def image_half(model):
             return model.vision_model if has_text_half else model
 
+        check_vision_config(config.vision_config if has_text_half else config, source)
         model = read_model(AutoModel, name, where, dtype, image_half, device)
         file = Path(name) / "preprocessor_config.json"
         if not file.exists():
@@ -483,6 +484,14 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32, device: s
     except LOADING as error:
         raise BadData(f"vision model '{source}' cannot be loaded "
                       f"(--vision FOLDER_OR_HUB_ID sets it): {first_line(error)}") from error
+
+
+def check_vision_config(config, source: str) -> None:
+    """BadData unless the settings are those of a vision transformer with square patches."""
+    for name in ("image_size", "patch_size", "hidden_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise BadData(f"vision model '{source}': has no {name}, as vision transformers with "
+                          f"square patches have; use SigLIP, CLIP, ViT or DINOv2")
 
 
 def check_three_numbers(settings: dict, key: str, minimum: float, file: Path) -> None:

@@ -217,7 +217,7 @@ class Run:
         start = 0
         if self.resume and self.state.exists():
             start = restore(self.state, self.parameters, self.optimizer, self.settings)
-        if self.resume and start == 0 and self.is_first_process:
+        if self.resume and not self.state.exists() and self.is_first_process:
             print(f"{self.stage}: starts from the beginning, {self.state} is not there",
                   file=sys.stderr)
         cut_log(self.log, start, self.validate)
@@ -243,13 +243,13 @@ class Run:
         """Log the step, and save the state if it is time to."""
         speed = round(tokens / (time.perf_counter() - self.began))
         entry = {"step": step, "loss": loss, "tokens_per_s": speed}
-        self.bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
         try:
             # an interrupted validation still leaves the step in the log; see `cut_log`
             entry |= self.validate(step)
         finally:
             if self.is_first_process:
                 append_log(self.log, entry)
+        self.bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
         steps_done = step + 1
         if steps_done % self.save_every == 0 or steps_done == self.steps:
             self.save()
@@ -271,16 +271,17 @@ def append_log(log: Path, entry: dict) -> None:
 
 
 def cut_log(log: Path, steps: int, validate: Callable[[int], dict]) -> None:
-    """Keep the first `steps` lines of the log.
+    """Keep the lines of the first `steps` steps in the log.
 
     If the training was interrupted during the validation after the last of these steps, the
     validation is done now.
     """
     entries = []
     if steps:
-        lines = log.read_text().splitlines()
-        entries = [json.loads(line) for line in lines[:steps]]
-    if entries and "val_loss" not in entries[-1]:
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        entries = [entry for entry in entries if entry["step"] < steps]
+    # Ctrl-C just after a step leaves no line of it.
+    if entries and entries[-1]["step"] == steps - 1 and "val_loss" not in entries[-1]:
         entries[-1] |= validate(steps - 1)
     process, _ = rank()
     if process == 0:

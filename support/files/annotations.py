@@ -402,7 +402,7 @@ def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
     if "\0" in text:
         raise BadData(f"{path}: has zero bytes; damaged? get it again")
     narrations = defaultdict(list)             # video -> [(seconds, sentence)]
-    reader = csv.DictReader(StringIO(text))
+    reader = csv.DictReader(StringIO(text), strict=True)
     required = {"video_id", "narration", "start_timestamp"}
     try:
         expect(required <= set(reader.fieldnames or ()), path, "first line",
@@ -410,7 +410,7 @@ def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
         for row in reader:
             entry = f"line {reader.line_num}"
             # csv stores surplus cells under the key None, and None in place of missing cells
-            complete = None not in row and all(row[column] is not None for column in required)
+            complete = None not in row and None not in row.values()
             expect(complete, path, entry, "does not have as many columns as the first line")
             timestamp = (row.get("narration_timestamp") or "").strip()
             if timestamp in ("", "nan", "NaN"):

@@ -163,7 +163,8 @@ def read_table(path: Path) -> list[Cue]:
     # the separator follows the first cell, which may be a time with a decimal comma
     match = re.match(r'\s*"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content)
     separator = match[1] if match else ","
-    reader = csv.reader(StringIO(content), delimiter=separator)
+    # strict: an unbalanced quote is an error, and does not take in the lines that follow
+    reader = csv.reader(StringIO(content), delimiter=separator, strict=True)
     columns = None                             # column of time, column of text, number of columns
     cues = []
     try:

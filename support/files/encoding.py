@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from support.common.disk import check_writable, write_json, write_tensors
+from support.common.disk import check_writable, read_json, write_json, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.progress import progress
@@ -104,16 +104,27 @@ def write_metadata(output: Path):
 
     Several processes may end at the same time. Each lists the files again after writing. So the
     last process to write has seen the files of all the others: none is lost, in whatever order
-    they run, on any file system.
+    they run, on any file system. Entries of other files (published features) stay.
     """
+    others = {}
+    if (output / METADATA).exists():
+        content = read_json(output / METADATA)
+        if not isinstance(content, dict):
+            raise BadData(f"{output / METADATA}: expected an object with one entry per video")
+        for video, entry in content.items():
+            path = entry.get("path") if isinstance(entry, dict) else None
+            if not str(path).endswith(".safetensors"):
+                others[video] = entry
     seen = None
     files = sorted(output.glob("*.safetensors"))
     while files != seen:
-        metadata = {}
+        metadata = dict(others)
         for path in files:
             frames, settings = read_header(path)
-            metadata[path.stem] = {"duration": float(settings["duration"]), "path": path.name,
-                                   "frames": frames}
+            entry = {"duration": float(settings["duration"]), "path": path.name, "frames": frames}
+            if "fps" in settings:
+                entry["fps"] = float(settings["fps"])
+            metadata[path.stem] = entry
         write_json(output / METADATA, metadata)
         seen = files
         files = sorted(output.glob("*.safetensors"))

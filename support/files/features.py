@@ -4,7 +4,8 @@ whole or by range.
 x           frame features, the frame tokens X_t of a video: [T, J, D] = frames, tokens per frame,
             width
 store       features_metadata.json, {video: {"duration": seconds, "path": file}}, and the files that
-            it names. `python data.py encode` also writes how many "frames" a file has
+            it names. `python data.py encode` also writes how many "frames" a file has, and their
+            rate, "fps"
 """
 from __future__ import annotations
 
@@ -231,11 +232,21 @@ def read_header(path: Path) -> tuple[int, dict[str, str]]:
         with safe_open(path, "pt") as file:
             frames = file.get_slice("features").get_shape()[0]
             settings = file.metadata() or {}
-        float(settings["duration"])
-    except (SafetensorError, OSError, LookupError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError) as error:
         raise BadData(f"{path}: is damaged, or was not written by data.py encode "
                       f"({type(error).__name__}); delete it, and encode its video again") from error
+    if not is_float(settings.get("duration", "")):
+        raise BadData(f"{path}: was not written by data.py encode; choose another --output, with no "
+                      f"other features in it")
     return frames, settings
+
+
+def is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------- a data set's features
@@ -245,9 +256,10 @@ class Store:
     """The features of a data set. A file is opened when a range of its frames is needed. It is
     never read whole.
 
-    root        folder with features_metadata.json or features/features_metadata.json. The feature
-                files lie beside this file, in root/features, or in a folder of root/features. Or
-                all features are in root/features.safetensors, under the names of the videos
+    root        folder with features_metadata.json, features/features_metadata.json, or both: of
+                a video in both, the second one counts. The feature files lie beside these files, or
+                in a folder of root/features. Or all features are in root/features.safetensors,
+                under the names of the videos
     names       {name in the annotations: name in the features}, where they differ (EgoExo4D's
                 takes)
     """
@@ -256,21 +268,24 @@ class Store:
         self.root = root
         self.names = names or {}
         features = root / "features"
-        self.file = root / "features_metadata.json"
-        if not self.file.is_file():
-            self.file = features / "features_metadata.json"
-        if not self.file.is_file():
+        indices = [folder / "features_metadata.json" for folder in (root, features)]
+        indices = [file for file in indices if file.is_file()]
+        if not indices:
             raise BadData(f"{root}: has no features_metadata.json; "
                           f"get it with the features (FlowNar-Data), or make both: "
                           f"python data.py encode VIDEO... --output {features}")
-        self.videos = read_json(self.file)
-        if not isinstance(self.videos, dict):
-            raise BadData(f"{self.file}: expected an object with one entry per video")
+        self.videos = {}
+        for file in indices:
+            content = read_json(file)
+            if not isinstance(content, dict):
+                raise BadData(f"{file}: expected an object with one entry per video")
+            self.videos |= content
+        self.file = indices[0]
         # Listed once, because a large folder is slow to list.
         self.folders = [self.file.parent, root, features, *sorted(features.glob("*/"))]
 
     def entry(self, video: str) -> dict:
-        """{"duration", "path"} of a video, perhaps with "frames".
+        """{"duration", "path"} of a video, perhaps with "frames" and "fps".
 
         Raises BadData if the video has no entry, or an invalid one.
         """

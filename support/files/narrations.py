@@ -41,12 +41,7 @@ def read_predictions(path: Path) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder (formats: see above)."""
     predictions = {}
     for file in narration_files(path):
-        if file.suffix.lower() == ".jsonl":
-            video = unquote(file.stem)         # the inverse of file_name
-            content = {video: read_jsonl(file)}
-        else:
-            content = read_videos(file)
-        for video, rows in content.items():
+        for video, rows in read_videos(file).items():
             place = f"{file}, video {video}"
             refuse_second(video in predictions, place)
             predictions[video] = to_sentences(rows, place)
@@ -169,7 +164,9 @@ def narration_files(path: Path) -> list[Path]:
 
 
 def read_videos(file: Path) -> dict:
-    """{video: entry} of a file that is not .jsonl."""
+    """{video: entry} of a file."""
+    if file.suffix.lower() == ".jsonl":
+        return {unquote(file.stem): read_jsonl(file)}          # the inverse of file_name
     if file.suffix.lower() in (".csv", ".srt", ".vtt"):
         rows = [{"time": time, "text": text} for time, text in read_cues(file, Notes())]
         return {file.stem: rows}

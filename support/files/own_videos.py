@@ -277,6 +277,17 @@ def encoder_of(folder: str, name: str) -> str:
     return made["vision"]
 
 
+def warn_of_encoder(encoder: str, vision: str) -> None:
+    """Print a line if features were made by another vision model, by its name, than the narrator's.
+
+    A folder and a hub id can be the same model, so this is no error.
+    """
+    if Path(encoder).resolve() != Path(vision).resolve():
+        print(f"the features were made by {encoder}, and the narrator looks through {vision}: unless "
+              f"these are the same, encode the videos again (data.py encode --model)",
+              file=sys.stderr)
+
+
 def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
     """Number of frames and settings of a video's features.
 

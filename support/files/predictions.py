@@ -73,7 +73,8 @@ class Predictions:
 
 
 def digest(module: torch.nn.Module) -> str:
-    """SHA-256 of all weights, with their names, dtypes and shapes."""
+    """SHA-256 of all weights, with their names, dtypes and shapes. Those that are packed for a
+    processor or in int8 (support/engine) are no weights of the module any more, and not in it."""
     weights_hash = sha256()
     for name, weight in module.state_dict().items():
         weights_hash.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())

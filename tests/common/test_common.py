@@ -169,6 +169,10 @@ def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
         now[0] += 60
         bar.update(20)
     assert capsys.readouterr().err == "streaming: 120 frames in 60 s, 2 a second; cache 3 tokens\n"
+    with progress(None, "speech", 5, "sentence") as bar:
+        now[0] += 60
+        bar.update(0)                                  # nothing is done yet: no time is left
+    assert capsys.readouterr().err == "speech: 0 of 5 sentences in 60 s, 0 a second\n"
 
 
 @pytest.mark.parametrize("seconds, text", [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"),

@@ -132,6 +132,27 @@ def test_free_memory(monkeypatch):
     assert devices.free_memory("cuda:0") == 123
 
 
+def test_free_memory_in_a_container(tmp_path, monkeypatch):
+    """Copies of files make room when memory is needed: they are free."""
+    (tmp_path / "memory.max").write_text("16000\n")
+    (tmp_path / "memory.current").write_text("15500\n")
+    (tmp_path / "memory.stat").write_text("anon 500\nactive_file 5000\ninactive_file 10000\n")
+    monkeypatch.setattr(devices, "CONTAINER", tmp_path)
+    if devices.whole_memory() is not None and Path("/proc/meminfo").exists():
+        assert devices.free_memory() == 15_500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert devices.free_memory() != 15_500
+
+
+def test_a_process_of_torchrun_takes_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for device in ("auto", "cuda"):
+        assert devices.device_and_dtype(device)[0] == "cuda:1"
+    assert devices.device_and_dtype("cuda:0")[0] == "cuda:0"
+
+
 def test_advice_for_large_models_only(monkeypatch, capsys):
     monkeypatch.setattr(errors, "SAID_ONCE", set())
     llm = load_llm(LLM)[0]

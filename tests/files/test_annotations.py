@@ -399,6 +399,10 @@ def epic_row(timestamp="00:00:01", text="open door"):
     (epic_csv(epic_row(text="open d\u00f6r")).encode("latin-1"), "is not UTF-8"),
     (epic_csv(epic_row(text="\0")), "zero bytes"),
     (epic_csv(epic_row(text="x" * 200_000)), "is not CSV"),
+    # a quote without its end would take in all lines after it
+    (epic_csv(epic_row()).replace("open door", '"open door') + "a,P01\n", "is not CSV"),
+    # a file that was cut in its last line
+    (epic_csv(epic_row()).replace("open door,open", "open d"), "line 2: does not have as many"),
 ])
 def test_damaged_csv(tmp_path, content, message):
     write(tmp_path / "EPIC_100_train.csv", content)

@@ -291,6 +291,7 @@ def test_sentences_of_subtitles_and_tables(tmp_path, name):
     ("a.csv", "-1,You sit.\n", "line 1"),
     ("a.csv", "", "has no narrations"),
     ("a.csv", f"1,\"{'x' * 200_000}\"\n", "is not CSV"),
+    ("a.csv", '1,"You sit.\n2,You stir.\n', "is not CSV"),
     ("a.csv", "1,Öffne.".encode("latin-1"), "is not UTF-8"),
     ("a.json", "{", "is not JSON"),
     ("a.json", '{"narrations": 3}', "expected a list"),
@@ -373,6 +374,8 @@ def test_scores_of_subtitles(tmp_path):
     assert {name: len(truth.annotators[0]) for name, truth in truths.items()} == {"a": 2, "b": 2}
     scored = command("score", "--pred", predictions, "--gt", tmp_path, "--json")
     assert (scored["videos"], scored["predicted"], scored["recall"]) == (2, 3, 0.75)
+    by_lines = read_truth(predictions / "a.jsonl")
+    assert [sentence.time for sentence in by_lines["a"].annotators[0]] == [1.0, 3.0]
     alone = command("score", "--pred", predictions / "b.vtt", "--gt", tmp_path / "b.srt", "--json")
     assert (alone["predicted"], alone["precision"], alone["recall"]) == (1, 1.0, 0.5)
 
