@@ -4,7 +4,8 @@ paper).
     python -m experiments.tables one-loss               trains and evaluates what has no result yet
     python -m experiments.figures learning --png learning.png
 
-Each point is a training of its own: its learning rate falls to zero at the last update.
+Each point is a training of its own: its learning rate falls to zero at the last update. A line goes
+through the means where several trainings made as many updates.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from toy.stages import DEFAULTS
 from toy.world import COLOURS
 
 TABLE = TABLES["one-loss"]
+Curve = list[tuple[int, list[float]]]          # updates, and memory words of each training
 
 
 def updates(row: Row) -> int:
@@ -31,23 +33,25 @@ def updates(row: Row) -> int:
     return epochs * videos // DEFAULTS["batch"]
 
 
-def words_by_updates() -> dict[str, list[tuple[int, float]]]:
-    """{memory: (updates, memory words) of each result}"""
+def words_by_updates() -> dict[str, Curve]:
+    """{memory: its curve}"""
     curves = {}
     for row in TABLE.rows:
         numbers = measured(row, MEMORY_WORDS, good_seeds(row, TABLE, seeds_of(TABLE, None)))
         memory, _, _ = row.label.rpartition(",")
-        for number in numbers:
-            curves.setdefault(memory, []).append((updates(row), number))
+        if numbers:
+            curves.setdefault(memory, []).append((updates(row), numbers))
     return curves
 
 
-def plot_learning(curves: dict[str, list[tuple[int, float]]], png: str) -> None:
+def plot_learning(curves: dict[str, Curve], png: str) -> None:
     figure, axes = pyplot().subplots(figsize=(6, 3.5), layout="constrained")
-    for memory, points in curves.items():
-        places = [update for update, _ in points]
-        words = [share for _, share in points]
-        axes.plot(places, words, marker="o", label=memory)
+    for memory, curve in curves.items():
+        places = [update for update, _ in curve]
+        means = [sum(numbers) / len(numbers) for _, numbers in curve]
+        line, = axes.plot(places, means, label=memory)
+        for update, numbers in curve:
+            axes.plot([update] * len(numbers), numbers, "o", color=line.get_color())
     axes.axhline(1 / len(COLOURS), color="#999999", linestyle=":", label="guessed")
     axes.set(xlabel="updates by the paper's loss", ylabel="memory words")
     axes.set(xlim=(0, None), ylim=(0, 1))

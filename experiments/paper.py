@@ -394,7 +394,8 @@ TABLES = {
             Row("Refac. RetNet, 8 epochs", "retnet-8", ""),
             Row("one gate per head, 8 epochs", "scalar-8", ""),
             Row("CLAM, with `recall`, 3 epochs", "flownar", ""),
-        ]),
+        ],
+        seeds=3),
     "T6": Table(
         "Duration, teacher-forced", "ek100", TEACHER_FORCED,
         columns=teacher("long-teacher", "by_duration/{}/"),

@@ -18,6 +18,7 @@ from test_commands import Parsed, catch_parser
 ALL_TABLES = list(paper.TABLES.values())
 WITH_SEEDS = (
     "T1", "T2", "T3", "T5", "T7", "T9", "T13", "T14", "T15", "shift", "knowledge", "ages", "start",
+    "one-loss",
 )
 
 
