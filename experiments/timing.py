@@ -48,7 +48,7 @@ class Stages:
         self.watch = watch
 
     def absorb(self) -> None:
-        if self.waiting:
+        if self.unabsorbed:
             with self.watch("memory"):
                 super().absorb()
 
@@ -119,7 +119,7 @@ class Meter:
             if decision.narration is not None:
                 text_seconds = self.stages["text"] - text_before
             cache = self.context.cache
-            state = state_bytes(self.context) + sum(x.nbytes for x in self.context.waiting)
+            state = state_bytes(self.context) + sum(x.nbytes for x in self.context.unabsorbed)
             self.rows.append({
                 "seconds": seconds,
                 "processor_s": processor_seconds,

@@ -113,7 +113,7 @@ class Fast(Context):
         self.clock = clock
         self.guesses = guesses
         self.upcoming: FrameBuffer | None = None        # frames to come
-        self.waiting: list[Tensor] = []                 # frames that are not yet absorbed
+        self.unabsorbed: list[Tensor] = []              # frames that the memory has not seen yet
         # what was read ahead: ids, slots, and what follows
         self.ahead: deque[tuple[list[int], np.ndarray, NextToken]] = deque()
         self.narrated: deque[int] = deque(maxlen=500)   # ids of the latest narrations
@@ -132,16 +132,16 @@ class Fast(Context):
     # ------------------------------------------------------------------ memory
 
     def update_memory(self, x: Tensor) -> None:
-        self.waiting.append(x)
-        if len(self.waiting) == ABSORBED_FRAMES:
+        self.unabsorbed.append(x)
+        if len(self.unabsorbed) == ABSORBED_FRAMES:
             self.absorb()
 
     def absorb(self) -> None:
         """Bring S_t up to the present frame."""
-        if self.waiting:
-            super().update_memory(torch.cat(self.waiting))
+        if self.unabsorbed:
+            super().update_memory(torch.cat(self.unabsorbed))
             self.check(self.state)
-            self.waiting = []
+            self.unabsorbed = []
 
     def read_memory(self, ids: list[int] | None = None) -> None:
         self.absorb()

@@ -80,7 +80,7 @@ TOKENS = ("kind", "segment", "number")
 
 
 class State:
-    """The state file of one input (`run`, commands/stream.py: Input).
+    """The state file of an input, its owner (commands/stream.py: Input).
 
     Without a path, it does nothing.
 
@@ -95,9 +95,9 @@ class State:
     As a context manager, it releases its lock at the end.
     """
 
-    def __init__(self, path: str | None, run):
+    def __init__(self, path: str | None, owner):
         self.path = path
-        self.run = run
+        self.owner = owner
         self.writers = None
         self.saved_files = None
         self.first_frame = 0
@@ -133,53 +133,53 @@ class State:
         if self.stopping:                      # Ctrl-C came before this input had its turn
             self.stopped = True
             return False
-        run = self.run
+        owner = self.owner
         path = Path(self.path)
-        outputs = [file for file in run.files.values() if file]
-        check_distinct(path, "" if run.live else run.source, *outputs)
+        outputs = [file for file in owner.files.values() if file]
+        check_distinct(path, "" if owner.live else owner.source, *outputs)
         check_writable(path)
         self.lock = take_lock(path)
 
         self.settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER}
         self.settings["static"] = static
-        self.identity = identity(narrator, run.source, run.live)
+        self.identity = identity(narrator, owner.source, owner.live)
         exists = path.exists()
         if exists:
             header, tensors = read_state(path)
             refuse_another_stream(path, header.get("whose", {}), self.identity)
             if header["done"]:
-                print(f"{path}: {without_secrets(run.source)} is narrated to its end; "
+                print(f"{path}: {without_secrets(owner.source)} is narrated to its end; "
                       f"delete it to begin anew", file=sys.stderr)
                 return False
 
         self.dtype = str(narrator.llm.dtype)
-        self.answers = model_answers(narrator, run.context, encode)
+        self.answers = model_answers(narrator, owner.context, encode)
         if exists:
             self.load(path, header, tensors)
         return True
 
     def load(self, path: Path, header: dict, tensors: dict[str, Tensor]) -> None:
         """See `resume`."""
-        run = self.run
+        owner = self.owner
         try:
             exact = header["dtype"] == self.dtype == "torch.float32"
             check_model_answers(path, tensors, self.answers, tolerance=1e-3 if exact else 5e-2)
-            check_files(path, run.files, header["files"]["bytes"], run.live)
-            unpack(run.context, header["stream"], tensors)
-            run.peak = header["peak"]
+            check_files(path, owner.files, header["files"]["bytes"], owner.live)
+            unpack(owner.context, header["stream"], tensors)
+            owner.peak = header["peak"]
             self.saved_files = header["files"]
             self.live_clock = header["live"]
         except BadData:
             raise
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(path, error) from error
-        run.count = run.context.frame
-        self.first_frame = run.count
-        if run.live:
-            run.context.restart()              # the camera may show something else by now
+        owner.count = owner.context.frame
+        self.first_frame = owner.count
+        if owner.live:
+            owner.context.restart()            # the camera may show something else by now
         else:
-            self.skip = run.count
-        tqdm.write(f"{path}: goes on after {run.count} frames, {run.context.segment} narrations",
+            self.skip = owner.count
+        tqdm.write(f"{path}: goes on after {owner.count} frames, {owner.context.segment} narrations",
                    sys.stderr)
         tell_changes(path, header.get("settings", {}), self.settings)
 
@@ -190,9 +190,9 @@ class State:
         """
         if self.live_clock is not None:
             wall_start, reported = self.live_clock
-            video = self.run.video
+            video = self.owner.video
             # the wall clock may have been set back; the time of the stream never decreases
-            elapsed = max(time.time() - wall_start, self.run.context.now)
+            elapsed = max(time.time() - wall_start, self.owner.context.now)
             video.first = time.monotonic() - elapsed + 1 / video.fps
             video.reported = reported
         try:
@@ -210,42 +210,42 @@ class State:
         narrated    whether the frame before has a narration
         """
         self.writers = writers
-        after_live_narration = narrated and self.run.live
+        after_live_narration = narrated and self.owner.live
         long_ago = time.monotonic() - self.save_time >= EVERY
         due = after_live_narration or long_ago or self.stopping
-        if not self.path or not due or self.run.context.ahead:
+        if not self.path or not due or self.owner.context.ahead:
             return
         self.save()
         if self.stopping:
             self.stopped = True
             tqdm.write(f"{self.path}: saved; the same command goes on after "
-                       f"{self.run.count} frames, at {timestamp(self.run.context.now)}",
+                       f"{self.owner.count} frames, at {timestamp(self.owner.context.now)}",
                        sys.stderr)
 
     def end(self, writers) -> None:
         """Finish the output files and save the stream, after the last frame."""
         self.writers = writers
         writers.finish()
-        if self.path and self.run.context.frame > 0:
+        if self.path and self.owner.context.frame > 0:
             # a live source never is done: the next command appends to its files
-            self.save(done=not self.run.live)
+            self.save(done=not self.owner.live)
 
     def save(self, done: bool = False) -> None:
         """Write the file; done: the recording is narrated to its end."""
-        run = self.run
-        if run.live and run.video.wall:
-            wall_start = datetime.fromisoformat(run.video.wall).timestamp() - run.video.time
-            self.live_clock = wall_start, run.video.reported
+        owner = self.owner
+        if owner.live and owner.video.wall:
+            wall_start = datetime.fromisoformat(owner.video.wall).timestamp() - owner.video.time
+            self.live_clock = wall_start, owner.video.reported
         header = {
             "whose": self.identity,
             "dtype": self.dtype,
             "done": done,
-            "peak": run.peak,
+            "peak": owner.peak,
             "live": self.live_clock,
             "files": self.writers.written(),
             "settings": self.settings,
         }
-        write_state(self.path, run.context, header, self.answers)
+        write_state(self.path, owner.context, header, self.answers)
         self.save_time = time.monotonic()
 
 
@@ -389,8 +389,8 @@ def pack(context) -> tuple[dict, dict[str, Tensor]]:
     for name in TOKENS:
         of_each_slot = getattr(cache, name)
         tensors[f"cache.{name}"] = torch.from_numpy(of_each_slot[cache.used])
-    if context.waiting:
-        tensors["waiting"] = torch.stack(context.waiting)
+    if context.unabsorbed:
+        tensors["waiting"] = torch.stack(context.unabsorbed)
     for name, slots in all_slots(cache).items():
         used = torch.from_numpy(np.flatnonzero(slots.used))
         numbers[name] = len(slots.used)
@@ -439,17 +439,16 @@ def unpack(context, numbers: dict, tensors: dict[str, Tensor]) -> None:
         else:
             context.opening = layout.first()
     context.narrated.extend(numbers["narrated"])
-    context.waiting = []
+    context.unabsorbed = []
     if "waiting" in tensors:
-        context.waiting = list(tensors["waiting"].to(device))
+        context.unabsorbed = list(tensors["waiting"].to(device))
 
     for name, slots in all_slots(cache).items():
         # on CUDA, a first test (commands/stream.py: try_passes) may have added more slots already
         slots.grow(max(0, numbers[name] - len(slots.used)))
         used = tensors[f"{name}.slots"]
         slots.used[used.numpy()] = True
-        # frees no slot; it counts the free ones again, now that `used` has changed
-        slots.release(np.zeros(0, int))
+        slots.recount()
         for key, buffer in buffers(name, slots).items():
             buffer[used.to(device)] = tensors[key].to(buffer)
     for name in TOKENS:

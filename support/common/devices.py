@@ -22,8 +22,8 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     """Decide device and dtype, for all commands.
 
     "auto": CUDA before MPS before the CPU, and bfloat16 on CUDA, else float32. Under torchrun,
-    "cuda" is this process's GPU. BadData if this machine has no such device. "int8" is the format of weights,
-    for streams only; the numbers between them are bfloat16 on CUDA, else float32.
+    "cuda" is this process's GPU. BadData if this machine has no such device. "int8" is the format
+    of weights, for streams only; the numbers between them are bfloat16 on CUDA, else float32.
     """
     has_mps = torch.backends.mps.is_available()
     if device == "auto":

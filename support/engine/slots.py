@@ -51,10 +51,14 @@ class Slots:
         if self.routed is not None:
             self.routed.release_for(slots)
         self.used[slots] = False
-        self.free = np.flatnonzero(~self.used)
-        self.set_span(1 + int(np.flatnonzero(self.used).max(initial=-1)))
+        self.recount()
         device = self.positions.device
         self.positions.index_fill_(0, torch.from_numpy(slots).to(device), EMPTY)
+
+    def recount(self) -> None:
+        """Find the free slots and the last used one, after `used` has changed."""
+        self.free = np.flatnonzero(~self.used)
+        self.set_span(1 + int(np.flatnonzero(self.used).max(initial=-1)))
 
     def set_span(self, end: int) -> None:
         """Let queries look at the slots before `end`. On CUDA they look at all: shapes then change

@@ -39,7 +39,7 @@ def test_used_bytes_are_those_of_all_that_a_stream_keeps(changes):
         buffers = context.cache.keys + context.cache.values
         in_use = context.cache.positions != slots.EMPTY
         used = sum(buffer[in_use].nbytes for buffer in buffers)
-        tensors = [context.state, context.memory, *context.waiting]
+        tensors = [context.state, context.memory, *context.unabsorbed]
         if context.narrator.config.narration_memory:
             tensors += [context.history_state, context.history]
         state = sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -115,7 +115,7 @@ def test_bit_by_bit(fast, lookahead, changes):
     assert len(resumed) >= 4
     narrations = [narration for _, narration, _, _ in uninterrupted if narration]
     assert len(narrations) > 3
-    assert any(context.waiting for context in resumed)
+    assert any(context.unabsorbed for context in resumed)
     assert any(context.opening is None for context in resumed)
 
 
