@@ -148,7 +148,8 @@ class Input:
             -> Iterator[tuple[Decision, dict | None]]:
         """Narrate the input, and write its files.
 
-        Yields each Decision, and the JSONL row of its narration if it has one. The models run
+        Yields each Decision, and the JSONL row of its narration if it has one. (In a file that a
+        camera's rows are appended to, "n" and "frame" go on from its last ones.) The models run
         through `ask`, so that several inputs share passes.
         """
         # The state is locked first and released last, after the files are closed. The page ends
