@@ -51,7 +51,7 @@ def plot_learning(curves: dict[str, Curve], png: str) -> None:
         means = [sum(numbers) / len(numbers) for _, numbers in curve]
         line, = axes.plot(places, means, label=memory)
         for update, numbers in curve:
-            axes.plot([update] * len(numbers), numbers, "o", color=line.get_color())
+            axes.plot([update] * len(numbers), numbers, "o", color=line.get_color(), alpha=0.6)
     axes.axhline(1 / len(COLOURS), color="#999999", linestyle=":", label="guessed")
     axes.set(xlabel="updates by the paper's loss", ylabel="memory words")
     axes.set(xlim=(0, None), ylim=(0, 1))
