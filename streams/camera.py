@@ -140,10 +140,10 @@ class Recording(ThreadedSource):
                 if self.closed.is_set():
                     return
                 self._put(picture)
-        # A file that ends early is narrated as it is. Here it may be the connection that ended.
-        if self.video.missing and self.source != "-":
-            raise BadData(f"{self.name}: the last {self.video.missing:.0f} s did not come: did the "
-                          f"connection break off? With --state, the same command goes on")
+        # A damaged file is narrated as far as it goes. Here it may be the connection that has ended.
+        if self.video.broke_off and self.source != "-":
+            raise BadData(f"{self.name}: broke off before its end; with --state, the same command goes "
+                          f"on when the connection is there again")
 
     def report(self) -> None:
         if self.video is not None:

@@ -53,7 +53,7 @@ class Video:
     frames      the number of pictures expected from `duration`, or None
     damaged     during and after an iteration: the number of packets not decoded faithfully, and one
                 more if the end is missing
-    missing     after an iteration: seconds of the end that the header states and that did not come
+    broke_off   after an iteration: reading failed, and more than a second of the end is missing
     gaps        during and after an iteration: seconds of each gap that was too long to be believed.
                 The next picture follows without a gap
 
@@ -71,7 +71,8 @@ class Video:
         self.path = path
         self.fps = float(fps)
         self.damaged = 0
-        self.missing = 0.0
+        self.unreadable = False                # since the last packet that could be read
+        self.broke_off = False
         self.gaps = []
         with self._open() as (container, stream):
             self.duration = promised(container, stream)
@@ -96,7 +97,7 @@ class Video:
         Frame i is given as soon as the picture after it has been decoded.
         """
         self.damaged = 0
-        self.missing = 0.0
+        self.broke_off = False
         self.gaps = []
         reformatter = VideoReformatter()
         index = 0                              # of the next frame to give; its time is index / fps
@@ -110,7 +111,7 @@ class Video:
                     index += 1
             # a file that was cut between two packets shows no other sign of it
             if self.duration is not None and self.duration - end - sum(self.gaps) > 1:
-                self.missing = self.duration - end - sum(self.gaps)
+                self.broke_off = self.unreadable
                 self.damaged += 1
 
     def report(self) -> None:
@@ -157,12 +158,15 @@ class Video:
                 # PyAV raises IndexError if a stream begins late, which is no damage
                 if not isinstance(error, IndexError):
                     self.damaged += 1
+                    self.unreadable = True
                 failures += 1
                 packets = container.demux(stream)      # a generator that has raised has ended
                 continue
             if packet is None:
                 return
             failures = 0
+            if packet.size:                    # the last packet of all is empty
+                self.unreadable = False
             frames = []
             # a packet that was cut short is not decoded: in threads, it would spoil the pictures
             # before it
