@@ -319,22 +319,25 @@ class Runner:
         self.train(experiment.training, experiment.seed)
         if "{long}" in EVALUATIONS[experiment.evaluation]:
             # It reads predictions of that evaluation, which a result alone does not bring along.
-            self.evaluate(experiment._replace(evaluation="long"), again=True)
+            self.evaluate(experiment._replace(evaluation="long"), for_predictions=True)
         self.evaluate(experiment)
 
-    def evaluate(self, experiment: Experiment, again: bool = False) -> None:
-        """Measure a narrator that is there, unless its result is. `again`: also then, for the
-        predictions that are kept; the result stays as it is."""
+    def evaluate(self, experiment: Experiment, for_predictions: bool = False) -> None:
+        """Measure a narrator that is there, unless its result is.
+
+        for_predictions     only for the predictions that the command keeps: its result may be there
+                            already, and is not written
+        """
         command = evaluate_command(experiment, self.folder)
         with self.lock(experiment.name):
-            if result(experiment) and not again:
+            if result(experiment) and not for_predictions:
                 return
             if "{videos}" in EVALUATIONS[experiment.evaluation]:
                 self.make_videos()
             began = time.monotonic()
             printed = self.run(command, experiment.name)
             seconds = time.monotonic() - began
-            if result(experiment):
+            if for_predictions:
                 return
             self.write_result(experiment, json.loads(printed.splitlines()[-1]), seconds)
 

@@ -222,6 +222,10 @@ def test_predictions_are_made_where_only_their_result_is_there(ran, monkeypatch)
     ran.clear()
     assert carry_out([objects], folder="empty") == []
     assert ran == ["first-0", long.name, objects.name]
+    # a result that no table may show is not written
+    other = objects._replace(seed=1)
+    assert carry_out([other], folder="other") == []
+    assert result(other) and not result(long._replace(seed=1))
 
 
 def test_what_a_result_holds(ran):
