@@ -271,9 +271,8 @@ def entry_of(store: Store, video: str) -> dict:
     entry = store.entry(video)
     fps = entry.get("fps", world.FPS)
     if fps != world.FPS:
-        raise BadData(f"{store.file}: video {video} was encoded with {fps:g} frames a second, and "
-                      f"{world.FPS} are needed; encode it again: python data.py encode --fps "
-                      f"{world.FPS}")
+        raise BadData(f"{store.root}: video {video} was encoded with {fps:g} frames a second, and "
+                      f"{world.FPS} are needed; encode it again with --fps {world.FPS}")
     return entry
 
 

@@ -41,6 +41,7 @@ from clam import CLAM
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora, passes
 from support.engine.encoder import pictures_at_once, speed_up_encoder
+from support.engine.vision import check_vision_output
 from support.engine.linear import speed_up
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
@@ -135,11 +136,8 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     """
     output = model(pixel_values=pixels)
     side = model.config.image_size // model.config.patch_size
-    tokens = output.last_hidden_state
-    if tokens.shape[1] < side * side or output.get("pooler_output") is None:
-        raise BadData(f"the vision model {model.config.model_type} has no token for each patch, or no "
-                      f"pooled output; use SigLIP, CLIP, ViT or DINOv2")
-    patches = tokens[:, -side * side:]                          # drops a leading CLS token, if any
+    check_vision_output(output, side * side)
+    patches = output.last_hidden_state[:, -side * side:]        # drops a leading CLS token, if any
     patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
     pooled = F.adaptive_avg_pool2d(patches, grid) if grid else patches[..., :0]
     pooled = rearrange(pooled, "t d h w -> t (h w) d")

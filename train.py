@@ -339,7 +339,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         for example, earlier, before in islice(coming, share_of_batch):
             past = nar.Past(memory_after(narrator, earlier) if earlier else None, before)
             loss, learned = narrator.loss(example.x, example.narrations, past)
-            # As published: the mean over a video's learned tokens, then over the videos of the batch
+            # as published: the mean over a video's learned tokens, then over the batch's videos
             (loss / learned / options.batch).backward()
             total += loss.item() / learned / options.batch
             T, J, _ = example.x.shape
@@ -361,8 +361,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
 @torch.no_grad()
 def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
-    """The mean loss of all learned tokens of all videos (in training: of each video's mean), without
-    dropout. Each process computes a part of it."""
+    """The mean loss of the learned tokens of all videos, without dropout. (The loss of a training
+    step is the mean of the videos' means.) Each process computes a part of it."""
     process, processes = rank()
     narrator.eval()
     loss = 0
@@ -477,7 +477,7 @@ class Annotated(Sequence):
         narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
         x = sample.read(0, sample.num_frames)
         if x.shape[1:] != self.shape:
-            raise BadData(f"{sample.name}: has frame tokens {list(x.shape[1:])}, the narrator needs "
+            raise BadData(f"{sample.name}: has frame tokens {list(x.shape[1:])}, not "
                           f"{list(self.shape)}; encode its video as the others")
         return Example(x, narrations)
 
@@ -501,12 +501,13 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     if processes > 1:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     J, width = samples[0].read(0, 1).shape[1:]
+    is_own_folder = options.data not in data.DATASETS
     encoder = nar.Config.vision                                 # of published features
-    if options.data not in data.DATASETS:
+    if is_own_folder:
         encoder = own_videos.encoder_of(options.data, samples[0].name)
     if options.init:
         narrator = pretrained(options, dtype)
-        if options.data not in data.DATASETS:
+        if is_own_folder:
             own_videos.warn_of_encoder(encoder, narrator.config.vision)
     else:
         llm = options.llm or nar.Config.llm
@@ -523,7 +524,7 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     if processes > 1:                                           # all start from the same weights
         for p in narrator.trainable().values():
             dist.broadcast(p.data, 0)
-    if choose_length and options.data not in data.DATASETS:
+    if choose_length and is_own_folder:
         choose_length(narrator, examples, options)
     train_narrator(narrator, examples, options, Annotated(held_out, narrator), show)
     if process == 0:

@@ -23,6 +23,7 @@ places that show nothing, framed green where it is right.
 """
 import argparse
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,6 +167,32 @@ def score(read_out: ReadOut, moments: Moments) -> dict:
     }
 
 
+def sightings_by_age(videos: list[stages.Scene]) -> dict[str, dict[str, float]]:
+    """{age: {"sightings", "dark"}}: what stands behind the places that `score` counts.
+
+    sightings   a place counts at every moment until it is seen again: how many different ones
+    dark        share of the places at moments at which nothing is in sight anywhere
+    """
+    sightings = defaultdict(set)               # age -> {(video, place, frame of the sighting)}
+    dark = defaultdict(list)                   # age -> for each place, whether nothing is in sight
+    for number, video in enumerate(videos):
+        frames = torch.arange(EVERY - 1, len(video.x), EVERY)
+        ages = seconds_since(video.labels)[frames]                             # [N, 9]
+        shown = video.labels[frames, :, 0] > 0
+        hidden = ~shown & (ages <= AGES[-1])
+        for moment, place in hidden.nonzero().tolist():
+            age = ages[moment, place].item()
+            oldest = min(limit for limit in AGES if age <= limit)
+            seen_at = frames[moment].item() - age * world.FPS
+            sightings[oldest].add((number, place, seen_at))
+            dark[oldest].append(not shown[moment].any())
+    counts = {}
+    for oldest in sightings:
+        counts[f"<= {oldest} s"] = {"sightings": len(sightings[oldest]),
+                                    "dark": sum(dark[oldest]) / len(dark[oldest])}
+    return counts
+
+
 # ------------------------------------------------------------------------------- the map
 
 def draw_map(read_out: ReadOut, narrator: nar.Narrator, kitchen: world.Kitchen,
@@ -232,6 +259,8 @@ def run_knowledge(args: argparse.Namespace) -> None:
     for kind, kitchens in held_out_kitchens().items():
         videos = stages.scenes(encoder, narrator.layout, kitchens, features)
         scores[kind] = score(read_out, moments_of(narrator, videos))
+        for age, counts in sightings_by_age(videos).items():
+            scores[kind]["by_age"][age] |= counts
         if args.png and kind == "work":
             _, kitchen = kitchens[0]
             draw_map(read_out, narrator, kitchen, videos[0], args.png)

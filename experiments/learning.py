@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from experiments.forgetting import Curve
 from experiments.paper import MEMORY_WORDS, TABLES, TRAININGS, Row
 from experiments.tables import good_seeds, measured, seeds_of
 from support.common.errors import BadData
@@ -20,7 +21,6 @@ from toy.stages import DEFAULTS
 from toy.world import COLOURS
 
 TABLE = TABLES["one-loss"]
-Curve = list[tuple[int, list[float]]]          # updates, and memory words of each training
 
 
 def updates(row: Row) -> int:
@@ -34,7 +34,7 @@ def updates(row: Row) -> int:
 
 
 def words_by_updates() -> dict[str, Curve]:
-    """{memory: its curve}"""
+    """{memory: its curve, of memory words by updates}"""
     curves = {}
     for row in TABLE.rows:
         numbers = measured(row, MEMORY_WORDS, good_seeds(row, TABLE, seeds_of(TABLE, None)))

@@ -29,6 +29,7 @@ from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
+FOLDER = "out/tables"           # of trained narrators, unless another one is given
 MADE = "training.json"         # beside a trained narrator: how it was trained
 MADE_BY = {"command", "worlds", "recipe", "base", "commit"}    # what that file says
 
@@ -173,8 +174,8 @@ def fingerprint_of_base() -> str:
 
 def identity_of(experiment: Experiment) -> dict:
     """The fields of a result's file that tell of which experiment it is."""
-    train = train_command(experiment.training, experiment.seed, "out/tables")
-    evaluate = evaluate_command(experiment, "out/tables")
+    train = train_command(experiment.training, experiment.seed, FOLDER)
+    evaluate = evaluate_command(experiment, FOLDER)
     return {
         "train": " ".join(["python", *train]),
         "evaluate": " ".join(["python", *evaluate]),

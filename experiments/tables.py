@@ -29,19 +29,16 @@ from pathlib import Path
 import numpy as np
 
 from experiments.intervals import ConfidenceInterval, compare_means
-from experiments.paper import (
-    EVALUATIONS, TABLES, TRAININGS, VIDEOS, Claim, Column, Row, Table,
-)
+from experiments.paper import EVALUATIONS, TABLES, TRAININGS, VIDEOS, Claim, Column, Row, Table
 from experiments.runs import (
-    Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands, result,
-    train_command,
+    FOLDER, Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands,
+    result, train_command,
 )
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, in_range, positive_int
 
 PAGE = Path(__file__).with_name("README.md")
-FOLDER = "out/tables"           # of trained narrators
 FAILED = 1.5                    # times the loss of the best seed: a training that has failed
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 

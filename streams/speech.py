@@ -35,7 +35,7 @@ from support.common.disk import check_distinct, one_line, replacing
 from support.common.errors import BadData, command_line, first_line
 from support.common.options import Parser
 from support.common.progress import progress
-from support.files.video import LONGEST_GAP, Video
+from support.files.video import LONGEST_GAP, Video, believed_gap
 
 RATE = 48000                            # samples per second of all sound that is written
 BLOCK = 1024                            # samples that are mixed at once
@@ -194,19 +194,22 @@ def speech(spoken: Iterable[tuple[int, np.ndarray]]) -> Iterator[np.ndarray]:
     """Utterances as one sound: pieces [1, n], with silence between them."""
     position = 0                                        # samples so far
     for begin, sound in spoken:
-        while position < begin:
-            length = min(RATE, begin - position)        # a long silence comes in seconds
-            yield np.zeros((1, length), np.float32)
-            position += length
+        yield from silence(begin - position, 1)
         yield sound[None]                               # [n] -> [1, n]
-        position += len(sound)
+        position = begin + len(sound)
+
+
+def silence(samples: int, channels: int) -> Iterator[np.ndarray]:
+    """Pieces [channels, n] of at most a second; nothing for 0 samples."""
+    for begin in range(0, samples, RATE):
+        yield np.zeros((channels, min(RATE, samples - begin)), np.float32)
 
 
 def sound_of_video(path: str, start: float, longest_gap: float) -> Iterator[np.ndarray]:
     """The video's sound from the time `start` [s] of its first picture, in pieces [2, n].
 
-    Gaps in the sound become silence. Those above `longest_gap` [s] are taken for a damaged clock,
-    and left out.
+    Gaps in the sound become silence. Those above `longest_gap` [s], and steps back of more than a
+    minute, are taken for a damaged clock, and left out.
     """
     position = 0                                        # samples so far
     for frame in listen(path, "stereo"):
@@ -215,14 +218,14 @@ def sound_of_video(path: str, start: float, longest_gap: float) -> Iterator[np.n
             seconds = float(frame.pts * frame.time_base) - start
             shift = round(seconds * RATE) - position
         # less is rounding, more is a damaged clock
-        if not RATE // 10 < abs(shift) <= longest_gap * RATE:
+        longest = longest_gap if shift > 0 else LONGEST_GAP
+        if not RATE // 10 < abs(shift) <= longest * RATE:
             shift = 0
-        silence = np.zeros((2, max(0, shift)), np.float32)
+        yield from silence(shift, 2)
         samples = frame.to_ndarray()[:, max(0, -shift):]
-        piece = np.concatenate([silence, samples], 1)
-        position += piece.shape[1]
-        if piece.shape[1]:                              # the encoder takes no empty piece
-            yield piece
+        position += max(0, shift) + samples.shape[1]
+        if samples.shape[1]:                            # the encoder takes no empty piece
+            yield samples
 
 
 def blocks(pieces: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
@@ -307,7 +310,7 @@ def mp4_tracks(source, target, rows: list[dict], words: list[str] | None,
     if words or sound and not copies_sound:
         pieces = []
         if sound:
-            pieces = sound_of_video(source.name, float(start), max(LONGEST_GAP, duration))
+            pieces = sound_of_video(source.name, float(start), believed_gap(duration))
         if words:
             pieces = mix(speech(utterances(rows, words, count)), pieces)
         layout = "stereo" if sound else "mono"

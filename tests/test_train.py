@@ -298,7 +298,7 @@ def test_features_of_another_shape_are_refused_by_name(tmp_path):
     model = tiny()
     short = data.Sample(name="b", narrations=[], memory_words=[], fps=2, num_frames=2, duration=1.0,
                         source=None, read=lambda start, stop: torch.zeros(2, 5, 128))
-    with pytest.raises(BadData, match=r"b: has frame tokens \[5, 128\], the narrator needs \[10, 32"):
+    with pytest.raises(BadData, match=r"b: has frame tokens \[5, 128\], not \[10, 32"):
         train.Annotated([short], model)[0]
 
 

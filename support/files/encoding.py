@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from support.common.disk import check_writable, read_json, write_json, write_tensors
+from support.common.disk import check_writable, write_json, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.progress import progress
-from support.files.features import encode_pictures, read_header
+from support.files.features import encode_pictures, read_header, read_index
 from support.files.own_videos import file_signature, up_to_date
 from support.files.video import Video
 
@@ -108,10 +108,7 @@ def write_metadata(output: Path):
     """
     others = {}
     if (output / METADATA).exists():
-        content = read_json(output / METADATA)
-        if not isinstance(content, dict):
-            raise BadData(f"{output / METADATA}: expected an object with one entry per video")
-        for video, entry in content.items():
+        for video, entry in read_index(output / METADATA).items():
             path = entry.get("path") if isinstance(entry, dict) else None
             if not str(path).endswith(".safetensors"):
                 others[video] = entry

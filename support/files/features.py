@@ -232,21 +232,24 @@ def read_header(path: Path) -> tuple[int, dict[str, str]]:
         with safe_open(path, "pt") as file:
             frames = file.get_slice("features").get_shape()[0]
             settings = file.metadata() or {}
-    except (SafetensorError, OSError, LookupError) as error:
+        by_another_program = "duration" not in settings
+        if not by_another_program:
+            float(settings["duration"])
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
         raise BadData(f"{path}: is damaged, or was not written by data.py encode "
                       f"({type(error).__name__}); delete it, and encode its video again") from error
-    if not is_float(settings.get("duration", "")):
+    if by_another_program:
         raise BadData(f"{path}: was not written by data.py encode; choose another --output, with no "
                       f"other features in it")
     return frames, settings
 
 
-def is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def read_index(file: Path) -> dict:
+    """{video: entry} of a features_metadata.json. BadData if it is none."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise BadData(f"{file}: expected an object with one entry per video")
+    return content
 
 
 # ---------------------------------------------------------------------- a data set's features
@@ -276,10 +279,7 @@ class Store:
                           f"python data.py encode VIDEO... --output {features}")
         self.videos = {}
         for file in indices:
-            content = read_json(file)
-            if not isinstance(content, dict):
-                raise BadData(f"{file}: expected an object with one entry per video")
-            self.videos |= content
+            self.videos |= read_index(file)
         self.file = indices[0]
         # Listed once, because a large folder is slow to list.
         self.folders = [self.file.parent, root, features, *sorted(features.glob("*/"))]

@@ -97,6 +97,7 @@ class Video:
         Frame i is given as soon as the picture after it has been decoded.
         """
         self.damaged = 0
+        self.unreadable = False
         self.broke_off = False
         self.gaps = []
         reformatter = VideoReformatter()
@@ -199,7 +200,7 @@ class Video:
 
         Times never decrease.
         """
-        longest_gap = min(max(LONGEST_GAP, self.duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
+        longest_gap = believed_gap(self.duration)
         origin = None                          # what the file's clock shows at time 0
         if stream.start_time is not None:
             origin = float(stream.start_time * stream.time_base)
@@ -225,6 +226,11 @@ class Video:
             if 0 < stated <= longest_gap:
                 step = stated
             yield frame, now, step
+
+
+def believed_gap(duration: float | None) -> float:
+    """The longest gap in a file's clock that is believed, of a stated duration; all in seconds."""
+    return min(max(LONGEST_GAP, duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
 
 
 def open_container(file: str, name: str, **settings):

@@ -2,7 +2,9 @@
 import torch
 
 from experiments import knowledge
-from experiments.knowledge import Moments, in_a_row, score, seconds_since, train_read_out
+from experiments.knowledge import (
+    Moments, in_a_row, score, seconds_since, sightings_by_age, train_read_out,
+)
 from helpers import TOY
 from test_evaluate import command
 from toy.stages import Scene
@@ -54,6 +56,17 @@ def test_a_read_out_finds_what_is_there():
     other_place = ~one_place & test.hidden
     found = score(read_out, Moments(test.tokens, test.things, test.ages, other_place))
     assert found["right"] < 0.15               # as by chance
+
+
+def test_a_sighting_counts_once():
+    """A place that is seen at frame 0, and hidden until the end; all is dark in the second half."""
+    labels = torch.zeros(40, 9, 2, dtype=torch.long)
+    labels[0, 3] = 2
+    labels[:20, 4] = 1
+    counts = sightings_by_age([Scene(torch.zeros(40, 10, 4), [], labels)])
+    assert counts["<= 5 s"] == {"sightings": 2, "dark": 2 / 4}         # frames 3 and 7; 23 and 27
+    assert counts["<= 10 s"] == {"sightings": 2, "dark": 3 / 6}        # 11, 15, 19; 31, 35, 39
+    assert counts["<= 20 s"] == {"sightings": 1, "dark": 1.0}          # 23 to 39
 
 
 def test_the_command(monkeypatch, tmp_path):

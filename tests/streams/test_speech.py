@@ -260,6 +260,19 @@ def test_sound_that_begins_late_in_a_long_video(tmp_path):
         assert abs(samples / speech.RATE - seconds) < 0.15
 
 
+def test_a_clock_of_sound_that_jumps(monkeypatch):
+    """An hour of silence comes in seconds. A clock that begins anew takes nothing away."""
+    def frame(second):
+        return argparse.Namespace(pts=second, time_base=Fraction(1),
+                                  to_ndarray=lambda: np.ones((2, speech.RATE), np.float32))
+
+    for seconds, expected in (([0, 3000, 3001], 3002), ([0, 1, 2, 200, 0, 1], 203)):
+        monkeypatch.setattr(speech, "listen", lambda *_: map(frame, seconds))
+        pieces = list(speech.sound_of_video("a.mkv", 0.0, 3600.0))
+        assert max(piece.shape[1] for piece in pieces) == speech.RATE
+        assert sum(piece.shape[1] for piece in pieces) == expected * speech.RATE
+
+
 def test_cues(tmp_path):
     """In the order of their times, one at a time, to the millisecond; marks and other scripts are
     text."""
