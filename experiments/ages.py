@@ -10,7 +10,8 @@ from the last frame that showed the thing to the end of the segment.
 
 The memory is read where a segment begins (Alg. 2, line 7). In a segment with idle time, a sentence
 rests on tokens that were read before it. So words are counted as well by the seconds from the last
-sight of the thing to that reading: at most SOON, or more.
+sight of the thing to that reading: at most SOON ("soon"), or more ("late"). "kept" are the words of
+"soon" whose thing was seen more than SOON before the sentence: what the reading has kept.
 """
 import argparse
 import json
@@ -70,8 +71,14 @@ def narrated_words(narrator: Narrator, x: Tensor, kitchen: world.Kitchen) -> lis
 
 
 def share_right(words: list[Word]) -> dict:
-    """{"right": share of the words that are written, None without any; "words": their number}."""
-    return {"right": average([word.written for word in words]), "words": len(words)}
+    """How many of the words are written.
+
+    right       their share, None without any words
+    words       number of the words
+    soon        number of those for which the memory was read soon
+    """
+    return {"right": average([word.written for word in words]), "words": len(words),
+            "soon": sum(word.held <= SOON for word in words)}
 
 
 def by_age(words: list[Word]) -> dict[str, dict]:
@@ -94,15 +101,22 @@ def run_ages(args: argparse.Namespace) -> None:
     words = []
     for video, (_, kitchen) in zip(progress(videos, "narrating", len(videos), "video"), kitchens):
         words += narrated_words(narrator, video.x, kitchen)
-    found = share_right(words) | {
+    soon = [word for word in words if word.held <= SOON]
+    late = [word for word in words if word.held > SOON]
+    kept = [word for word in soon if word.age > SOON]
+    found = {
+        "all": share_right(words),
         "by_age": by_age(words),
-        "soon": share_right([word for word in words if word.held <= SOON]),
-        "late": share_right([word for word in words if word.held > SOON]),
+        "soon": share_right(soon),
+        "late": share_right(late),
+        "kept": share_right(kept),
     }
-    groups = {"all": found, **found["by_age"], f"read within {SOON} s": found["soon"],
-              "read later": found["late"]}
-    print_table([("memory words", {f"{label} ({group['words']} words)": group["right"]
-                                   for label, group in groups.items()})])
+    groups = {"all": found["all"], **found["by_age"], f"read within {SOON} s": found["soon"],
+              f"of these, seen more than {SOON} s ago": found["kept"], "read later": found["late"]}
+    lines = {}
+    for label, group in groups.items():
+        lines[f"{label} ({group['words']} words, {group['soon']} read soon)"] = group["right"]
+    print_table([("memory words", lines)])
     if args.json:
         print(json.dumps(found))
 

@@ -16,15 +16,15 @@ dark. For each of them it gives
 
 The test videos are kitchens at work (`work`), and kitchens with idle time of 1 to 20 minutes
 (`idle`): things are asked for from a second to 20 minutes after they were seen. Things that a
-sentence has named count as well, though no later sentence needs them.
+sentence has named count as well, though no later sentence needs them. A place that stays hidden is
+asked for again and again, which counts each time, or once for each sighting (`score`).
 
 --png draws a test video at some moments: the picture, and a map of what the memory says of the
 places that show nothing, framed green where it is right.
 """
 import argparse
 import json
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -59,6 +59,8 @@ class Moments:
     things: Tensor                             # type and colour that each place showed last [N, 9, 2]
     ages: Tensor                               # seconds since then [N, 9]
     hidden: Tensor                             # the places that are asked for: bool [N, 9]
+    sightings: Tensor                          # which sighting they tell of: a number [N, 9]
+    dark: Tensor                               # nothing is in sight anywhere: bool [N]
 
 
 # ------------------------------------------------------------------------------- moments
@@ -82,31 +84,39 @@ def in_a_row(videos: list[stages.Scene]) -> list[stages.Scene]:
     return long_videos
 
 
-def seconds_since(labels: Tensor) -> Tensor:
-    """Time since each place showed a thing, at each frame; inf where it never has.
+def last_sight(labels: Tensor) -> Tensor:
+    """The last frame up to each one at which each place showed a thing; -1 if there is none.
 
     labels [T, 9, 2] -> [T, 9]
     """
     frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
-    shown = labels[..., 0] > 0
-    last = torch.where(shown, frame, -1).cummax(0).values                      # [T, 9]
-    return torch.where(last >= 0, (frame - last) / world.FPS, torch.inf)
+    return torch.where(labels[..., 0] > 0, frame, -1).cummax(0).values
 
 
 @torch.no_grad()
 def moments_of(narrator: nar.Narrator, videos: list[stages.Scene]) -> Moments:
     """The memory tokens after every few frames of each video."""
     parts = []
+    sightings_before = 0
     for video in progress(videos, "memory", len(videos), "video"):
         frames = torch.arange(EVERY - 1, len(video.x), EVERY)
         read_at = (frames + 1) * narrator.layout.J
         memory, _ = narrator.memory(rearrange(video.x, "t j d -> 1 (t j) d"), read_at[None])
-        ages = seconds_since(video.labels)
-        hidden = (video.labels[..., 0] == 0) & ages.isfinite()
-        known = stages.last_seen(video.labels)
-        parts.append((rearrange(memory[0], "n m d -> n (m d)"), known[frames], ages[frames],
-                      hidden[frames]))
-    return Moments(*(torch.cat(part) for part in zip(*parts)))
+        seen_at = last_sight(video.labels)[frames]                             # [N, 9]
+        shown = video.labels[frames, :, 0] > 0                                 # [N, 9]
+        parts.append(Moments(
+            tokens=rearrange(memory[0], "n m d -> n (m d)"),
+            things=stages.last_seen(video.labels)[frames],
+            ages=(frames[:, None] - seen_at) / world.FPS,
+            hidden=~shown & (seen_at >= 0),
+            # no two of a place, a frame and a video have the same number
+            sightings=sightings_before + seen_at * 9 + torch.arange(9),
+            dark=~shown.any(1),
+        ))
+        sightings_before += len(video.x) * 9
+    together = {f.name: torch.cat([getattr(part, f.name) for part in parts])
+                for f in fields(Moments)}
+    return Moments(**together)
 
 
 # ------------------------------------------------------------------------------- the read-out
@@ -139,14 +149,20 @@ def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 10
 def score(read_out: ReadOut, moments: Moments) -> dict:
     """How much of what is hidden the memory knows, by the time since it was seen.
 
-    right   share of the places whose type and colour are both right
-    sure    mean probability of the thing that is named
-    factor  median of the factor by which the age is wrong
+    right       share of the places whose type and colour are both right; a place counts at every
+                moment until it shows a thing again
+    right_once  the same with an equal weight for each sighting, however long the place is hidden
+    sure        mean probability of the thing that is named
+    factor      median of the factor by which the age is wrong
+    by_age      both shares for the places of an age, their number, that of their sightings, and the
+                share of them at moments at which nothing is in sight anywhere ("dark")
     """
     types, colours, log_ages = read_out(moments.tokens)
     hidden = moments.hidden
-    things = moments.things[hidden]
-    ages = moments.ages[hidden]
+    things = moments.things[hidden]                                            # [H, 2]
+    ages = moments.ages[hidden]                                                # [H]
+    sightings = moments.sightings[hidden]                                      # [H]
+    dark = moments.dark[:, None].expand_as(hidden)[hidden]                     # [H]
     named, sure = most_likely(types[hidden], colours[hidden])
     right = (named == things).all(-1).float()
     octaves_off = (log_ages[hidden] - ages.log2()).abs()
@@ -156,41 +172,28 @@ def score(read_out: ReadOut, moments: Moments) -> dict:
     for oldest in AGES:
         group = (ages > youngest) & (ages <= oldest)
         if group.any():
-            by_age[f"<= {oldest} s"] = {"right": right[group].mean().item(),
-                                        "places": int(group.sum())}
+            by_age[f"<= {oldest} s"] = {
+                "right": right[group].mean().item(),
+                "right_once": mean_over_sightings(right[group], sightings[group]),
+                "places": int(group.sum()),
+                "sightings": len(sightings[group].unique()),
+                "dark": dark[group].float().mean().item(),
+            }
         youngest = oldest
     return {
         "right": right.mean().item(),
+        "right_once": mean_over_sightings(right, sightings),
         "sure": sure.mean().item(),
         "factor": 2 ** octaves_off.median().item(),
         "by_age": by_age,
     }
 
 
-def sightings_by_age(videos: list[stages.Scene]) -> dict[str, dict[str, float]]:
-    """{age: {"sightings", "dark"}}: what stands behind the places that `score` counts.
-
-    sightings   a place counts at every moment until it is seen again: how many different ones
-    dark        share of the places at moments at which nothing is in sight anywhere
-    """
-    sightings = defaultdict(set)               # age -> {(video, place, frame of the sighting)}
-    dark = defaultdict(list)                   # age -> for each place, whether nothing is in sight
-    for number, video in enumerate(videos):
-        frames = torch.arange(EVERY - 1, len(video.x), EVERY)
-        ages = seconds_since(video.labels)[frames]                             # [N, 9]
-        shown = video.labels[frames, :, 0] > 0
-        hidden = ~shown & (ages <= AGES[-1])
-        for moment, place in hidden.nonzero().tolist():
-            age = ages[moment, place].item()
-            oldest = min(limit for limit in AGES if age <= limit)
-            seen_at = frames[moment].item() - age * world.FPS
-            sightings[oldest].add((number, place, seen_at))
-            dark[oldest].append(not shown[moment].any())
-    counts = {}
-    for oldest in sightings:
-        counts[f"<= {oldest} s"] = {"sightings": len(sightings[oldest]),
-                                    "dark": sum(dark[oldest]) / len(dark[oldest])}
-    return counts
+def mean_over_sightings(values: Tensor, sightings: Tensor) -> float:
+    """The mean of the means of the values [H] of each sighting [H]."""
+    _, sighting = sightings.unique(return_inverse=True)
+    sums = torch.zeros(int(sighting.max()) + 1).index_add(0, sighting, values)
+    return (sums / sighting.bincount()).mean().item()
 
 
 # ------------------------------------------------------------------------------- the map
@@ -259,8 +262,6 @@ def run_knowledge(args: argparse.Namespace) -> None:
     for kind, kitchens in held_out_kitchens().items():
         videos = stages.scenes(encoder, narrator.layout, kitchens, features)
         scores[kind] = score(read_out, moments_of(narrator, videos))
-        for age, counts in sightings_by_age(videos).items():
-            scores[kind]["by_age"][age] |= counts
         if args.png and kind == "work":
             _, kitchen = kitchens[0]
             draw_map(read_out, narrator, kitchen, videos[0], args.png)
@@ -271,10 +272,12 @@ def run_knowledge(args: argparse.Namespace) -> None:
 
 def lines_of(scores: dict) -> dict[str, float]:
     """Scores as lines of a table."""
-    lines = {"right": scores["right"], "sure": scores["sure"], "factor of age": scores["factor"]}
-    for oldest in AGES:
-        group = scores["by_age"].get(f"<= {oldest} s", {})
-        lines[f"right, <= {oldest} s"] = group.get("right")
+    lines = {"right": scores["right"], "right, once a sighting": scores["right_once"],
+             "sure": scores["sure"], "factor of age": scores["factor"]}
+    for words, measure in [("right", "right"), ("once", "right_once")]:
+        for oldest in AGES:
+            group = scores["by_age"].get(f"<= {oldest} s", {})
+            lines[f"{words}, <= {oldest} s"] = group.get(measure)
     return lines
 
 

@@ -11,14 +11,14 @@ from toy import world
 
 
 def test_groups_of_ages():
-    words = [Word(age, 0, written) for age, written in
-             [(2, True), (5, False), (5.5, True), (300, False), (9999, True)]]
+    words = [Word(2, 0, True), Word(5, 0, False), Word(5.5, 0, True), Word(300, 20, False),
+             Word(301, 20.5, True), Word(9999, 9000, True)]
     assert ages.by_age(words) == {
-        "<= 5 s": {"right": 0.5, "words": 2},
-        "<= 10 s": {"right": 1.0, "words": 1},
-        "<= 320 s": {"right": 0.0, "words": 1},
+        "<= 5 s": {"right": 0.5, "words": 2, "soon": 2},
+        "<= 10 s": {"right": 1.0, "words": 1, "soon": 1},
+        "<= 320 s": {"right": 0.5, "words": 2, "soon": 1},
     }
-    assert ages.share_right([]) == {"right": None, "words": 0}
+    assert ages.share_right([]) == {"right": None, "words": 0, "soon": 0}
 
 
 def test_only_memory_words_are_written(monkeypatch):
@@ -62,4 +62,6 @@ def test_the_command(monkeypatch):
     monkeypatch.setattr(ages, "WORLD", world.World())
     found = command("--model", TOY, "--json", main=ages.main)
     assert found["by_age"].keys() <= {"<= 5 s", "<= 10 s", "<= 20 s", "<= 40 s"}
-    assert found["right"] > 0.8
+    assert found["all"]["right"] > 0.8
+    assert found["soon"]["words"] + found["late"]["words"] == found["all"]["words"]
+    assert found["kept"]["words"] <= found["soon"]["words"]

@@ -1,24 +1,25 @@
 """What memories know, by a linear read-out."""
+from dataclasses import replace
+
+import pytest
 import torch
 
+from baselines.variants import load_narrator
 from experiments import knowledge
-from experiments.knowledge import (
-    Moments, in_a_row, score, seconds_since, sightings_by_age, train_read_out,
-)
+from experiments.knowledge import Moments, in_a_row, last_sight, moments_of, score, train_read_out
 from helpers import TOY
 from test_evaluate import command
 from toy.stages import Scene
 
 
-def test_time_since_a_place_showed_a_thing():
+def test_the_last_frame_that_showed_a_thing():
     labels = torch.zeros(6, 9, 2, dtype=torch.long)
     labels[1, 0] = 3                           # place 0 shows a thing at frame 1 alone
     labels[2:4, 1] = 5                         # place 1 at frames 2 and 3
-    inf = torch.inf
-    times = seconds_since(labels)
-    assert times[:, 0].tolist() == [inf, 0, 0.5, 1, 1.5, 2]
-    assert times[:, 1].tolist() == [inf, inf, 0, 0, 0.5, 1]
-    assert (times[:, 2:] == inf).all()
+    frames = last_sight(labels)
+    assert frames[:, 0].tolist() == [-1, 1, 1, 1, 1, 1]
+    assert frames[:, 1].tolist() == [-1, -1, 2, 3, 3, 3]
+    assert (frames[:, 2:] == -1).all()
 
 
 def test_videos_in_a_row(monkeypatch):
@@ -41,7 +42,8 @@ def moments(seed: int, count: int = 400) -> Moments:
     tokens = torch.cat([kinds, colours, ages[:, :1].log2()], 1)
     hidden = torch.zeros(count, 9, dtype=torch.bool)
     hidden[:, :2] = True
-    return Moments(tokens, things, ages, hidden)
+    sightings = torch.arange(count * 9).view(count, 9)
+    return Moments(tokens, things, ages, hidden, sightings, torch.zeros(count, dtype=torch.bool))
 
 
 def test_a_read_out_finds_what_is_there():
@@ -49,24 +51,50 @@ def test_a_read_out_finds_what_is_there():
     test = moments(1)
     one_place = test.hidden.clone()
     one_place[:, 1] = False
-    found = score(read_out, Moments(test.tokens, test.things, test.ages, one_place))
+    found = score(read_out, replace(test, hidden=one_place))
     assert found["right"] > 0.99 and found["sure"] > 0.8 and found["factor"] < 1.5
     assert found["by_age"]["<= 5 s"]["places"] == int((test.ages[:, 0] <= 5).sum())
     assert found["by_age"].keys() == {"<= 5 s", "<= 10 s", "<= 20 s", "<= 40 s"}
     other_place = ~one_place & test.hidden
-    found = score(read_out, Moments(test.tokens, test.things, test.ages, other_place))
+    found = score(read_out, replace(test, hidden=other_place))
     assert found["right"] < 0.15               # as by chance
 
 
-def test_a_sighting_counts_once():
-    """A place that is seen at frame 0, and hidden until the end; all is dark in the second half."""
+def test_moments_tell_of_sightings():
+    """A place is seen at frame 0, another one until frame 19; then all is dark until the end."""
+    narrator = load_narrator(TOY)
     labels = torch.zeros(40, 9, 2, dtype=torch.long)
     labels[0, 3] = 2
     labels[:20, 4] = 1
-    counts = sightings_by_age([Scene(torch.zeros(40, 10, 4), [], labels)])
-    assert counts["<= 5 s"] == {"sightings": 2, "dark": 2 / 4}         # frames 3 and 7; 23 and 27
-    assert counts["<= 10 s"] == {"sightings": 2, "dark": 3 / 6}        # 11, 15, 19; 31, 35, 39
-    assert counts["<= 20 s"] == {"sightings": 1, "dark": 1.0}          # 23 to 39
+    video = Scene(torch.randn(40, 10, narrator.config.width), [], labels)
+    moments = moments_of(narrator, [video, video])
+    frames = torch.arange(3, 40, 4)            # 3, 7 .. 39
+    assert torch.equal(moments.dark, (frames > 19).repeat(2))
+    assert moments.hidden[:, 3].all()
+    assert torch.equal(moments.hidden[:, 4], moments.dark)
+    assert not moments.hidden[:, 5].any()      # never seen
+    assert moments.ages[:10, 3].tolist() == (frames / 2).tolist()
+    assert moments.ages[5:10, 4].tolist() == ((frames[5:] - 19) / 2).tolist()
+    # One sighting of each place in each video, and no two have the same number.
+    seen = moments.sightings[moments.hidden]
+    assert len(seen) == 2 * (10 + 5)
+    assert len(seen.unique()) == 4
+    assert moments.sightings[0, 3] == moments.sightings[9, 3] != moments.sightings[10, 3]
+
+
+def test_each_sighting_has_the_same_weight():
+    """One sighting that is asked for nine times and always named, one asked for once and not."""
+    read_out = train_read_out(moments(0))
+    test = moments(1, 10)
+    test.ages.fill_(4.0)
+    test.hidden[:, 1] = False
+    test.dark[:2] = True
+    test.sightings[:, 0] = torch.tensor([7] * 9 + [2])
+    test.things[9, 0] = test.things[9, 0] % 6 + 1          # another type, another colour
+    assert score(read_out, test)["by_age"] == {
+        "<= 5 s": {"right": pytest.approx(0.9), "right_once": 0.5, "places": 10, "sightings": 2,
+                   "dark": pytest.approx(0.2)},
+    }
 
 
 def test_the_command(monkeypatch, tmp_path):

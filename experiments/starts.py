@@ -1,0 +1,127 @@
+"""Which part of the statistics start CLAM needs (not in the paper; the toy alone).
+
+    python -m experiments.starts
+    python -m experiments.starts --seeds 0 1 --only "without keys" "without gates"
+
+Each number is the loss at the end of the stage `recall`, in which CLAM and the language model learn
+to list what each place showed last. That stage is trained anew for each start, and nothing else.
+Its loss says early whether the memory is used: without a memory it stays near 0.4. The starts:
+
+    statistics  as all narrators of the tables (support/engine/start.py)
+    published   as the published code
+    without     one part as the published code, all others from statistics:
+      keys      W_k: from which token slot a frame token comes
+      values    W_v, W_o: what changes within a slot
+      queries   Z, W_q: for which slot a memory token asks
+      gates     W_gate: keep nearly all
+      sizes     norms, output gate, self-attention, feed-forward: memory tokens are like frame tokens
+      targets   a learned target for each memory token. Without them Z is chosen such that memory
+                tokens still ask for their slots
+
+What was trained before is not trained again: logs are kept in --output.
+"""
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import narrator as nar
+from baselines import variants
+from experiments.paper import LLM, LOOK, VISION
+from experiments.runs import losses_of
+from support.common.disk import read_jsonl
+from support.common.errors import command_line
+from support.common.figures import print_table
+from support.common.options import Parser, non_negative_int
+from support.common.progress import say
+from support.engine import checkpoint
+from toy import stages, world
+from train import Options, begin, fit, new_config
+
+# Parts of the memory: the first words of their parameters' names. The targets are left out by
+# Config.memory_target.
+PARTS = {
+    "without keys": {"w_k"},
+    "without values": {"w_v", "w_o"},
+    "without queries": {"z", "w_q"},
+    "without gates": {"w_gate"},
+    "without sizes": {"self_attn", "norm_a", "w_output_gate", "norm_o", "norm_y", "norm_m", "mlp"},
+}
+STARTS = ["statistics", "published", *PARTS, "without targets"]
+STAGE = "recall"
+
+
+def new_narrator(start: str, options: Options) -> nar.Narrator:
+    """A narrator of the tables with the first weights that all memories have: random ones."""
+    settings = new_config(options, LLM, VISION, 1 + options.grid ** 2, stages.WIDTH)
+    if start == "without targets":
+        settings.memory_target = False
+    return variants.new_narrator(*checkpoint.load_llm(LLM), settings)
+
+
+def start_memory(narrator: nar.Narrator, start: str, options: Options,
+                 videos: list[stages.Scene]) -> None:
+    """Set the first weights of the memory; all others are those of the stage `look`."""
+    published = {name: p.detach().clone() for name, p in narrator.memory.named_parameters()}
+    begin(narrator, options, videos)
+    with torch.no_grad():
+        for name, p in narrator.memory.named_parameters():
+            part, _, _ = name.partition(".")
+            if part in PARTS.get(start, ()):
+                p.copy_(published[name])
+    stages.take_over(narrator, Path(LOOK))
+
+
+def train_recall(start: str, seed: int, output: Path) -> Path:
+    """Train the stage `recall`, unless that is done -> the folder of its log."""
+    folder = output / f"{start.replace(' ', '-')}-{seed}"
+    steps = stages.STEPS[STAGE]
+    log = folder / f"{STAGE}-log.jsonl"
+    if log.exists() and len(read_jsonl(log)) == steps:
+        return folder
+
+    say(f"{start}, seed {seed}")
+    options = Options(
+        data="toy", seed=seed, last_k="all", output=str(folder), resume=folder.exists(),
+        start="published" if start == "published" else "statistics",
+    )
+    torch.manual_seed(seed)
+    narrator = new_narrator(start, options)
+    variant = world.find_world("plain", idle=0.5)
+    kitchens = list(world.kitchens("train", options.limit, world=variant))
+    videos = stages.scenes(narrator.vision_encoder(), narrator.layout, kitchens,
+                           output / "features.safetensors")
+    start_memory(narrator, start, options, videos)
+    stages.inventories(partial(fit, options=options), STAGE, narrator, videos, steps, options.lr,
+                       seed)
+    return folder
+
+
+def run_starts(args: argparse.Namespace) -> None:
+    losses = {f"seed {seed}": {} for seed in args.seeds}
+    for start in args.only or STARTS:
+        for seed in args.seeds:
+            folder = train_recall(start, seed, Path(args.output))
+            losses[f"seed {seed}"][start] = losses_of(folder)[STAGE]
+    print_table(list(losses.items()))
+    if args.json:
+        print(json.dumps(losses))
+
+
+def main():
+    parser = Parser(prog="python -m experiments.starts",
+                    description="Which part of the statistics start CLAM needs.")
+    parser.add_argument("--only", nargs="+", metavar="START", choices=STARTS,
+                        help="these starts alone: " + ", ".join(STARTS))
+    parser.add_argument("--seeds", nargs="+", type=non_negative_int, default=[0], metavar="N",
+                        help="default 0")
+    parser.add_argument("--output", default="out/starts", help="default out/starts")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args()
+    command_line(lambda: run_starts(args))
+
+
+if __name__ == "__main__":
+    main()
