@@ -17,6 +17,7 @@ Its loss says early whether the memory is used: without a memory it stays near 0
       sizes     norms, output gate, self-attention, feed-forward: memory tokens are like frame tokens
       targets   a learned target for each memory token. Without them Z is chosen such that memory
                 tokens still ask for their slots
+    gates alone from statistics, all else as the published code
 
 What was trained before is not trained again: logs are kept in --output.
 """
@@ -40,24 +41,33 @@ from support.engine import checkpoint
 from toy import stages, world
 from train import Options, begin, fit, new_config
 
-# Parts of the memory: the first words of their parameters' names. The targets are left out by
-# Config.memory_target.
-PARTS = {
-    "without keys": {"w_k"},
-    "without values": {"w_v", "w_o"},
-    "without queries": {"z", "w_q"},
-    "without gates": {"w_gate"},
-    "without sizes": {"self_attn", "norm_a", "w_output_gate", "norm_o", "norm_y", "norm_m", "mlp"},
+# Parts of the memory: the first words of their parameters' names
+KEYS = {"w_k"}
+VALUES = {"w_v", "w_o"}
+QUERIES = {"z", "w_q"}
+GATES = {"w_gate"}
+SIZES = {"self_attn", "norm_a", "w_output_gate", "norm_o", "norm_y", "norm_m", "mlp"}
+
+# What starts as in the published code where all else starts from statistics
+PUBLISHED = {
+    "statistics": set(),
+    "published": KEYS | VALUES | QUERIES | GATES | SIZES,
+    "without keys": KEYS,
+    "without values": VALUES,
+    "without queries": QUERIES,
+    "without gates": GATES,
+    "without sizes": SIZES,
+    "without targets": set(),
+    "gates alone": KEYS | VALUES | QUERIES | SIZES,
 }
-STARTS = ["statistics", "published", *PARTS, "without targets"]
+WITHOUT_TARGETS = {"published", "without targets", "gates alone"}
 STAGE = "recall"
 
 
 def new_narrator(start: str, options: Options) -> nar.Narrator:
     """A narrator of the tables with the first weights that all memories have: random ones."""
     settings = new_config(options, LLM, VISION, 1 + options.grid ** 2, stages.WIDTH)
-    if start == "without targets":
-        settings.memory_target = False
+    settings.memory_target = start not in WITHOUT_TARGETS
     return variants.new_narrator(*checkpoint.load_llm(LLM), settings)
 
 
@@ -69,7 +79,7 @@ def start_memory(narrator: nar.Narrator, start: str, options: Options,
     with torch.no_grad():
         for name, p in narrator.memory.named_parameters():
             part, _, _ = name.partition(".")
-            if part in PARTS.get(start, ()):
+            if part in PUBLISHED[start]:
                 p.copy_(published[name])
     stages.take_over(narrator, Path(LOOK))
 
@@ -83,10 +93,8 @@ def train_recall(start: str, seed: int, output: Path) -> Path:
         return folder
 
     say(f"{start}, seed {seed}")
-    options = Options(
-        data="toy", seed=seed, last_k="all", output=str(folder), resume=folder.exists(),
-        start="published" if start == "published" else "statistics",
-    )
+    options = Options(data="toy", seed=seed, last_k="all", output=str(folder),
+                      resume=folder.exists())
     torch.manual_seed(seed)
     narrator = new_narrator(start, options)
     variant = world.find_world("plain", idle=0.5)
@@ -101,7 +109,7 @@ def train_recall(start: str, seed: int, output: Path) -> Path:
 
 def run_starts(args: argparse.Namespace) -> None:
     losses = {f"seed {seed}": {} for seed in args.seeds}
-    for start in args.only or STARTS:
+    for start in args.only or PUBLISHED:
         for seed in args.seeds:
             folder = train_recall(start, seed, Path(args.output))
             losses[f"seed {seed}"][start] = losses_of(folder)[STAGE]
@@ -113,8 +121,8 @@ def run_starts(args: argparse.Namespace) -> None:
 def main():
     parser = Parser(prog="python -m experiments.starts",
                     description="Which part of the statistics start CLAM needs.")
-    parser.add_argument("--only", nargs="+", metavar="START", choices=STARTS,
-                        help="these starts alone: " + ", ".join(STARTS))
+    parser.add_argument("--only", nargs="+", metavar="START", choices=list(PUBLISHED),
+                        help="these starts alone: " + ", ".join(PUBLISHED))
     parser.add_argument("--seeds", nargs="+", type=non_negative_int, default=[0], metavar="N",
                         help="default 0")
     parser.add_argument("--output", default="out/starts", help="default out/starts")

@@ -4,7 +4,7 @@ import torch
 from einops import einsum
 
 from experiments import starts
-from experiments.starts import PARTS, new_narrator, start_memory
+from experiments.starts import PUBLISHED, new_narrator, start_memory
 from test_evaluate import command
 from toy import stages, world
 from train import Options
@@ -22,7 +22,7 @@ def videos():
 
 def started(start, videos):
     """A narrator whose memory has its first weights."""
-    options = Options(data="toy", start="published" if start == "published" else "statistics")
+    options = Options(data="toy")
     torch.manual_seed(0)
     narrator = new_narrator(start, options)
     start_memory(narrator, start, options, videos)
@@ -35,39 +35,50 @@ def memory_of(start, videos):
     return {name: p.detach() for name, p in memory.named_parameters()}
 
 
-def test_every_parameter_belongs_to_one_part(videos):
-    names = [name.partition(".")[0] for name in memory_of("statistics", videos)]
-    parts = [name for part in PARTS.values() for name in part]
-    assert set(names) == {*parts, "target"}
-    assert len(parts) == len(set(parts))
+def first_word(name):
+    return name.partition(".")[0]
 
 
-@pytest.mark.parametrize("start", PARTS)
+def test_published_leaves_nothing_out(videos):
+    names = {first_word(name) for name in memory_of("statistics", videos)}
+    assert names == PUBLISHED["published"] | {"target"}
+
+
+SAME_IN_BOTH = {"norm_o.weight", "self_attn.in_proj_bias", "self_attn.out_proj.bias"}
+
+
+@pytest.mark.parametrize("start", ["without keys", "without values", "without queries",
+                                   "without gates", "without sizes"])
 def test_one_part_as_published_and_all_others_from_statistics(start, videos):
     full = memory_of("statistics", videos)
     for name, value in memory_of(start, videos).items():
-        is_left_out = name.partition(".")[0] in PARTS[start]
-        if not is_left_out:
-            assert torch.equal(value, full[name]), name
-        elif name not in ("norm_o.weight", "self_attn.in_proj_bias", "self_attn.out_proj.bias"):
-            assert not torch.equal(value, full[name]), name            # those are the same in both
+        is_left_out = first_word(name) in PUBLISHED[start]
+        assert torch.equal(value, full[name]) != (is_left_out and name not in SAME_IN_BOTH), name
 
 
 def test_published_gates_forget(videos):
-    """Without that part, half of the state is lost at every token."""
-    assert not memory_of("without gates", videos)["w_gate.1.bias"].any()
-    assert (memory_of("statistics", videos)["w_gate.1.bias"] >= 4).all()
+    """A bias of 0 loses half of the state at every token; all else of that start is published."""
+    for start in ("without gates", "published"):
+        assert not memory_of(start, videos)["w_gate.1.bias"].any()
+    gates_alone = memory_of("gates alone", videos)
+    published = memory_of("published", videos)
+    assert gates_alone.keys() == published.keys()
+    for name, value in gates_alone.items():
+        if first_word(name) != "w_gate":
+            assert torch.equal(value, published[name]), name
+    assert (gates_alone["w_gate.1.bias"] >= 4).all()
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("start, finds", [
     ("statistics", True), ("without targets", True), ("without keys", False),
-    ("without queries", False), ("published", False),
+    ("without queries", False), ("gates alone", False), ("published", False),
 ])
 def test_memory_tokens_ask_for_their_slots(start, finds, videos):
     """The key that is most like the query of memory token m is that of slot m."""
     memory = started(start, videos).memory
-    assert (memory.target is None) == (start in ("without targets", "published"))
+    has_targets = start not in ("without targets", "gates alone", "published")
+    assert (memory.target is not None) == has_targets
     usual = torch.cat([video.x for video in videos]).median(0).values          # [J, D]
     k, _, _ = memory.project(usual)                                            # [J, h, c]
     _, q, _ = memory.queries()                                                 # [h, M, c]
