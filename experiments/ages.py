@@ -111,12 +111,12 @@ def run_ages(args: argparse.Namespace) -> None:
         "late": share_right(late),
         "kept": share_right(kept),
     }
-    groups = {"all": found["all"], **found["by_age"], f"read within {SOON} s": found["soon"],
-              f"of these, seen more than {SOON} s ago": found["kept"], "read later": found["late"]}
-    lines = {}
-    for label, group in groups.items():
-        lines[f"{label} ({group['words']} words, {group['soon']} read soon)"] = group["right"]
-    print_table([("memory words", lines)])
+    groups = {"all": found["all"], **found["by_age"], "memory read soon": found["soon"],
+              "soon, but seen long ago": found["kept"], "memory read late": found["late"]}
+    columns = []
+    for header, measure in [("memory words", "right"), ("of", "words"), ("read soon", "soon")]:
+        columns.append((header, {label: group[measure] for label, group in groups.items()}))
+    print_table(columns)
     if args.json:
         print(json.dumps(found))
 
