@@ -64,15 +64,15 @@ WITHOUT_TARGETS = {"published", "without targets", "gates alone"}
 STAGE = "recall"
 
 
-def new_narrator(start: str, options: Options) -> nar.Narrator:
-    """A narrator of the tables with the first weights that all memories have: random ones."""
+def unstarted(start: str, options: Options) -> nar.Narrator:
+    """A new narrator of the tables. Its memory has the published first weights."""
     settings = new_config(options, LLM, VISION, 1 + options.grid ** 2, stages.WIDTH)
     settings.memory_target = start not in WITHOUT_TARGETS
     return variants.new_narrator(*checkpoint.load_llm(LLM), settings)
 
 
-def start_memory(narrator: nar.Narrator, start: str, options: Options,
-                 videos: list[stages.Scene]) -> None:
+def set_start(narrator: nar.Narrator, start: str, options: Options,
+              videos: list[stages.Scene]) -> None:
     """Set the first weights of the memory; all others are those of the stage `look`."""
     published = {name: p.detach().clone() for name, p in narrator.memory.named_parameters()}
     begin(narrator, options, videos)
@@ -96,12 +96,12 @@ def train_recall(start: str, seed: int, output: Path) -> Path:
     options = Options(data="toy", seed=seed, last_k="all", output=str(folder),
                       resume=folder.exists())
     torch.manual_seed(seed)
-    narrator = new_narrator(start, options)
+    narrator = unstarted(start, options)
     variant = world.find_world("plain", idle=0.5)
     kitchens = list(world.kitchens("train", options.limit, world=variant))
     videos = stages.scenes(narrator.vision_encoder(), narrator.layout, kitchens,
                            output / "features.safetensors")
-    start_memory(narrator, start, options, videos)
+    set_start(narrator, start, options, videos)
     stages.inventories(partial(fit, options=options), STAGE, narrator, videos, steps, options.lr,
                        seed)
     return folder

@@ -4,7 +4,7 @@ import torch
 from einops import einsum
 
 from experiments import starts
-from experiments.starts import PUBLISHED, new_narrator, start_memory
+from experiments.starts import PUBLISHED, set_start, unstarted
 from test_evaluate import command
 from toy import stages, world
 from train import Options
@@ -24,8 +24,8 @@ def started(start, videos):
     """A narrator whose memory has its first weights."""
     options = Options(data="toy")
     torch.manual_seed(0)
-    narrator = new_narrator(start, options)
-    start_memory(narrator, start, options, videos)
+    narrator = unstarted(start, options)
+    set_start(narrator, start, options, videos)
     return narrator
 
 
