@@ -75,10 +75,10 @@ def share_right(words: list[Word]) -> dict:
 
     right       their share, None without any words
     words       number of the words
-    soon        number of those for which the memory was read soon
+    read_soon   number of those for which the memory was read soon
     """
     return {"right": average([word.written for word in words]), "words": len(words),
-            "soon": sum(word.held <= SOON for word in words)}
+            "read_soon": sum(word.held <= SOON for word in words)}
 
 
 def by_age(words: list[Word]) -> dict[str, dict]:
@@ -114,7 +114,7 @@ def run_ages(args: argparse.Namespace) -> None:
     groups = {"all": found["all"], **found["by_age"], "memory read soon": found["soon"],
               "soon, but seen long ago": found["kept"], "memory read late": found["late"]}
     columns = []
-    for header, measure in [("memory words", "right"), ("of", "words"), ("read soon", "soon")]:
+    for header, measure in [("memory words", "right"), ("of", "words"), ("read soon", "read_soon")]:
         columns.append((header, {label: group[measure] for label, group in groups.items()}))
     print_table(columns)
     if args.json:

@@ -47,27 +47,27 @@ VALUES = {"w_v", "w_o"}
 QUERIES = {"z", "w_q"}
 GATES = {"w_gate"}
 SIZES = {"self_attn", "norm_a", "w_output_gate", "norm_o", "norm_y", "norm_m", "mlp"}
+TARGETS = {"target"}                           # as published: there are none
 
 # What starts as in the published code where all else starts from statistics
 PUBLISHED = {
     "statistics": set(),
-    "published": KEYS | VALUES | QUERIES | GATES | SIZES,
+    "published": KEYS | VALUES | QUERIES | GATES | SIZES | TARGETS,
     "without keys": KEYS,
     "without values": VALUES,
     "without queries": QUERIES,
     "without gates": GATES,
     "without sizes": SIZES,
-    "without targets": set(),
-    "gates alone": KEYS | VALUES | QUERIES | SIZES,
+    "without targets": TARGETS,
+    "gates alone": KEYS | VALUES | QUERIES | SIZES | TARGETS,
 }
-WITHOUT_TARGETS = {"published", "without targets", "gates alone"}
 STAGE = "recall"
 
 
 def unstarted(start: str, options: Options) -> nar.Narrator:
     """A new narrator of the tables. Its memory has the published first weights."""
     settings = new_config(options, LLM, VISION, 1 + options.grid ** 2, stages.WIDTH)
-    settings.memory_target = start not in WITHOUT_TARGETS
+    settings.memory_target = not TARGETS <= PUBLISHED[start]
     return variants.new_narrator(*checkpoint.load_llm(LLM), settings)
 
 

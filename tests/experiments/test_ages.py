@@ -14,11 +14,11 @@ def test_groups_of_ages():
     words = [Word(2, 0, True), Word(5, 0, False), Word(5.5, 0, True), Word(300, 20, False),
              Word(301, 20.5, True), Word(9999, 9000, True)]
     assert ages.by_age(words) == {
-        "<= 5 s": {"right": 0.5, "words": 2, "soon": 2},
-        "<= 10 s": {"right": 1.0, "words": 1, "soon": 1},
-        "<= 320 s": {"right": 0.5, "words": 2, "soon": 1},
+        "<= 5 s": {"right": 0.5, "words": 2, "read_soon": 2},
+        "<= 10 s": {"right": 1.0, "words": 1, "read_soon": 1},
+        "<= 320 s": {"right": 0.5, "words": 2, "read_soon": 1},
     }
-    assert ages.share_right([]) == {"right": None, "words": 0, "soon": 0}
+    assert ages.share_right([]) == {"right": None, "words": 0, "read_soon": 0}
 
 
 def test_only_memory_words_are_written(monkeypatch):
