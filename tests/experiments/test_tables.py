@@ -95,7 +95,7 @@ def test_narrators_share_a_base():
         assert (ROOT / file).exists()
     assert "--llm toy" not in " ".join(train_command("large", 0, "out"))
     assert "--look" not in train_command("cls", 0, "out")
-    assert "--init out/flownar-2" in " ".join(train_command("second-tuned", 2, "out"))
+    assert "--init out/flownar-short-2" in " ".join(train_command("second-tuned", 2, "out"))
 
 
 def real_lines(data: str) -> list[str]:
