@@ -11,7 +11,7 @@ def test_points_of_each_seed(monkeypatch, tmp_path):
     def made_up(experiment):
         if experiment.training == "flownar" and experiment.evaluation == "knowledge":
             right = 0.9 - 0.1 * experiment.seed
-            measures = {f"idle/by_age/<= {age} s/right": right for age in AGES[:2]}
+            measures = {f"idle/by_age/<= {age} s/right_once": right for age in AGES[:2]}
             return {"seed": experiment.seed, "losses": {"narrator": 0.1}, "measures": measures}
         if experiment.training == "retnet" and experiment.evaluation == "ages":
             measures = {"by_age/<= 20 s/right": 0.7}

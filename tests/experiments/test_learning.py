@@ -14,7 +14,7 @@ def draw(monkeypatch, png):
 def test_a_point_for_each_training(monkeypatch, tmp_path):
     """200 updates an epoch, 800 videos four at a time; 800 an epoch of four times the videos."""
     def made_up(experiment):
-        words = {"one-loss": 0.2, "one-loss-8": 0.5, "scalar-8": 0.6, "flownar": 0.9,
+        words = {"one-loss": 0.2, "one-loss-8": 0.5, "scalar-8": 0.6, "flownar-short": 0.9,
                  "one-loss-more": 0.7}
         if experiment.evaluation != "stream" or experiment.training not in words:
             return None
