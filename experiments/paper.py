@@ -81,7 +81,7 @@ TRAININGS = {
     "tokenmlp": Training(f"--memory tokenmlp {ALL}"),
     "retnet": Training(f"--memory retnet {ALL}"),
     "scalar": Training(f"--memory scalar {ALL}"),
-    # The paper's warm-up, 5 % of the steps; and one more epoch
+    # With the paper's warm-up, for the tables whose other rows have it, too; and one more epoch
     "flownar-short": Training(ALL, IDLE, same="flownar"),
     "flownar-c-short": Training("--last-k 10", IDLE, same="flownar-c"),
     "recent-short": Training(f"--memory recent {ALL}", IDLE, same="recent"),
