@@ -5,8 +5,8 @@ Every frame token updates a matrix of fixed size by a gated recurrence (Eq. 2)
     S_j = G_j * S_{j-1} + k_j^T v_j                    G in (0, 1), one decay per key channel
 
 and M learned queries read it out whenever a segment ends: M_t = Q S_t. These M memory tokens are
-all that the language model sees of earlier segments, so storage and cost per frame stay constant,
-however long the video is.
+all that the language model sees of the frames of earlier segments. So what is kept of these frames
+has a fixed size, however long the video is.
 
 The paper writes S as one D x D matrix. Here, as in the published code, S has h heads: the D/2 key
 channels and the D value channels are divided among the heads, and each head keeps a matrix of its
@@ -67,12 +67,12 @@ class CLAM(nn.Module):
     width       D, a multiple of 2 * heads
     M           number of memory tokens
     rank        W_gate is of low rank, D -> rank -> D/2, as in gated linear attention
-    target      learn a starting vector for each memory token, so that the tokens differ. The
-                published models have none: all their tokens start from zero.
+    target      learn a starting vector of the self-attention for each memory token (`queries`).
+                The published models have none: all start from zero, and only Z tells them apart.
     dropout     rate in the self-attention over Z, as published
     """
-    # CLAM's width is that of its heads, and it can be read within a frame (`Config.readout`).
-    # Memories without heads work frame by frame.
+    # The width must be a multiple of twice the heads, and a state can be read within a frame
+    # (`Config.readout`). Memories without heads work frame by frame.
     HAS_HEADS = True
 
     def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, target: bool = True,

@@ -71,8 +71,9 @@ class Sample:
     source: Callable[[], Iterator[np.ndarray]] | None
     read: Callable[[int, int], Tensor] | None = None
     tracks: list[list[tuple[float, str]]] | None = None
-    offset: float = 0.0                        # seconds of the video at the sample's first frame
-    origin: float = 0.0                        # seconds of the video at the first segment's start
+    offset: float = 0.0                     # [s] added to streamed times: as published, that of the
+                                            # annotated interval, whose first frame is rounded down
+    origin: float = 0.0                     # [s] of the video at the first segment's start
 
     def frames(self) -> Iterator[np.ndarray]:
         """num_frames pictures, uint8 [H, W, 3]."""
@@ -280,8 +281,8 @@ def track_sample(track: annotations.Track, store: Store, shape: tuple, notes: No
     """One annotator's narrations of one video, from the first narration to the last."""
     entry = entry_of(store, track.video)
     duration = entry["duration"]
-    # As published: on the first frame that is not shown before the narration. So a narration at a
-    # multiple of 1 / fps is one frame later than `frame_at` would have it.
+    # As published: on the first frame that is not shown before the narration. That is one frame
+    # later than `frame_at` would have it, for each narration after 0 s.
     on_frames = assign_frames(track.narrations, duration, world.FPS, notes, entry.get("frames"))
     first, _ = on_frames[0]
     last, _ = on_frames[-1]

@@ -1,12 +1,12 @@
 """Streaming narration (paper §3.2, §3.4, Algorithms 1 and 2): frames in, time-stamped sentences
-out, in bounded memory.
+out. What is kept of past frames has a fixed size.
 
     python stream.py toy/kitchen.mp4          (inputs, outputs and options: commands/stream.py)
 
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV
 cache. The memory tokens that CLAM reads out at that moment open the next segment in their place.
 Positions are never renumbered: a counter gives every token the position that it had in training.
-FlowNar-C also keeps only the last k narrations.
+FlowNar-C also keeps only the last k narrations: then all memory is bounded.
 
 Glossary (paper: here)
     Psi            the Decisions that have a narration
@@ -15,7 +15,8 @@ Glossary (paper: here)
     M_{t_{n-1}}    `memory`, read out when narration n - 1 was given            [1, M, D]
     l              `position`, the position counter
     n              `segment`
-    b_new          `opening is not None`: the next frame is the first of its segment
+    b_new          `opening is not None`: the next frame is the first of its segment (line 2 sets
+                   b_new to False: there, `opening` is the prompt, with the first frame inside)
     p([SKIP])      `p_skip`, the probability of Eq. 1
 
 `narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the
@@ -149,7 +150,7 @@ class Context:
         self.memory: Tensor | None = None                   # M_{t_{n-1}}
         self.position = 0                                   # l
         self.segment = 0                                    # n
-        self.opening: Tokens | None = self.layout.first()   # b_new: this is not None
+        self.opening: Tokens | None = self.layout.first()   # b_new; at first, the prompt
         self.frame = 0                                      # t of the present or next frame
         self.now = 0.0                                      # seconds at the latest frame's end
         self.last_narration_time = 0.0                      # seconds, of t_{n-1}

@@ -264,9 +264,9 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tup
         validate: Callable[[int], dict] = lambda step: {}):
     """AdamW, linear warm-up, then cosine (App. B.6).
 
-    backward    backward(step) runs forward and backward of a batch -> its loss and number of
-                tokens. Under torchrun each process runs its part of the batch; gradients, losses
-                and tokens are summed
+    backward    backward(step) runs forward and backward of a batch -> its loss, and the number of
+                its frame tokens and learned tokens. Under torchrun each process runs its part of
+                the batch; gradients, losses and numbers are summed
     validate    validate(step) gives further entries for the log
     """
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0, fused=True)

@@ -27,6 +27,8 @@ from train import Example, Options, mean_loss, train_annotated
 
 ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look", "quick"}
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "flex"}
+# what only a new narrator has, or learns in the toy before the paper's training
+ONLY_NEW = {"start", "look", "no_recall", "llm_width"}
 
 
 def parse() -> Options:
@@ -48,14 +50,21 @@ def parse() -> Options:
             parser.add_argument(flag, help=text, type=kind, metavar=f.name.upper())
     options = Options(**vars(parser.parse_args()))
 
-    if "start" in options.given and "init" in options.given:
-        parser.error("--start is for new weights; --init brings its own")
     toy = options.data == "toy"
     for name in sorted(options.given):
         if toy and name in NOT_TOY:
             parser.error(f"{option_of(name)}: the toy renders its videos and trains in float32")
         if not toy and name in ONLY_TOY:
             parser.error(f"{option_of(name)}: only for the toy")
+        if "init" in options.given and name in ONLY_NEW:
+            parser.error(f"{option_of(name)} is for a new narrator; --init brings one")
+    if options.llm and "llm_width" in options.given:
+        parser.error("--llm-width is of a language model that is trained; --llm brings one, and "
+                     "so does --quick")
+    if options.memory == "none" and "memory_tokens" in options.given:
+        parser.error("--memory none has no --memory-tokens")
+    if options.flex and options.no_prune:
+        parser.error("--flex: with --no-prune, attention is causal, and needs no mask")
     if toy and options.device not in ("auto", "cpu"):
         parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options

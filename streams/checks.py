@@ -71,6 +71,12 @@ def check_stream(args: Namespace, live: bool) -> None:
     for name in unknown_options(option_names):
         print(f"--source-option {name}: FFmpeg knows no such option here, so it has no effect",
               file=sys.stderr)
+    if args.static:
+        for name in ("theta_low", "refractory"):
+            if getattr(args, name) is not None:
+                option = "--" + name.replace("_", "-")
+                print(f"{option}: with --static there is one threshold, so it has no effect",
+                      file=sys.stderr)
     if args.retries is not None and not live:
         print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
     speaks = find_voice(args) is not None

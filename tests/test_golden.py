@@ -151,6 +151,23 @@ def test_the_command_narrates(monkeypatch, capsys):
     assert printed == sentences(case)
 
 
+def test_the_command_says_which_options_have_no_effect(monkeypatch, capsys):
+    """With one threshold alone, those of the second one; its narrations are the golden ones."""
+    video = str(FILES / "video.safetensors")
+    model = str(FILES / "flownar")
+    words = ["stream.py", video, "--model", model, "--device", "cpu", "--static",
+             "--theta-low", "0.1", "--refractory", "9"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as end:
+        stream_command.main()
+    assert end.value.code == 0
+    printed, messages = capsys.readouterr()
+    case = read("flownar", "streaming.json")["single_threshold_0.8"]
+    assert [line.split("] ")[1] for line in printed.splitlines()] == sentences(case)
+    without_effect = [line for line in messages.splitlines() if line.endswith("has no effect")]
+    assert [line.split(":")[0] for line in without_effect] == ["--theta-low", "--refractory"]
+
+
 # ---------------------------------------------------------------------- training (§3.5)
 
 @with_memory

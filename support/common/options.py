@@ -161,9 +161,11 @@ def trigger_options(parser: ArgumentParser):
     parser.add_argument("--theta", type=probability,
                         help="narrate when p([SKIP]) <= theta (default 0.8)")
     parser.add_argument("--theta-low", type=probability,
-                        help="the threshold soon after a narration (default 0.5)")
+                        help="the threshold soon after a narration (default 0.5; not used with "
+                             "--static)")
     parser.add_argument("--refractory", type=non_negative,
-                        help="seconds after a narration with theta-low (default 4)")
+                        help="seconds after a narration with theta-low (default 4; not used with "
+                             "--static)")
     parser.add_argument("--static", action="store_true", help="one threshold only, theta")
 
 

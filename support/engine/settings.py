@@ -25,7 +25,8 @@ class MoreSettings:
     keep_newline: bool = False                  # keep the newlines of narrations that are removed
     max_new_tokens: int = 100                   # of a narration that does not end by itself
     # ours
-    memory_target: bool = True                  # learn a start of each memory token; published: no
+    memory_target: bool = True                  # learn a start of each memory token; published: no,
+                                                # train.py: with --start statistics
     max_segment: float | None = None            # [s] until a segment is restarted; None: never
     max_position: int | None = None             # beyond it, positions are turned back; None: never
     # of baselines
