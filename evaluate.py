@@ -386,6 +386,13 @@ def java_problem() -> str | None:
     return None
 
 
+def plain_line(text: str) -> str:
+    """A sentence as these programs expect it: one line of Unicode, without the mark ||| that stands
+    between two sentences there."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return " ".join(text.replace("|||", " ").split())
+
+
 def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
     """METEOR 1.5 (Denkowski and Lavie, 2014) of each pair, and of the corpus.
 
@@ -397,9 +404,8 @@ def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
     true = {}
     predicted = {}
     for i, (true_text, predicted_text) in enumerate(pairs):
-        # the program expects each sentence on one line
-        true[i] = [" ".join(true_text.split())]
-        predicted[i] = [" ".join(predicted_text.split())]
+        true[i] = [plain_line(true_text)]
+        predicted[i] = [plain_line(predicted_text)]
     corpus, scores = Meteor().compute_score(true, predicted)
     return [float(score) for score in scores], float(corpus)
 
@@ -410,7 +416,8 @@ def ptb(pairs: list[Pair]) -> list[Pair]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     def tokenised(texts: list[str]) -> dict[int, list[str]]:
-        return PTBTokenizer().tokenize({i: [{"caption": text}] for i, text in enumerate(texts)})
+        captions = {i: [{"caption": plain_line(text)}] for i, text in enumerate(texts)}
+        return PTBTokenizer().tokenize(captions)
 
     true = tokenised([true_text for true_text, _ in pairs])
     predicted = tokenised([predicted_text for _, predicted_text in pairs])

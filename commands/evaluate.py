@@ -21,12 +21,12 @@ from baselines import variants
 from streams.fast import empty, open_stream
 from streams.together import Failed, side_by_side
 from support.common.devices import device_and_dtype, rank, vision_dtype
-from support.common.disk import check_distinct, check_writable, write_json
+from support.common.disk import check_distinct, check_writable, read_json, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
     DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, dataset_folder, lookahead_option,
-    model_options, positive_int, probability, trigger_options,
+    model_options, positive_int, probability, report_static, trigger_options,
 )
 from support.common.progress import progress
 from support.engine.vision import check_vision
@@ -271,6 +271,8 @@ def run_stream(args: argparse.Namespace):
     videos, and the first one prints the scores of all.
     """
     process, processes = rank()
+    if process == 0:
+        report_static(args)
     if processes > 1:
         if not args.output:
             raise BadData("several processes need --output, "
@@ -358,6 +360,23 @@ def run_teacher(args: argparse.Namespace):
 
 # ---------------------------------------------------------------------- the command line
 
+def check_per_video(file: Path) -> None:
+    """BadData if a file is there that --per-video has not written, and which would be lost."""
+    if not file.is_file() or file.stat().st_size == 0:
+        return
+    try:
+        rows = read_json(file)
+    except BadData:
+        rows = None
+    if isinstance(rows, dict):
+        measures = [row for row in rows.values() if isinstance(row, dict)
+                    and ("f1" in row or "ppl" in row)]
+        if len(measures) == len(rows):
+            return
+    raise BadData(f"{file}: is there already, and is not what --per-video writes; "
+                  f"choose another name")
+
+
 
 def main():
     parser = Parser(description="Evaluate a narrator.")
@@ -422,6 +441,7 @@ def main():
         if args.per_video:
             for name in ("pred", "gt"):                        # of the command `score`
                 check_distinct(getattr(args, name, ""), args.per_video)
+            check_per_video(Path(args.per_video))
         check_writable(args.per_video, output_file)
         args.run(args)
 

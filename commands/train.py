@@ -1,6 +1,7 @@
 """python train.py: options of a training, and where it begins."""
 import argparse
 import random
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ def train(options: Options):
         if state:
             raise BadData(f"{state} is of an interrupted training; "
                           f"give --resume to go on, or delete it")
+    goes_on = options.resume and any(output.glob("*-state.safetensors"))
+    if not goes_on:
         if adapter.exists() and not options.overwrite:
             raise BadData(f"{options.output} holds a finished narrator; "
                           f"choose another --output, or give --overwrite to train it anew")
@@ -135,12 +138,12 @@ def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
 
 def next_command(options: Options) -> str:
     """What measures a narrator that has been trained."""
-    words = ["python", "evaluate.py", "stream", "--data", options.data]
+    words = ["python", "evaluate.py", "stream", "--data", options.data]     # as for a shell
     if options.root:
         words += ["--root", options.root]
     if options.data == "toy" and options.world != "plain":
         words += ["--world", options.world]
-    return " ".join([*words, "--model", options.output])
+    return shlex.join([*words, "--model", options.output])
 
 
 def main():

@@ -19,7 +19,7 @@ from evaluate import overlaps, segments
 from support.common.disk import check_distinct, one_line
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
-from support.common.options import named_file, non_negative, positive_float
+from support.common.options import frame_rate, named_file, non_negative, positive_float
 from support.files.narrations import Sentence, read_predictions, read_truth
 from support.files.video import Video
 
@@ -47,6 +47,8 @@ def truth_for(source: Path, gt: str | None) -> list[Sentence]:
 
     [] if there is neither; BadData if there is one without narrations of the video.
     """
+    if source.is_dir():
+        raise BadData(f"{source}: is a directory; give the name of a file")
     beside = source.with_suffix(".json")
     if gt is None and (source.suffix == ".jsonl" or not beside.exists()):
         return []
@@ -267,6 +269,6 @@ def examples_options(parser: argparse.ArgumentParser):
                         help="ground truth (default: the .json beside the video, if there is one)")
     parser.add_argument("--from", dest="start", type=non_negative, required=True, help="seconds")
     parser.add_argument("--to", dest="end", type=positive_float, required=True, help="seconds")
-    parser.add_argument("--fps", type=positive_float, default=2.0,
+    parser.add_argument("--fps", type=frame_rate, default=2.0,
                         help="frames to choose from a second (default 2)")
     parser.add_argument("--png", metavar="FILE", required=True, help="the picture")

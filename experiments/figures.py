@@ -292,11 +292,15 @@ def run_timeline(args: argparse.Namespace) -> None:
     """A video as one picture, or a trace that stream.py has written (with its --jsonl as --pred).
     """
     source = Path(args.input)
+    true = truth_for(source, args.gt)
     png = args.png or str(source.with_suffix(".png"))
-    for file in (args.input, args.pred, args.gt):
+    if not args.png and Path(png).exists():
+        raise BadData(f"{png}: is there already; say by --png where the picture is to be written")
+    for file in (args.input, args.pred, args.gt, source.with_suffix(".json")):
         check_distinct(png, file or "")
     check_writable(png)
-    true = truth_for(source, args.gt)
+    if args.pred and source.suffix != ".jsonl":
+        raise BadData("--pred is for a trace (.jsonl); a video is narrated")
     if source.suffix == ".jsonl":
         trace = read_jsonl(source)
         predicted = to_sentences(read_jsonl(Path(args.pred)), args.pred) if args.pred else None

@@ -89,11 +89,11 @@ def starts_of(training: str, seed: int, folder: str) -> dict[str, str]:
 
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The command that trains a narrator of the toy, without `python`."""
-    options = ["--data toy", f"--seed {seed}", TRAININGS[training].method, TRAININGS[training].toy]
+    command = ["train.py", "--data", "toy", "--seed", str(seed)]
+    command += TRAININGS[training].method.split() + TRAININGS[training].toy.split()
     for option, path in starts_of(training, seed, folder).items():
-        options.append(f"--{option} {path}")
-    options.append(f"--output {folder}/{training}-{seed}")
-    return ["train.py", *" ".join(options).split()]
+        command += [f"--{option}", path]
+    return [*command, "--output", f"{folder}/{training}-{seed}"]
 
 
 def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
@@ -102,10 +102,10 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     # Predictions are kept beside the narrator. Its seed is in the folder's name: here stands 0.
     model = f"{folder}/{experiment.training}-{experiment.seed}"
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
-    filled = command.format(keep=f"{model}/{kept}", each=f"{model}/{kept}.json",
-                            videos=f"{folder}/videos", long=f"{model}/kept-long-0/predictions",
-                            features=f"{folder}/features.safetensors")
-    words = filled.split()
+    places = {"keep": f"{model}/{kept}", "each": f"{model}/{kept}.json",
+              "videos": f"{folder}/videos", "long": f"{model}/kept-long-0/predictions",
+              "features": f"{folder}/features.safetensors"}
+    words = [word.format(**places) for word in command.split()]     # a folder may have spaces
     if "--pred" not in command:
         words += ["--model", model]
     return [*words, *experiment.options.split(), "--json"]
@@ -410,7 +410,9 @@ class Runner:
             for number, command in enumerate(VIDEOS):
                 done = ROOT / self.folder / "videos" / f"done-{number}"
                 if not done.exists():
-                    self.run(command.format(videos=f"{self.folder}/videos").split(), "videos")
+                    words = [word.format(videos=f"{self.folder}/videos")
+                             for word in command.split()]
+                    self.run(words, "videos")
                     done.write_text(self.worlds)
                 if done.read_text() != self.worlds:
                     raise BadData(f"{done.parent} shows another world; delete it, or choose "

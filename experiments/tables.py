@@ -47,7 +47,7 @@ DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 def seeds_of(table: Table, seeds: list[int] | None) -> list[int]:
     """The given seeds, or those of the table."""
-    return seeds or list(range(table.seeds))
+    return list(dict.fromkeys(seeds or range(table.seeds)))
 
 
 def results_of(experiments: list[Experiment]) -> list[dict]:
@@ -213,7 +213,7 @@ def update_page() -> None:
         name = match[1]
         return f"<!-- {name} -->\n{markdown(name, None)}\n<!-- end -->"
 
-    write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text()))
+    write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8")))
 
 
 # ------------------------------------------------------------------------------- --list
@@ -369,13 +369,14 @@ def main():
                     description="The paper's tables in miniature.")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help=f"tables to complete: {', '.join(TABLES)}")
-    parser.add_argument("--show", action="store_true",
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", action="store_true",
                         help="show what is there of the named tables, and run nothing")
-    parser.add_argument("--page", action="store_true",
+    what.add_argument("--page", action="store_true",
                         help="only write the tables of experiments/README.md anew")
-    parser.add_argument("--list", action="store_true",
+    what.add_argument("--list", action="store_true",
                         help="only say what is missing, and how long it takes")
-    parser.add_argument("--commands", action="store_true",
+    what.add_argument("--commands", action="store_true",
                         help="only print the commands of each row")
     parser.add_argument("--data", choices=["toy", *DATA], default="toy",
                         help="of real data, print the commands and the paper's numbers")
@@ -387,6 +388,10 @@ def main():
                         help=f"folder of trained narrators (default {FOLDER})")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
+    if args.json and (args.page or args.list or args.commands or args.data != "toy"):
+        parser.error("--json is for tables that are shown")
+    if args.page and (args.names or args.seeds):
+        parser.error("--page writes all tables, with the seeds of each")
     command_line(lambda: run_tables(args))
 
 

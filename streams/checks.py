@@ -11,6 +11,7 @@ from streams.subtitles import outputs
 from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
+from support.common.options import report_static
 from support.files.features import find_features, is_features
 from support.files.video import Video
 
@@ -71,12 +72,7 @@ def check_stream(args: Namespace, live: bool) -> None:
     for name in unknown_options(option_names):
         print(f"--source-option {name}: FFmpeg knows no such option here, so it has no effect",
               file=sys.stderr)
-    if args.static:
-        for name in ("theta_low", "refractory"):
-            if getattr(args, name) is not None:
-                option = "--" + name.replace("_", "-")
-                print(f"{option}: with --static there is one threshold, so it has no effect",
-                      file=sys.stderr)
+    report_static(args)
     if args.retries is not None and not live:
         print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
     speaks = find_voice(args) is not None

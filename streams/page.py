@@ -383,8 +383,8 @@ def main():
 
     def run():
         video = Path(args.video)
-        output = Path(args.output or video.with_suffix(".html"))
         Video(str(video))                           # BadData if it is missing, empty or no video
+        output = Path(args.output or video.with_suffix(".html"))
         check_distinct(video, args.narrations, args.trace or "", output)
         if output.is_file() and not is_ours("html", str(output)):
             raise BadData(f"{output}: is there already, and is no such page; choose another -o")

@@ -256,6 +256,20 @@ def mix(spoken: Iterable[np.ndarray], background: Iterable[np.ndarray]) -> Itera
 
 # ---------------------------------------------------------------------- the file
 
+def check_ours(path: str) -> None:
+    """BadData if a file is there that `write_mp4` has not written: it has no track of subtitles."""
+    if not Path(path).is_file():
+        return
+    try:
+        with av.open(f"file:{path}") as file:
+            if file.streams.subtitles:
+                return
+    except av.FFmpegError:                              # no video
+        pass
+    raise BadData(f"{path}: is there already, and this program has not written it; "
+                  f"choose another name")
+
+
 def write_mp4(video: str | Path, rows: list[dict], path: str | Path,
               words: list[str] | None = None) -> Counter:
     """Write the video with subtitles and, if there is a voice, with speech.
@@ -487,6 +501,7 @@ def main():
     def run():
         words = find_voice(args)
         check_distinct(args.video, args.jsonl, args.mp4)
+        check_ours(args.mp4)
         count = write_mp4(args.video, read_narrations(args.jsonl), args.mp4, words)
         messages = [f"written: {args.mp4}"]
         for how in ("faster", "left out"):

@@ -46,7 +46,7 @@ from tqdm import tqdm
 
 from streams.fast import empty
 from streams.sources import is_pipe_or_url
-from streams.subtitles import timestamp
+from streams.subtitles import hash_of_end, timestamp
 from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable, write_tensors
 from support.common.errors import BadData
@@ -164,7 +164,7 @@ class State:
         try:
             exact = header["dtype"] == self.dtype == "torch.float32"
             check_model_answers(path, tensors, self.answers, tolerance=1e-3 if exact else 5e-2)
-            check_files(path, owner.files, header["files"]["bytes"], owner.live)
+            check_files(path, owner.files, header["files"], owner.live)
             unpack(owner.context, header["stream"], tensors)
             owner.peak = header["peak"]
             self.saved_files = header["files"]
@@ -577,13 +577,17 @@ def check_model_answers(path: Path, saved: dict[str, Tensor], present: dict[str,
                           f"give the same, or another --state")
 
 
-def check_files(path: Path, files: dict[str, str | None], sizes: dict[str, int],
-                live: bool) -> None:
+def check_files(path: Path, files: dict[str, str | None], saved: dict, live: bool) -> None:
     """BadData if the output files are not those with which a state continues.
 
-    Each file of a recording must be at least as long as at the save (`sizes`, in bytes). Files of
-    a live source may be shorter or missing, because an old one may have been moved away.
+    Each file of a recording must be at least as long as at the save, with the same end there: what
+    comes after it will be cut off. Files of a live source may be shorter or missing, because an old
+    one may have been moved away.
+
+    saved       what `Writers.written` returned
     """
+    sizes = saved["bytes"]
+    ends = saved.get("ends", {})               # older states have none
     files = {form: file for form, file in files.items() if file}
     if files.keys() != sizes.keys():
         listed = " ".join(f"--{form}" for form in sizes) or "no output files"
@@ -595,6 +599,8 @@ def check_files(path: Path, files: dict[str, str | None], sizes: dict[str, int],
             problem = "missing"
         elif os.path.getsize(file) < sizes[form]:
             problem = "shorter than it was"
+        elif ends.get(form) not in (None, hash_of_end(file, sizes[form])):
+            problem = "not the file that it was"
         else:
             continue
         raise BadData(f"{file}: is {problem}, and {path} goes on with it; "

@@ -235,6 +235,9 @@ def test_score_reads_every_form(tmp_path):
         assert result["f1"] == 1 and result["narrations"] == 2
         assert result["cider"] == pytest.approx(10)
         assert json.loads(each.read_text())["a"]["rouge_l"] == pytest.approx(1)
+    video = write(tmp_path / "p.mp4", "a video")           # --per-video has not written it
+    error = command("score", "--pred", predicted, "--gt", true, "--per-video", video, ok=False)
+    assert "p.mp4: is there already, and is not what --per-video writes" in error
     several = write(tmp_path / "g.json", {"a": [TRUE["a"], [{"time": 3.0, "text": "You look."}]]})
     assert command("score", "--pred", predicted, "--gt", several, "--json")["narrations"] == 3
 

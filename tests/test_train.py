@@ -312,6 +312,14 @@ def test_a_log_without_the_line_of_a_step_keeps_its_others(tmp_path):
     assert read_jsonl(log)[1]["val_loss"] == 1
 
 
+def test_half_a_line_of_a_log_is_left_out(tmp_path):
+    """A full disk has taken no more of it."""
+    log = tmp_path / "a-log.jsonl"
+    log.write_text('{"step": 0, "loss": 1.0, "val_loss": 2.0}\n{"step": 1, "lo')
+    training.cut_log(log, 1, lambda step: {})
+    assert [row["step"] for row in read_jsonl(log)] == [0]
+
+
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     model = tiny(max_new_tokens=2)
     options = train.Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
@@ -647,18 +655,21 @@ def test_options_that_do_not_fit_are_refused(tmp_path, given, message):
 
 
 def test_a_finished_narrator_is_not_replaced_unasked(tmp_path, monkeypatch):
-    """--overwrite does it; --resume, which goes on, needs no leave."""
+    """--overwrite does it; --resume, which goes on with a state, needs no leave."""
     tiny(width=16).save(tmp_path / "out")
     before = {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     trainings = []
     monkeypatch.setattr(train_command, "train_annotated", lambda options, *_: trainings.append(options))
     given = {"data": "ek100", "output": str(tmp_path / "out")}
     message = "out holds a finished narrator; choose another --output, or give --overwrite"
-    with pytest.raises(BadData, match=message):
-        train_command.train(train.Options(**given))
+    for resume in (False, True):                # there is no state to go on with
+        with pytest.raises(BadData, match=message):
+            train_command.train(train.Options(**given, resume=resume))
     assert not trainings
     assert before == {file: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    for change in ({"overwrite": True}, {"resume": True}, {"output": str(tmp_path / "another")}):
+    for change in ({"overwrite": True}, {"output": str(tmp_path / "another")}, {"resume": True}):
+        if "resume" in change:
+            (tmp_path / "out" / "narrator-state.safetensors").touch()
         train_command.train(train.Options(**given | change))
     assert len(trainings) == 3
 

@@ -20,6 +20,7 @@ forward and backward of one batch and returns its loss and its number of tokens.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -405,6 +406,9 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout,
             stored = load_file(cache)
         except (OSError, SafetensorError) as error:
             raise BadData(f"{cache}: is damaged ({first_line(error)}); delete it") from error
+        if not all(re.fullmatch(r"\d+ [0-9a-f]{8}", key) for key in stored):
+            raise BadData(f"{cache}: holds other features than the toy's; choose an --output in "
+                          "another folder")
     stored_before = len(stored)
     encoder = digest(vision)
     videos = []

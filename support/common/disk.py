@@ -7,6 +7,7 @@ import platform
 import re
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -46,8 +47,7 @@ def new_part(path: Path) -> Path:
     Temporary files that killed processes have left in the folder are removed. BadData if `path`
     cannot be written.
     """
-    if path.is_dir():                          # as is Path("")
-        raise BadData(f"{path}: is a directory; give the name of a file")
+    check_regular(path)
     remove_left_parts(path.parent.resolve())
     random = os.urandom(4).hex()
     part = path.with_name(f".{path.name}.{machine()}-{os.getpid()}-{random}.part")
@@ -105,6 +105,19 @@ def is_left(part: Path, where: str | None, process: str | None) -> bool:
 
 # ---------------------------------------------------------------------- writing
 
+def check_regular(path: str | Path) -> None:
+    """BadData if a file cannot have this name: it is empty, or that of a folder, a device, a pipe.
+
+    (A file that is written whole takes the place of what has its name: of /dev/null, too.)
+    """
+    if str(path) == "":
+        raise BadData("the name of an output file is empty; give one")
+    if Path(path).is_dir():                    # as is Path("")
+        raise BadData(f"{path}: is a directory; give the name of a file")
+    if Path(path).exists() and not Path(path).is_file():
+        raise BadData(f"{path}: is a device or a pipe, and a file would take its place; "
+                      f"give the name of a file")
+
 
 def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:
     """BadData if one of these files cannot be written: asked before hours of work, not after them.
@@ -115,11 +128,10 @@ def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:
     for path in paths:
         if path is None:
             continue
-        if Path(path).is_dir():
-            raise BadData(f"{path}: is a directory; give the name of a file")
-        if in_place and os.access(path, os.W_OK):
+        if in_place and os.access(path, os.W_OK) and not Path(path).is_dir():
             continue
-        folder = Path(path).absolute().parent
+        check_regular(path)
+        folder = Path(path).resolve().parent
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         trial = folder / f".{os.urandom(4).hex()}.part"
@@ -135,9 +147,13 @@ def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary file beside `path`. At the end it becomes `path`; after an error it is removed.
 
-    No reader ever sees half a file. BadData if `path` cannot be written, as on a full disk.
+    No reader ever sees half a file. A symbolic link stays, and the file that it names is replaced.
+    BadData if `path` cannot be written, as on a full disk.
     """
     path = Path(path)
+    check_regular(path)
+    if path.is_symlink():
+        path = path.resolve()
     part = new_part(path)
     mode = part.stat().st_mode
     try:
@@ -187,9 +203,18 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path):
+    """The content of a JSON file. BadData if it is damaged, or has a name twice in one object."""
+    def each_once(pairs: list[tuple]) -> dict:
+        names = dict(pairs)
+        if len(names) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice, _ = counts.most_common(1)[0]
+            raise ValueError(f"{twice[:60]!r} is there twice")
+        return names
+
     text = read_text(path)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{path}: is not JSON ({first_line(error)})") from None
 
@@ -197,7 +222,10 @@ def read_json(path: Path):
 def read_jsonl(path: Path) -> list[dict]:
     """The objects of a JSONL file, one per line; BadData names a line that is no object."""
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    lines = read_text(path).split("\n")        # not splitlines: a text may hold U+2028
+    if lines[-1] == "":
+        lines.pop()
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -238,12 +266,29 @@ def check_distinct(*paths: str | Path) -> None:
         files.add(file)
 
 
+def check_name(file: Path) -> None:
+    """BadData if a file's name is no text: its bytes are not UTF-8, or not what the locale says."""
+    try:
+        file.name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadData(f"{file.name!r} in {file.parent}: the name is not UTF-8; rename the file, or "
+                      f"set a UTF-8 locale (LC_ALL=C.UTF-8)") from None
+
+
+LONGEST_NAME = 240                             # bytes; disks allow 255, with the ending
+
+
 def file_name(name: str) -> str:
     """A name from data (a video's id) as a file's name: no separators, never "." or "..".
 
     Different names become different files.
     """
-    quoted = quote(name, safe=" !#$&'()+,;=@[]{}~^`")
+    safe = " !#$&'()+,;=@[]{}~^`"
+    quoted = quote(name, safe=safe)
+    if len(quoted) > LONGEST_NAME:             # nine bytes for one character of some scripts
+        characters = [each if ord(each) > 127 and each.isprintable() else quote(each, safe=safe)
+                      for each in name]
+        quoted = "".join(characters)
     if not quoted.strip("."):                  # nothing but dots
         return quoted.replace(".", "%2E")
     return quoted

@@ -33,7 +33,8 @@ def command_line(main: Callable[[], None]) -> None:
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         main()
-        sys.stdout.flush()
+        if sys.stdout is not None:                       # it is closed: python ... >&-
+            sys.stdout.flush()
         code = 0
     except BrokenPipeError:
         drop_stdout()

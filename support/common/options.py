@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,16 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """An argparse type: NAME=FILE -> (name, path); FILE has its own name without the suffix."""
+    """An argparse type: NAME=FILE -> (name, path); FILE has its own name without the suffix.
+
+    Where names and folders have = in them, the first FILE that is there counts.
+    """
+    if Path(text).exists():
+        return Path(text).stem, Path(text)
+    for equals in re.finditer("=", text):
+        file = text[equals.end():]
+        if file and Path(file).exists():
+            return text[:equals.start()], Path(file)
     name, equals, file = text.rpartition("=")
     if equals:
         return name, Path(file)
@@ -167,6 +177,15 @@ def trigger_options(parser: ArgumentParser):
                         help="seconds after a narration with theta-low (default 4; not used with "
                              "--static)")
     parser.add_argument("--static", action="store_true", help="one threshold only, theta")
+
+
+def report_static(args: Namespace) -> None:
+    """Say on stderr which of the `trigger_options` have no effect."""
+    for name in ("theta_low", "refractory"):
+        if args.static and getattr(args, name) is not None:
+            option = "--" + name.replace("_", "-")
+            print(f"{option}: with --static there is one threshold, so it has no effect",
+                  file=sys.stderr)
 
 
 def lookahead_option(parser: ArgumentParser):

@@ -278,7 +278,9 @@ def cut_log(log: Path, steps: int, validate: Callable[[int], dict]) -> None:
     """
     entries = []
     if steps:
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        text = log.read_text(encoding="utf-8")
+        whole_lines, _, _ = text.rpartition("\n")          # a full disk leaves half a line
+        entries = [json.loads(line) for line in whole_lines.splitlines()]
         entries = [entry for entry in entries if entry["step"] < steps]
     # Ctrl-C just after a step leaves no line of it.
     if entries and entries[-1]["step"] == steps - 1 and "val_loss" not in entries[-1]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from support.common.disk import check_writable, write_json, write_tensors
+from support.common.disk import check_name, check_writable, write_json, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.progress import progress
@@ -42,6 +42,8 @@ def encode_videos(videos: list[str], output: Path, load: Callable, vision: str, 
     for name, count in Counter(Path(source).stem for source in videos).items():
         if count > 1:
             raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
+    for source in videos:
+        check_name(Path(source))
     file_of = {source: output / f"{Path(source).stem}.safetensors" for source in videos}
     check_writable(output / METADATA)
     settings = {"vision": vision, "fps": str(fps), "grid": str(grid)}

@@ -228,13 +228,14 @@ def read_header(path: Path) -> tuple[int, dict[str, str]]:
 
     Raises BadData if the file is damaged, or was written by another program.
     """
+    frames = 0
     try:
         with safe_open(path, "pt") as file:
-            frames = file.get_slice("features").get_shape()[0]
             settings = file.metadata() or {}
-        by_another_program = "duration" not in settings
-        if not by_another_program:
-            float(settings["duration"])
+            by_another_program = "duration" not in settings or "features" not in file.keys()
+            if not by_another_program:
+                frames = file.get_slice("features").get_shape()[0]
+                float(settings["duration"])
     except (SafetensorError, OSError, LookupError, ValueError) as error:
         raise BadData(f"{path}: is damaged, or was not written by data.py encode "
                       f"({type(error).__name__}); delete it, and encode its video again") from error
@@ -303,6 +304,8 @@ class Store:
         duration = entry["duration"]
         check(is_number(duration) and duration > 0,
               f'"duration" must be seconds, above 0, not {duration!r}')
+        fps = entry.get("fps", 1)
+        check(is_number(fps) and fps > 0, f'"fps" must be a number above 0, not {fps!r}')
         frames = entry.get("frames", 1)
         check(isinstance(frames, int) and is_number(frames) and frames > 0,
               f'"frames" must be a whole number above 0, not {frames!r}')

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from support.common.devices import rank
-from support.common.disk import read_json, read_text
+from support.common.disk import check_name, read_json, read_text
 from support.common.errors import BadData
 from support.engine.checkpoint import (
     ADAPTER, NARRATOR_JSON, checkpoint_folder, read_object, required,
@@ -89,6 +89,8 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """
     files = sorted(path for path in folder.iterdir()
                    if path.is_file() and not path.name.startswith("."))
+    for file in files:
+        check_name(file)
     videos = by_stem(files, VIDEOS)
     of_videos = [file for file in files
                  if file.stem in videos or feature_file(folder, file.stem).exists()]
@@ -97,6 +99,9 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
         raise BadData(f"{folder}: has no video with narrations beside it, "
                       f"such as a.mp4 and a.srt, .vtt, .csv or .json")
     notes.add("videos without narrations left out", len(videos.keys() - narrations.keys()))
+    subtitles = [file for file in files if file.suffix.lower() in (".srt", ".vtt")]
+    notes.add("subtitles without a video left out",
+              sum(file not in of_videos for file in subtitles))
     return {name: (file, videos.get(name)) for name, file in sorted(narrations.items())}
 
 
@@ -137,7 +142,7 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
             if not entry:
                 continue
             # an entry is a name, or a file name with its ending
-            name = entry if entry in names else Path(entry).stem
+            name = entry if entry in names else without_ending(entry)
             if name not in names:
                 raise BadData(f"{file}, line {number}: "
                               f"{folder} has no video {entry[:60]!r} with narrations")
@@ -161,6 +166,14 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
         raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; "
                       f"write their names into {folder / f'{split}.txt'}{hint}")
     return chosen
+
+
+def without_ending(entry: str) -> str:
+    """The name of a video in a list: a/clip.mp4 -> clip, clip.2 -> clip.2"""
+    path = Path(entry)
+    if path.suffix.lower() in (*VIDEOS, *NARRATIONS):
+        return path.stem
+    return path.name
 
 
 def split_by_hash(names: list[str]) -> dict[str, str]:

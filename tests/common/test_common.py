@@ -1,12 +1,14 @@
 """What all files share (support/common/): how commands end, and files that appear whole."""
 import argparse
 import errno
+import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -16,10 +18,14 @@ from safetensors.torch import load_file
 from helpers import ROOT
 from streams.subtitles import Writers
 from support.common import disk
-from support.common.disk import read_json, replacing, write_json
+from support.common.disk import (
+    check_writable, file_name, read_json, read_jsonl, replacing, write_json,
+)
 from support.common.errors import BadData, NotDownloaded, command_line
 from support.common.iterate import MOST, prefetch
-from support.common.options import non_negative, positive_float, positive_int, non_negative_int
+from support.common.options import (
+    named_file, non_negative, non_negative_int, positive_float, positive_int,
+)
 from support.common.progress import duration, progress
 
 
@@ -216,6 +222,58 @@ def test_prefetch_is_bounded():
 def test_a_byte_order_mark_is_no_content(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
     assert read_json(tmp_path / "a.json") == [1]
+
+
+def test_a_name_that_is_twice_in_an_object_is_refused(tmp_path):
+    (tmp_path / "a.json").write_text('{"v1": [1], "v2": {"v1": 2}, "v1": []}')
+    with pytest.raises(BadData, match="a.json: is not JSON .'v1' is there twice"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_line_of_jsonl_may_hold_any_character(tmp_path):
+    rows = [{"text": "one\u2028two\x85"}, {"text": ""}]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    for end in ("", "\n"):
+        (tmp_path / "a.jsonl").write_text("\n".join(lines) + end, encoding="utf-8")
+        assert read_jsonl(tmp_path / "a.jsonl") == rows
+
+
+@pytest.mark.parametrize("name", ["", "folder", "pipe"])
+def test_only_regular_files_are_replaced(tmp_path, monkeypatch, name):
+    """A pipe stays a pipe, and so would /dev/null."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for write in (check_writable, lambda path: write_json(path, 1)):
+        with pytest.raises(BadData, match="empty|is a directory|is a device or a pipe"):
+            write(name)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "link.json").symlink_to("a.json")
+    for content in (1, 2):
+        write_json(tmp_path / "link.json", content)
+        assert (tmp_path / "link.json").is_symlink()
+        assert read_json(tmp_path / "a.json") == content
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "100%", "..", "厨" * 60, "厨/" * 40])
+def test_names_of_videos_are_names_of_files(tmp_path, name):
+    """Each can be made, and tells the video's name."""
+    file = tmp_path / f"{file_name(name)}.jsonl"
+    file.touch()
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert unquote(file.stem) == name
+
+
+def test_names_with_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1").mkdir()
+    (tmp_path / "lr=1" / "k.json").touch()
+    assert named_file("a=lr=1/k.json") == ("a", Path("lr=1/k.json"))
+    assert named_file("lr=1/k.json") == ("k", Path("lr=1/k.json"))
+    assert named_file("a=b.json") == ("a", Path("b.json"))
 
 
 def test_parts_of_killed_processes_are_removed(tmp_path):

@@ -428,6 +428,25 @@ def test_refusals(lines_of, arguments, message):
         lines_of(arguments)
 
 
+def test_one_thing_is_done_at_a_time(lines_of, capsys):
+    for arguments in ("T5 --show --list", "--list --json", "T5 --commands --json", "--page T5",
+                      "--page --seeds 5", "T1 --data ek100 --json"):
+        with pytest.raises(SystemExit) as end:
+            lines_of(arguments)
+        assert end.value.code == 2
+
+
+def test_a_seed_counts_once():
+    assert tables.seeds_of(tables.TABLES["T5"], [1, 0, 1]) == [1, 0]
+
+
+def test_a_folder_may_have_spaces():
+    train = runs.train_command("flownar", 0, "my tables")
+    assert train[-2:] == ["--output", "my tables/flownar-0"]
+    experiment = runs.Experiment("flownar", "stream", "", 0)
+    assert runs.evaluate_command(experiment, "my tables")[-2] == "my tables/flownar-0"
+
+
 def test_commands_are_printed(lines_of):
     lines = lines_of("T5 --commands")
     assert "  CLAM: 2.086 2.237 45.4% 52.2%" in lines

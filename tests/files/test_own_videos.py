@@ -432,6 +432,7 @@ def test_split_by_file(tmp_path, capsys):
     ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
     ({"train": "a\nc\n", "test": "c"}, "all", r"test\.txt, line 1: c is in train\.txt, too"),
     ({"test": "x.mp4\n"}, "all", r"test\.txt, line 1: .* has no video 'x\.mp4' with narrations"),
+    ({"test": "a.2\n"}, "all", r"test\.txt, line 1: .* has no video 'a\.2' with narrations"),
 ])
 def test_bad_splits_are_refused(tmp_path, files, split, message):
     folder = make_folder(tmp_path, dict.fromkeys("abc", 20))
@@ -450,8 +451,16 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "c.MP4").write_bytes(b"x")
     for name in ("notes.csv", "readme.txt", ".a.srt", "settings.json"):
         (folder / name).write_text("x")
+    (folder / "orphan.srt").write_text("x")
     assert names(folder, "all") == ["a", "b"]
-    assert "1 videos without narrations left out" in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "1 videos without narrations left out" in notes
+    assert "1 subtitles without a video left out" in notes
+    other = folder / os.fsdecode(b"caf\xe9.mp4")
+    other.touch()
+    with pytest.raises(BadData, match="the name is not UTF-8"):
+        samples(folder)
+    other.unlink()
     (folder / "a.srt").write_text(srt_cue(0, 0, 1, "You sit."))
     with pytest.raises(BadData, match=r"a\.srt: a\.csv has the same name"):
         samples(folder)

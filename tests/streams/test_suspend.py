@@ -618,6 +618,14 @@ def test_a_shorter_output_is_refused(half, tmp_path):
     assert_refused(half, tmp_path, "jsonl: is shorter than it was")
 
 
+def test_another_file_under_the_name_of_an_output_is_refused(half, tmp_path):
+    """It would be cut off where the state goes on."""
+    diary = "".join(f"{number}\n" for number in range(9999))
+    (tmp_path / "srt").write_text(diary)
+    assert_refused(half, tmp_path, "srt: is not the file that it was")
+    assert (tmp_path / "srt").read_text() == diary
+
+
 def test_another_vision_model():
     """Its answer to a test picture is compared, with the tolerance of another dtype."""
     model = at_every_frame()
