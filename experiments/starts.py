@@ -93,7 +93,7 @@ def train_recall(start: str, seed: int, output: Path) -> Path:
         return folder
 
     say(f"{start}, seed {seed}")
-    options = Options(data="toy", seed=seed, last_k="all", output=str(folder),
+    options = Options(data="toy", seed=seed, last_k="all", warmup=0.05, output=str(folder),
                       resume=folder.exists())
     torch.manual_seed(seed)
     narrator = unstarted(start, options)
