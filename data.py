@@ -71,8 +71,9 @@ class Sample:
     source: Callable[[], Iterator[np.ndarray]] | None
     read: Callable[[int, int], Tensor] | None = None
     tracks: list[list[tuple[float, str]]] | None = None
-    offset: float = 0.0                     # [s] added to streamed times: as published, that of the
-                                            # annotated interval, whose first frame is rounded down
+    # [s] of the video where a streamed sample starts, which is added to streamed times; as published,
+    # the start of an annotated interval itself, not of its first frame
+    offset: float = 0.0
     origin: float = 0.0                     # [s] of the video at the first segment's start
 
     def frames(self) -> Iterator[np.ndarray]:

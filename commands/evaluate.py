@@ -368,11 +368,12 @@ def check_per_video(file: Path) -> None:
         rows = read_json(file)
     except BadData:
         rows = None
-    if isinstance(rows, dict):
-        measures = [row for row in rows.values() if isinstance(row, dict)
-                    and ("f1" in row or "ppl" in row)]
-        if len(measures) == len(rows):
-            return
+
+    def is_result(row) -> bool:
+        return isinstance(row, dict) and ("f1" in row or "ppl" in row)
+
+    if isinstance(rows, dict) and all(is_result(row) for row in rows.values()):
+        return
     raise BadData(f"{file}: is there already, and is not what --per-video writes; "
                   f"choose another name")
 
