@@ -349,13 +349,16 @@ def test_settings_and_names_must_agree(videos, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"x" * 50, None])
 def test_encode_beside_a_damaged_file(videos, tmp_path, content):
-    """Named at once, before any video is encoded. None: a complete file, but not of features."""
+    """Named at once, before any video is encoded. None: a complete file of another program, which
+    nobody is told to delete."""
     file = tmp_path / "x.safetensors"
     if content is None:
         save_file({"weights": torch.zeros(2)}, file)
     else:
         file.write_bytes(content)
     message = r"x\.safetensors: is damaged, or was not written.*; delete it"
+    if content is None:
+        message = r"x\.safetensors: was not written by data\.py encode; choose another --output"
     with pytest.raises(BadData, match=message) as error:
         encode(videos[:1], tmp_path)
     assert "\n" not in str(error.value)
