@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import narrator as nar
+from support.common.disk import one_line
 from support.common.errors import BadData
 from support.engine.family import cache_argument
 from support.files.narrations import Sentence, Truth
@@ -386,11 +387,10 @@ def java_problem() -> str | None:
     return None
 
 
-def plain_line(text: str) -> str:
-    """A sentence as these programs expect it: one line of Unicode, without the mark ||| that stands
-    between two sentences there."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return " ".join(text.replace("|||", " ").split())
+def java_line(text: str) -> str:
+    """A sentence as these programs read it: one line, without the mark ||| that separates sentences
+    there."""
+    return one_line(text.replace("|||", " "))
 
 
 def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
@@ -404,8 +404,8 @@ def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
     true = {}
     predicted = {}
     for i, (true_text, predicted_text) in enumerate(pairs):
-        true[i] = [plain_line(true_text)]
-        predicted[i] = [plain_line(predicted_text)]
+        true[i] = [java_line(true_text)]
+        predicted[i] = [java_line(predicted_text)]
     corpus, scores = Meteor().compute_score(true, predicted)
     return [float(score) for score in scores], float(corpus)
 
@@ -416,7 +416,7 @@ def ptb(pairs: list[Pair]) -> list[Pair]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     def tokenised(texts: list[str]) -> dict[int, list[str]]:
-        captions = {i: [{"caption": plain_line(text)}] for i, text in enumerate(texts)}
+        captions = {i: [{"caption": java_line(text)}] for i, text in enumerate(texts)}
         return PTBTokenizer().tokenize(captions)
 
     true = tokenised([true_text for true_text, _ in pairs])

@@ -11,7 +11,8 @@ Glossary (T frames, J tokens a frame, D feature width, M memory tokens, L tokens
 vocabulary):
     x           frame tokens X_t                                          [T, J, D]
     memory      memory tokens M_t                                         [.., M, D]
-    e           embeddings of tokens; of frames and memory, E_t = MLP(X_t)    [..., D_lm]
+    e           embeddings of all tokens that are fed; of frames and memory
+                tokens, these are E_t = MLP(X_t)                          [..., D_lm]
     segment n   the frames after narration n - 1 up to narration n; in the sequence: all tokens from
                 the end of narration n - 1 to the end of narration n
     skip        the token "," between two frames of a segment: the paper's [SKIP]

@@ -378,7 +378,6 @@ def check_per_video(file: Path) -> None:
                   f"choose another name")
 
 
-
 def main():
     parser = Parser(description="Evaluate a narrator.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

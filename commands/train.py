@@ -89,10 +89,9 @@ def train(options: Options):
             raise BadData(f"{state} is of an interrupted training; "
                           f"give --resume to go on, or delete it")
     goes_on = options.resume and any(output.glob("*-state.safetensors"))
-    if not goes_on:
-        if adapter.exists() and not options.overwrite:
-            raise BadData(f"{options.output} holds a finished narrator; "
-                          f"choose another --output, or give --overwrite to train it anew")
+    if adapter.exists() and not goes_on and not options.overwrite:
+        raise BadData(f"{options.output} holds a finished narrator; "
+                      f"choose another --output, or give --overwrite to train it anew")
     if options.data == "toy":
         _, processes = rank()
         if processes > 1:
@@ -138,7 +137,7 @@ def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
 
 def next_command(options: Options) -> str:
     """What measures a narrator that has been trained."""
-    words = ["python", "evaluate.py", "stream", "--data", options.data]     # as for a shell
+    words = ["python", "evaluate.py", "stream", "--data", options.data]
     if options.root:
         words += ["--root", options.root]
     if options.data == "toy" and options.world != "plain":

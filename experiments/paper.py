@@ -39,14 +39,14 @@ LOOK = "experiments/base/look.safetensors"
 
 # Half of the videos have idle time. Each command says its warm-up, for the toy's default, 20 % of
 # the steps, is not the paper's, 5 %: see the table "trainings".
-WARM = "--idle 0.5 --epochs 3 --warmup 0.2"
-SHORT = "--idle 0.5 --epochs 3 --warmup 0.05"
+WARM_UP_20 = "--idle 0.5 --epochs 3 --warmup 0.2"
+WARM_UP_5 = "--idle 0.5 --epochs 3 --warmup 0.05"
 
 
 class Training(NamedTuple):
     """Options of train.py, and what a narrator of the toy does not take from the base."""
     method: str = ""                           # options in the toy and on real data
-    toy: str = WARM                            # further options in the toy
+    toy: str = WARM_UP_20                            # further options in the toy
     real: str = ""                             # further options on real data
     own_llm: bool = False                      # trains a language model, and a stage `look`
     own_look: bool = False                     # trains a stage `look`
@@ -75,7 +75,7 @@ TRAININGS = {
     "flownar-c": Training("--last-k 10"),
     "online": Training(ONLINE),
     "mod": Training(MOD),
-    "lion": Training(LION, f"{WARM} --width-second 128", "--width-second 768", own_look=True),
+    "lion": Training(LION, f"{WARM_UP_20} --width-second 128", "--width-second 768", own_look=True),
     # Tables 3, 5 and 9: memories
     "none": Training(f"--memory none {ALL}"),
     "recent": Training(f"--memory recent {ALL}"),
@@ -85,56 +85,57 @@ TRAININGS = {
     "retnet": Training(f"--memory retnet {ALL}"),
     "scalar": Training(f"--memory scalar {ALL}"),
     # With the paper's warm-up, for the tables whose other rows have it, too; and one more epoch
-    "flownar-short": Training(ALL, SHORT, same="flownar"),
-    "flownar-c-short": Training("--last-k 10", SHORT, same="flownar-c"),
-    "recent-short": Training(f"--memory recent {ALL}", SHORT, same="recent"),
-    "kmeans-short": Training(f"--memory kmeans {ALL}", SHORT, same="kmeans"),
-    "moviechat-short": Training(f"--memory moviechat {ALL}", SHORT, same="moviechat"),
-    "tokenmlp-short": Training(f"--memory tokenmlp {ALL}", SHORT, same="tokenmlp"),
-    "retnet-short": Training(f"--memory retnet {ALL}", SHORT, same="retnet"),
-    "scalar-short": Training(f"--memory scalar {ALL}", SHORT, same="scalar"),
+    "flownar-short": Training(ALL, WARM_UP_5, same="flownar"),
+    "flownar-c-short": Training("--last-k 10", WARM_UP_5, same="flownar-c"),
+    "recent-short": Training(f"--memory recent {ALL}", WARM_UP_5, same="recent"),
+    "kmeans-short": Training(f"--memory kmeans {ALL}", WARM_UP_5, same="kmeans"),
+    "moviechat-short": Training(f"--memory moviechat {ALL}", WARM_UP_5, same="moviechat"),
+    "tokenmlp-short": Training(f"--memory tokenmlp {ALL}", WARM_UP_5, same="tokenmlp"),
+    "retnet-short": Training(f"--memory retnet {ALL}", WARM_UP_5, same="retnet"),
+    "scalar-short": Training(f"--memory scalar {ALL}", WARM_UP_5, same="scalar"),
     "clam-4-epochs": Training(ALL, "--idle 0.5 --epochs 4 --warmup 0.05", same="flownar"),
     # First weights as published, and after the stage `recall`
-    "clam-published": Training(ALL, f"{WARM} {PUBLISHED}", same="flownar"),
-    "retnet-published": Training(f"--memory retnet {ALL}", f"{WARM} {PUBLISHED}", same="retnet"),
-    "clam-published-short": Training(ALL, f"{SHORT} {PUBLISHED}", same="flownar"),
-    "retnet-published-short": Training(f"--memory retnet {ALL}", f"{SHORT} {PUBLISHED}",
+    "clam-published": Training(ALL, f"{WARM_UP_20} {PUBLISHED}", same="flownar"),
+    "retnet-published": Training(f"--memory retnet {ALL}", f"{WARM_UP_20} {PUBLISHED}",
+                                 same="retnet"),
+    "clam-published-short": Training(ALL, f"{WARM_UP_5} {PUBLISHED}", same="flownar"),
+    "retnet-published-short": Training(f"--memory retnet {ALL}", f"{WARM_UP_5} {PUBLISHED}",
                                        same="retnet"),
     # Without the stage `recall`, which a narrator without a memory cannot learn
-    "online-one-loss": Training(ONLINE, f"{WARM} {ONE_LOSS}", same="online"),
+    "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}", same="online"),
     # The paper's loss alone: no stage `recall`
-    "one-loss": Training(ALL, f"{SHORT} {ONE_LOSS}", same="flownar"),
+    "one-loss": Training(ALL, f"{WARM_UP_5} {ONE_LOSS}", same="flownar"),
     "one-loss-8": Training(ALL, f"{LONGER} {ONE_LOSS}", same="flownar"),
     "one-loss-16": Training(ALL, f"{LONGEST} {ONE_LOSS}", same="flownar"),
     "one-loss-few": Training(ALL, f"{FEW} {ONE_LOSS}", same="flownar"),
     "one-loss-more": Training(ALL, f"{MORE} {ONE_LOSS}", same="flownar"),
-    "published": Training(ALL, f"{SHORT} {ONE_LOSS} {PUBLISHED}", same="flownar"),
+    "published": Training(ALL, f"{WARM_UP_5} {ONE_LOSS} {PUBLISHED}", same="flownar"),
     "published-8": Training(ALL, f"{LONGER} {ONE_LOSS} {PUBLISHED}", same="flownar"),
     "retnet-8": Training(f"--memory retnet {ALL}", f"{LONGER} {ONE_LOSS}", same="retnet"),
     "scalar-8": Training(f"--memory scalar {ALL}", f"{LONGER} {ONE_LOSS}", same="scalar"),
     # Table 13: past narrations
-    "none-0": Training("--memory none --last-k 0", SHORT),
-    "clam-0": Training("--last-k 0", SHORT),
-    "clam-3": Training("--last-k 3", SHORT),
-    "clam-7": Training("--last-k 7", SHORT),
+    "none-0": Training("--memory none --last-k 0", WARM_UP_5),
+    "clam-0": Training("--last-k 0", WARM_UP_5),
+    "clam-3": Training("--last-k 3", WARM_UP_5),
+    "clam-7": Training("--last-k 7", WARM_UP_5),
     # Table 14: memory tokens
-    "tokens-5": Training(ALL, f"{SHORT} --memory-tokens 5", "--memory-tokens 10"),
-    "tokens-15": Training(ALL, f"{SHORT} --memory-tokens 15", "--memory-tokens 30"),
-    "tokens-25": Training(ALL, f"{SHORT} --memory-tokens 25", "--memory-tokens 50"),
+    "tokens-5": Training(ALL, f"{WARM_UP_5} --memory-tokens 5", "--memory-tokens 10"),
+    "tokens-15": Training(ALL, f"{WARM_UP_5} --memory-tokens 15", "--memory-tokens 30"),
+    "tokens-25": Training(ALL, f"{WARM_UP_5} --memory-tokens 25", "--memory-tokens 50"),
     # Tables 4, 11 and 12: the trigger
-    "hard": Training(ALL, f"{SHORT} --world hard", same="flownar"),
-    "hard-online": Training(ONLINE, f"{SHORT} --world hard", same="online"),
+    "hard": Training(ALL, f"{WARM_UP_5} --world hard", same="flownar"),
+    "hard-online": Training(ONLINE, f"{WARM_UP_5} --world hard", same="online"),
     # Table 10: pretraining
     "second": Training(ALL, SECOND, own_look=True, scratch=True, same="flownar"),
     "second-tuned": Training(ALL, SECOND, init="flownar", same="flownar"),
     # Table 15: CLAM on narrations
-    "narrations": Training("--narration-memory 20", SHORT),
+    "narrations": Training("--narration-memory 20", WARM_UP_5),
     # Table 16: a larger language model
-    "large": Training(ALL, f"{SHORT} --llm-width 256", LARGE, own_llm=True, same="flownar"),
-    "large-slow": Training(ALL, f"{SHORT} --llm-width 256 --lr 3.5e-4", LARGE, own_llm=True,
+    "large": Training(ALL, f"{WARM_UP_5} --llm-width 256", LARGE, own_llm=True, same="flownar"),
+    "large-slow": Training(ALL, f"{WARM_UP_5} --llm-width 256 --lr 3.5e-4", LARGE, own_llm=True,
                            same="flownar"),
     # Table 2: one token a frame
-    "cls": Training(ONLINE, f"{WARM} --grid 0", "--root data/cls", own_look=True,
+    "cls": Training(ONLINE, f"{WARM_UP_20} --grid 0", "--root data/cls", own_look=True,
                     features="data.py encode VIDEO... --grid 0 --output data/cls/features"),
 }
 

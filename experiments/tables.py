@@ -369,14 +369,14 @@ def main():
                     description="The paper's tables in miniature.")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help=f"tables to complete: {', '.join(TABLES)}")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--show", action="store_true",
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--show", action="store_true",
                         help="show what is there of the named tables, and run nothing")
-    what.add_argument("--page", action="store_true",
+    action.add_argument("--page", action="store_true",
                         help="only write the tables of experiments/README.md anew")
-    what.add_argument("--list", action="store_true",
+    action.add_argument("--list", action="store_true",
                         help="only say what is missing, and how long it takes")
-    what.add_argument("--commands", action="store_true",
+    action.add_argument("--commands", action="store_true",
                         help="only print the commands of each row")
     parser.add_argument("--data", choices=["toy", *DATA], default="toy",
                         help="of real data, print the commands and the paper's numbers")

@@ -44,10 +44,9 @@ PART = re.compile(r"\..+\.(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}\.part")
 def new_part(path: Path) -> Path:
     """Make a temporary file beside `path`, and its folder.
 
-    Temporary files that killed processes have left in the folder are removed. BadData if `path`
-    cannot be written.
+    Temporary files that killed processes have left in the folder are removed. BadData if no file
+    can be made there.
     """
-    check_regular(path)
     remove_left_parts(path.parent.resolve())
     random = os.urandom(4).hex()
     part = path.with_name(f".{path.name}.{machine()}-{os.getpid()}-{random}.part")
@@ -110,9 +109,9 @@ def check_regular(path: str | Path) -> None:
 
     (A file that is written whole takes the place of what has its name: of /dev/null, too.)
     """
-    if str(path) == "":
+    if str(path) == "":                        # Path("") is the present folder
         raise BadData("the name of an output file is empty; give one")
-    if Path(path).is_dir():                    # as is Path("")
+    if Path(path).is_dir():
         raise BadData(f"{path}: is a directory; give the name of a file")
     if Path(path).exists() and not Path(path).is_file():
         raise BadData(f"{path}: is a device or a pipe, and a file would take its place; "
@@ -131,7 +130,7 @@ def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:
         if in_place and os.access(path, os.W_OK) and not Path(path).is_dir():
             continue
         check_regular(path)
-        folder = Path(path).resolve().parent
+        folder = Path(os.path.realpath(path)).parent
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         trial = folder / f".{os.urandom(4).hex()}.part"
@@ -150,10 +149,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
     No reader ever sees half a file. A symbolic link stays, and the file that it names is replaced.
     BadData if `path` cannot be written, as on a full disk.
     """
-    path = Path(path)
     check_regular(path)
+    path = Path(path)
     if path.is_symlink():
-        path = path.resolve()
+        path = Path(os.path.realpath(path))
     part = new_part(path)
     mode = part.stat().st_mode
     try:

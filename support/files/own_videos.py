@@ -90,7 +90,8 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     files = sorted(path for path in folder.iterdir()
                    if path.is_file() and not path.name.startswith("."))
     for file in files:
-        check_name(file)
+        if file.suffix.lower() in (*VIDEOS, *NARRATIONS):
+            check_name(file)
     videos = by_stem(files, VIDEOS)
     of_videos = [file for file in files
                  if file.stem in videos or feature_file(folder, file.stem).exists()]

@@ -1,6 +1,7 @@
 """Figures 5, 8, 9, 12, 13: frequent words, frequency of narrations, examples with frames; and their
 commands."""
 import json
+import shutil
 from functools import partial
 from itertools import combinations
 
@@ -10,6 +11,7 @@ import pytest
 from commands import data as data_command
 import evaluate
 from experiments import examples, figures, frequency, words
+from helpers import ROOT
 from support.files.narrations import Sentence
 from support.files.video import write_video
 from test_evaluate import command, write
@@ -337,3 +339,18 @@ def test_predictions_of_one_video_among_several(film, tmp_path, shown):
     file = write(tmp_path / "p.json", {"film": [], "other": others})
     run_figures("examples", film, "--pred", file, "--from", 0, "--to", 5, "--png", "e.png")
     assert not shown.pop().axes[2].texts
+
+
+def test_a_timeline_replaces_no_file_unasked(tmp_path):
+    """Without --png it would stand beside the video, under its name; nor does it replace the truth."""
+    video = tmp_path / "kitchen.mp4"
+    video.touch()
+    shutil.copy(ROOT / "toy" / "kitchen.json", tmp_path)
+    (tmp_path / "kitchen.png").touch()
+    error = run_figures("timeline", video, ok=False)
+    assert "kitchen.png: is there already; say by --png" in error
+    error = run_figures("timeline", video, "--png", tmp_path / "kitchen.json", ok=False)
+    assert "kitchen.json: is given twice" in error
+    error = run_figures("timeline", video, "--png", tmp_path / "a.png", "--pred", "b", ok=False)
+    assert "--pred is for a trace" in error
+    assert "is a directory" in run_figures("timeline", tmp_path, ok=False)

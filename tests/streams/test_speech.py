@@ -484,3 +484,17 @@ def test_the_command_runs(tmp_path):
     assert (process.returncode, process.stdout) == (0, "")
     assert process.stderr == f"written: {target}\n"
     assert len(cues(target)) == 1
+
+
+def test_an_mp4_of_another_program_is_not_replaced(tmp_path):
+    """What this program writes has a track of subtitles."""
+    video = tmp_path / "holiday.mp4"
+    shutil.copy(KITCHEN, video)
+    text = tmp_path / "text.mp4"
+    text.write_text("no video")
+    for path in (video, text):
+        with pytest.raises(BadData, match="this program has not written it"):
+            speech.check_ours(str(path))
+    speech.check_ours(str(tmp_path / "new.mp4"))
+    speech.write_mp4(KITCHEN, [{"start": 0.0, "end": 1.0, "text": "You look."}], video)
+    speech.check_ours(str(video))
