@@ -47,7 +47,6 @@ from support.engine.linear import speed_up
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_connector
 from support.engine.training import cross_entropy
-from support.files.features import letterbox
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "Below is their conversation, interleaved with the list of video frames received by the "
@@ -129,6 +128,24 @@ class VisionEncoder(nn.Module):
         parts = pixels.split(pictures_at_once(self.model.config, device))
         x = torch.cat([frame_tokens(self.model, part, self.grid) for part in parts])
         return list(x.split([len(frames) for frames in videos]))
+
+
+def letterbox(frames: Tensor, size: int) -> Tensor:
+    """[T, H, W, 3] in 0..1 -> [T, 3, size, size]: longer side scaled to `size`, the rest black."""
+    frames = rearrange(frames, "t h w c -> t c h w")
+    height, width = frames.shape[2:]
+    if (height, width) == (size, size):
+        return frames
+    scale = size / max(height, width)
+    new_height = max(1, round(height * scale))
+    new_width = max(1, round(width * scale))
+    frames = F.interpolate(frames, (new_height, new_width), mode="bicubic", antialias=True)
+    frames = frames.clamp(0, 1)
+    top = (size - new_height) // 2
+    left = (size - new_width) // 2
+    bottom = size - new_height - top
+    right = size - new_width - left
+    return F.pad(frames, (left, right, top, bottom))       # [T, 3, size, size]
 
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:

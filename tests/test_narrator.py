@@ -18,7 +18,6 @@ from helpers import GOLDEN, ROOT, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine import checkpoint
 from support.engine.lora import LoRALinear, add_lora
-from support.files.features import letterbox
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -415,7 +414,7 @@ def test_without_pooled_patches_a_frame_is_its_cls_token(tmp_path):
 
 def test_letterbox_keeps_the_aspect_ratio():
     frames = torch.ones(2, 30, 60, 3)
-    square = letterbox(frames, 20)
+    square = nar.letterbox(frames, 20)
     assert square.shape == (2, 3, 20, 20)
     assert square[:, :, 5:15].min() == 1
     assert square[:, :, :5].max() == 0

@@ -1,5 +1,4 @@
-"""Frame features (paper §3.1, App. B.6): pictures are scaled and encoded; feature files are read
-whole or by range.
+"""Frame features (paper §3.1, App. B.6): pictures are encoded; feature files are read whole or by range.
 
 x           frame features, the frame tokens X_t of a video: [T, J, D] = frames, tokens per frame,
             width
@@ -18,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -395,21 +392,3 @@ class Store:
         """Number of frames in the file of a video."""
         with self._frames(video) as (_, shape, _):
             return shape[0]
-
-
-def letterbox(frames: Tensor, size: int) -> Tensor:
-    """[T, H, W, 3] in 0..1 -> [T, 3, size, size]: longer side scaled to `size`, the rest black."""
-    frames = rearrange(frames, "t h w c -> t c h w")
-    height, width = frames.shape[2:]
-    if (height, width) == (size, size):
-        return frames
-    scale = size / max(height, width)
-    new_height = max(1, round(height * scale))
-    new_width = max(1, round(width * scale))
-    frames = F.interpolate(frames, (new_height, new_width), mode="bicubic", antialias=True)
-    frames = frames.clamp(0, 1)
-    top = (size - new_height) // 2
-    left = (size - new_width) // 2
-    bottom = size - new_height - top
-    right = size - new_width - left
-    return F.pad(frames, (left, right, top, bottom))       # [T, 3, size, size]
