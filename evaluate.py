@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import narrator as nar
-from support.common.disk import one_line
 from support.common.errors import BadData
+from support.common.text import one_line
 from support.engine.family import cache_argument
 from support.files.narrations import Sentence, Truth
 

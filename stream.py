@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from narrator import MEMORY, NARRATION, VISUAL, Config, Narrator, Tokens, visible
-from support.common.disk import one_line
+from support.common.text import one_line
 from support.engine.slots import Slots
 
 

@@ -29,7 +29,6 @@ from streams.speech import Speaker, speech_options
 from streams.subtitles import Writers, outputs, timestamp
 from streams.suspend import State, save_on_ctrl_c
 from streams.together import SharedPasses, Failed, side_by_side
-from support.common.addresses import without_secrets
 from support.common.devices import device_and_dtype, dtype_name, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
@@ -37,6 +36,7 @@ from support.common.options import (
     non_negative_int, positive_float, positive_int, trigger_options,
 )
 from support.common.progress import progress
+from support.common.text import without_secrets
 from support.engine.passes import compile_memory
 from support.engine.vision import check_vision
 from support.engine.weights import advise

@@ -31,11 +31,11 @@ import numpy as np
 from commands.evaluate import split_of
 from evaluate import TAU, measure_video, average, overlaps, segments
 from experiments.truth import known_truth, parse_truth, protect, truth_options
-from support.common.disk import one_line
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
 from support.common.progress import progress
+from support.common.text import one_line
 from support.files.answers import Answers
 from support.files.narrations import Sentence, Truth, is_list_of, paired, read_predictions
 from toy import world

@@ -26,11 +26,12 @@ from pathlib import Path
 import evaluate
 from commands.evaluate import split_of
 from experiments.truth import known_truth, parse_truth, protect, truth_options
-from support.common.disk import one_line, read_json, write_json
+from support.common.disk import read_json, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
 from support.common.progress import progress
+from support.common.text import one_line
 from support.files.annotations import intervals, summarised
 from support.files.answers import Answers
 from support.files.narrations import Sentence, Truth, paired, read_predictions, read_truth

@@ -32,8 +32,8 @@ from tqdm import tqdm
 
 from streams.sources import address, is_pipe_or_url, is_live, without_secrets_numbered
 from streams.together import DirectPasses
-from support.common.addresses import without_secrets
 from support.common.errors import BadData
+from support.common.text import without_secrets
 from support.files.video import READABLE, Video, open_container, to_rgb, video_stream
 
 QUEUE = 4                               # pictures that wait for a slow narrator

@@ -8,10 +8,10 @@ from pathlib import Path
 from streams.sources import is_pipe_or_url, is_live, unknown_options
 from streams.speech import find_player, find_voice
 from streams.subtitles import outputs
-from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.options import report_static
+from support.common.text import without_secrets
 from support.files.features import find_features, is_features
 from support.files.video import Video
 

@@ -43,10 +43,10 @@ import numpy as np
 
 from streams.page import Record, make_page, video_address
 from streams.subtitles import check_replaced, vtt_cue
-from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable, write_text
 from support.common.errors import BadData
 from support.common.options import LARGEST, in_range
+from support.common.text import without_secrets
 from support.files.features import is_features
 
 HOST = "127.0.0.1"

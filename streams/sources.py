@@ -20,8 +20,8 @@ from pathlib import Path
 
 import av
 
-from support.common.addresses import without_secrets
 from support.common.errors import BadData
+from support.common.text import without_secrets
 
 
 CAMERA = re.compile(r"camera(?::(.+))?")
@@ -99,12 +99,12 @@ def without_secrets_numbered(source: str, sources: list[str]) -> str:
 def source_name(source: str) -> str:
     """The name of an input's outputs where there are several inputs.
 
-    It is camera-1, 10.0.0.7-door, or the name of a file.
+    It is camera-1, 10.0.0.7, or the name of a file.
     """
     if source == "-":
         return "stdin"
     if LIVE.fullmatch(source) or "://" in source:
-        plain = without_secrets(source).replace("***", "")
+        plain = without_secrets(source)
         # the scheme and the user say nothing about the place
         place = re.sub(r"^(/dev/|[^/]*://(?:[^/?#]*@)?)", "", plain)
         return re.sub(r"[^\w.]+", "-", place).strip("-.") or "input"

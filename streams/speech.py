@@ -31,10 +31,11 @@ import numpy as np
 from tqdm import tqdm
 
 from streams.subtitles import read_narrations
-from support.common.disk import check_distinct, one_line, replacing
+from support.common.disk import check_distinct, replacing
 from support.common.errors import BadData, command_line, first_line
 from support.common.options import Parser
 from support.common.progress import progress
+from support.common.text import one_line
 from support.files.video import LONGEST_GAP, Video, believed_gap
 
 RATE = 48000                            # samples per second of all sound that is written

@@ -66,7 +66,7 @@ class Writers:
     """Writes the output files of one input: jsonl, srt, vtt, trace.
 
     Every line is flushed, so the files are valid whenever the stream stops. Texts must be single
-    lines (support/common/disk.py: one_line).
+    lines (support/common/text.py: one_line).
 
     paths       {format: path, or None}
     stack       closes the files

@@ -47,9 +47,9 @@ from tqdm import tqdm
 from streams.fast import empty
 from streams.sources import is_pipe_or_url
 from streams.subtitles import hash_of_end, timestamp
-from support.common.addresses import without_secrets
 from support.common.disk import check_distinct, check_writable, write_tensors
 from support.common.errors import BadData
+from support.common.text import without_secrets
 from support.engine.passes import PassInput
 from support.engine.slots import Slots
 from support.files.predictions import digest

@@ -28,8 +28,8 @@ from streams.camera import paced
 from streams.fast import open_stream
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from streams.together import DirectPasses
-from support.common.disk import one_line
 from support.common.errors import BadData
+from support.common.text import one_line
 from support.engine.slots import EMPTY
 from support.files.features import encode_pictures, load_features
 from support.files.video import Video, write_video

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -245,7 +244,7 @@ def is_number(value) -> bool:
     return abs(value) < 1e12                   # not true for NaN
 
 
-# ---------------------------------------------------------------------- names and text
+# ---------------------------------------------------------------------- names
 
 
 def check_distinct(*paths: str | Path) -> None:
@@ -291,16 +290,3 @@ def file_name(name: str) -> str:
     if not quoted.strip("."):                  # nothing but dots
         return quoted.replace(".", "%2E")
     return quoted
-
-
-def one_line(text: str) -> str:
-    """Generated text for files and terminals, in one line.
-
-    White space is collapsed; control and format characters are removed.
-    """
-    characters = []
-    for character in text:
-        is_control = unicodedata.category(character).startswith("C")
-        if character.isspace() or not is_control:
-            characters.append(character)
-    return " ".join("".join(characters).split())

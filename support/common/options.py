@@ -7,9 +7,9 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from support.common.addresses import without_secrets
 from support.common.devices import DTYPES, DTYPES_OF_STREAMS
 from support.common.errors import BadData
+from support.common.text import without_secrets
 
 
 DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")   # the bundled narrator

@@ -16,8 +16,9 @@ from html import unescape
 from io import StringIO
 from pathlib import Path
 
-from support.common.disk import one_line, read_text
+from support.common.disk import read_text
 from support.common.errors import BadData
+from support.common.text import one_line
 from support.files.tracks import Notes
 
 # <i>, <v Ann>, <00:01.5>, {\an8}

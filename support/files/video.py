@@ -24,9 +24,9 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from tqdm import tqdm
 
-from support.common.addresses import without_secrets
 from support.common.disk import replacing
 from support.common.errors import BadData
+from support.common.text import without_secrets
 
 # seconds; Matroska rounds the times of this picture and of the first to milliseconds
 TOLERANCE = 0.0012

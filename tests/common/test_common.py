@@ -27,6 +27,7 @@ from support.common.options import (
     named_file, non_negative, non_negative_int, positive_float, positive_int,
 )
 from support.common.progress import duration, progress
+from support.common.text import without_secrets
 
 
 # ---------------------------------------------------------------------- how commands end
@@ -310,3 +311,28 @@ def test_parts_of_killed_processes_are_removed(tmp_path):
     writing.kill()
     writing.communicate()
     assert set(tmp_path.iterdir()) == {file, part, young, of_user}
+
+
+# ---------------------------------------------------------------------- texts
+
+@pytest.mark.parametrize("source, shown", [
+    ("rtsp://u:SECRET@a:554/b", "rtsp://a:554/..."),
+    ("rtsp://u:SEC/RET@a/b", "rtsp://a/..."),
+    ("rtsp://u:SEC@RET@a/b", "rtsp://a/..."),
+    ("rtsp://u:20#SECRET@a:1/x", "rtsp://a:1/..."),
+    ("rtsp://u:S?EC=1&RET@a/x", "rtsp://a/..."),
+    ("http://u%3ASECRET%40a/", "http://a/..."),
+    ("http://a?token=SECRET", "http://a/..."),
+    ("http://a/password:SECRET/x", "http://a/..."),
+    ("rtsp://[::1]:554/1", "rtsp://[::1]:554/..."),
+    ("lavfi:movie=http://u:SECRET@a/b", "lavfi:movie=http://a/..."),
+    ("file:///a.mp4?token=SECRET", "file:///..."),
+])
+def test_of_an_address_only_the_host_is_shown(source, shown):
+    assert without_secrets(source) == shown
+    assert without_secrets(shown) == shown
+
+
+@pytest.mark.parametrize("source", ["a.mp4", "a@b.mp4", "camera:1", "lavfi:a=b:c=d@e"])
+def test_what_is_no_address_is_shown(source):
+    assert without_secrets(source) == source

@@ -34,7 +34,6 @@ from streams.camera import Camera, Recording
 from streams.fast import open_stream
 from streams.subtitles import outputs
 from streams.together import DirectPasses, Failed, side_by_side
-from support.common.addresses import without_secrets
 from support.common.errors import BadData
 from support.files.features import pairs
 from support.files.video import Video
@@ -174,71 +173,18 @@ def test_what_is_live():
         sources.all_live(["a.mp4", "camera"])
 
 
-MASKED = {                                     # address -> as it is shown
-    "rtsp://u:SECRET@a/b": "rtsp://***@a/b",
-    "rtsp://u:SEC:RET@a:554/b": "rtsp://***@a:554/b",
-    "rtsp://u:SECRET/SECRET@a/b": "rtsp://***@a/b",
-    "rtsp://u:SEC@RET@a/b": "rtsp://***@a/b",
-    "rtsp://:SECRET@a": "rtsp://***@a",
-    "rtsp://u:12SECRET@a": "rtsp://***@a",
-    "rtsp://u:20#SECRET@a:1/x": "rtsp://***@a:1/x",
-    "rtsp://u:20?SECRET@a/x": "rtsp://***@a/x",
-    "rtsp://u:20/SECRET@a/x": "rtsp://***@a/x",
-    "rtsp://u:S?EC=1&RET@a/x": "rtsp://***@a/x",
-    "http://SECRET@a/": "http://***@a/",
-    "http://SECRET:@a/": "http://***@a/",
-    "async:http://u:SECRET@a/": "async:http://***@a/",
-    "concat:http://u:SECRET@a/1|http://u:SECRET@b/2": "concat:http://***@b/2",
-    "lavfi:movie=http://u:SECRET@a/b": "lavfi:movie=http://***@a/b",
-    "http://u%3ASECRET%40a/": "http://***@a/",
-    "http://a/b?user=u&password=SECRET&x=1": "http://a/b?user=***&password=***&x=***",
-    "https://u:SECRET@a/b?token=SECRET#c": "https://***@a/b?token=***#***",
-    "http://a/v.cgi?loginuse=admin&loginpas=SECRET": "http://a/v.cgi?loginuse=***&loginpas=***",
-    "http://a/?a=1,password=SECRET&b=2": "http://a/?a=***&b=***",
-    "http://a/?%70assword=SECRET": "http://a/?password=***",
-    "http://a/?SECRET": "http://a/?***",
-    "http://a/?SECRET==": "http://a/?***",
-    "http://a/?x=SECRET==;y=2": "http://a/?x=***;y=***",
-    'http://a/?{"password":"SECRET"}': "http://a/?***",
-    'http://a/{"password":"SECRET"}': "http://a/{***",
-    "http://a/%7B%22password%22:%22SECRET%22%7D": "http://a/{***",
-    "http://a/password:SECRET/x": "http://a/password:***",
-    "rtsp://a/user=SECRET&password=SECRET&channel=1": "rtsp://a/user=***",
-    "http://a/stream;token=SECRET": "http://a/stream;token=***",
-    "rtsp://a/user=SECRET_password=SECRET_channel=1_stream=0": "rtsp://a/user=***",
-    "rtsp://a/1/password=SECRET/2": "rtsp://a/1/password=***",
-    "http://a/?token=SEC_RET-SEC/RET": "http://a/?token=***",
-}
-SECRET_NAMES = ["pw", "pin", "p", "jwt", "sid", "session", "credential", "X-Amz-Credential",
-                "apikey", "x"]
-
-
-@pytest.mark.parametrize("source, shown", [
-    *MASKED.items(),
-    *((f"http://a/?{name}=SECRET", f"http://a/?{name}=***") for name in SECRET_NAMES),
-])
-def test_secrets_are_masked(source, shown):
-    """In messages, in names of outputs, and where the address is a wrong value of an option."""
-    assert without_secrets(source) == shown
-    assert without_secrets(shown) == shown
-    assert "SEC" not in sources.source_name(source)
+def test_secrets_are_in_no_name_and_no_message():
+    source = "rtsp://u:SECRET@a/user=SECRET?token=SECRET"
+    assert sources.source_name(source) == "a"
     code, errors = call(stream_command, ["a.mp4", "--serve", source])
     assert code == 2
-    assert "SEC" not in errors and "***" in errors
-
-
-@pytest.mark.parametrize("source", [
-    "rtsp://a:554/b", "http://a:80/b%20c.mp4", "rtsp://signal.example:554/keys",
-    "rtsp://[::1]:554/1", "a.mp4", "a@b.mp4", "camera:1", "lavfi:a=b:c=d@e",
-])
-def test_what_has_no_secret_stays(source):
-    assert without_secrets(source) == source
+    assert "SECRET" not in errors and "rtsp://a/..." in errors
 
 
 @pytest.mark.parametrize("source", ["file://u:SECRET@a/b.mp4", "file:///a.mp4?token=SECRET"])
 def test_a_wrong_address_is_no_file_name(source):
     """An address that is taken for a file is masked, too."""
-    with pytest.raises(BadData, match=r"\*\*\*.*no such file") as error:
+    with pytest.raises(BadData, match=r"file://.*/\.\.\.: no such file") as error:
         Video(source)
     assert "SECRET" not in str(error.value)
 
@@ -249,7 +195,7 @@ def test_names_of_several(tmp_path):
     args = argparse.Namespace(input=inputs, jsonl=str(tmp_path), srt=None, vtt=None, trace=None,
                               state=None)
     names = [name for _, name, _ in outputs(args)]
-    assert names == ["10.0.0.7-door", "10.0.0.8-554-door", "camera-1", "video2", "stdin", "b"]
+    assert names == ["10.0.0.7", "10.0.0.8-554", "camera-1", "video2", "stdin", "b"]
 
 
 def test_cameras_that_differ_in_what_is_masked():
@@ -257,18 +203,16 @@ def test_cameras_that_differ_in_what_is_masked():
     one = "rtsp://a/live?channel=1&password=SECRET"
     two = "rtsp://a/live?channel=2&password=SECRET"
     names = sources.source_names([one, "rtsp://b", two])
-    assert names == ["a-live-channel-password-1", "b", "a-live-channel-password-2"]
+    assert names == ["a-1", "b", "a-2"]
     assert sources.source_names(["rtsp://u:SECRET@a", "rtsp://u:OTHER@a"]) == ["a-1", "a-2"]
     args = argparse.Namespace(source_option=[], live=False, retries=None, input=[one, two])
     cameras = [camera.open_pictures(source, 2, None, args, None) for source in (one, two)]
-    shown = "rtsp://a/live?channel=***&password=***"
+    shown = "rtsp://a/..."
     assert [each.name for each in cameras] == [f"{shown} (input 1)", f"{shown} (input 2)"]
 
 
 @pytest.mark.parametrize("inputs", [
     ["rtsp://a/live?channel=1", "rtsp://a/live?channel=1"],
-    # a number that another input has as its name
-    ["rtsp://a/live?channel=1", "rtsp://a/live?channel=2", "rtsp://a/live-channel-1"],
     ["b.mp4", "c/b.mkv"],
 ])
 def test_inputs_of_one_name_are_refused(inputs):
@@ -484,7 +428,7 @@ def test_dead_at_the_start(sender, messages):
     sender.mode = "dead"
     for url, reason in ((sender.url, "503|5XX"), ("rtsp://127.0.0.1:9/x", "refused"),
                         ("nothing://x", "not found")):
-        with pytest.raises(BadData, match=f"^{url}: .*({reason})") as error:
+        with pytest.raises(BadData, match=rf"^\w+://[\w.:]+/\.\.\.: .*({reason})") as error:
             next(iter(Camera(url, retries=0)))
         assert "\n" not in str(error.value)
         assert not messages
@@ -572,7 +516,7 @@ def test_no_password_in_any_output(sender, tmp_path, kept_signals):
         assert len(lines) == count, errors
         assert lines[-1].startswith("error: "), errors
         assert "SECRET" not in errors
-        assert "***" in lines[-1] or "a.mp4" in words
+        assert "/..." in lines[-1] or "a.mp4" in words
     for file in tmp_path.iterdir():
         assert "SECRET" not in file.read_text() + file.name
 
@@ -763,10 +707,10 @@ def test_interrupted_with_one_of_two_dead(sender, tmp_path):
     words = [sender.url, dead, "--live"]
     seconds, errors = interrupted(words, tmp_path, is_narrating, signal.SIGTERM)
     assert seconds < LONG
-    assert re.search(r"127.0.0.1.*-door: \d+ frames", errors)
+    assert re.search(r"127.0.0.1.*: \d+ frames", errors)
     # any number: on a busy machine the narrator may be too slow for all pictures
     assert re.search(r"\d+ taken, \d+ dropped", errors)
-    assert errors.count("dead: no pictures (") == 1
+    assert errors.count("127.0.0.1:9/...: no pictures (") == 1
 
 
 @pytest.mark.slow
