@@ -3,14 +3,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from hashlib import sha256
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,74 +26,6 @@ def naming(path: str | Path) -> Iterator[None]:
             raise
         raise BadData(f"{path}: cannot be written, the disk is full; "
                       f"make room, and repeat the command") from error
-
-
-# ---------------------------------------------------------------------- temporary files
-
-DAY = 24 * 3600.0          # seconds after which a temporary file of an unknown process is left over
-# .NAME.MACHINE-PROCESS-RANDOM.part; before, it was .NAME.RANDOM.part
-PART = re.compile(r"\..+\.(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}\.part")
-
-
-def new_part(path: Path) -> Path:
-    """Make a temporary file beside `path`, and its folder.
-
-    Temporary files that killed processes have left in the folder are removed. BadData if no file
-    can be made there.
-    """
-    remove_left_parts(path.parent.resolve())
-    random = os.urandom(4).hex()
-    part = path.with_name(f".{path.name}.{machine()}-{os.getpid()}-{random}.part")
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-    except OSError as error:
-        raise BadData(f"{path}: cannot be written ({error.strerror}); "
-                      f"choose another place") from error
-    return part
-
-
-@cache
-def machine() -> str:
-    """Eight hex digits for this machine and container: process numbers are unique in it."""
-    try:
-        container = os.readlink("/proc/self/ns/pid")
-    except OSError:                            # not Linux
-        container = ""
-    return sha256(f"{platform.node()} {container}".encode()).hexdigest()[:8]
-
-
-@cache
-def remove_left_parts(folder: Path) -> None:
-    """Remove from a folder the temporary files of processes that have ended.
-
-    Each process does so once for a folder: the result is cached.
-    """
-    try:
-        paths = list(folder.glob(".*.part"))
-    except OSError:                            # then writing fails, too, with a message
-        return
-    for path in paths:
-        match = PART.fullmatch(path.name)
-        with suppress(OSError):                # another process may remove it at the same moment
-            if match and is_left(path, *match.groups()):
-                path.unlink()
-
-
-def is_left(part: Path, where: str | None, process: str | None) -> bool:
-    """Has the process that wrote a temporary file ended?
-
-    For a process of another machine, only the age of the file tells.
-    """
-    # on Windows signal 0 does not ask whether a process lives: it is Ctrl-C
-    if where == machine() and os.name != "nt":
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
-            return True
-        except (PermissionError, OverflowError):
-            pass                               # the number is another user's process, or none
-    return time.time() - part.stat().st_mtime > DAY
 
 
 # ---------------------------------------------------------------------- writing
@@ -130,35 +57,33 @@ def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:
             continue
         check_regular(path)
         folder = Path(os.path.realpath(path)).parent
-        while not folder.exists() and folder != folder.parent:
+        while not folder.exists():
             folder = folder.parent
-        trial = folder / f".{os.urandom(4).hex()}.part"
-        try:
-            trial.touch()
-            trial.unlink()
-        except OSError as error:
-            raise BadData(f"{path}: cannot be written ({error.strerror}); "
-                          f"choose another place") from error
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise BadData(f"{path}: cannot be written; choose another place")
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary file beside `path`. At the end it becomes `path`; after an error it is removed.
 
-    No reader ever sees half a file. A symbolic link stays, and the file that it names is replaced.
-    BadData if `path` cannot be written, as on a full disk.
+    No reader ever sees half a file. BadData if `path` cannot be written, as on a full disk.
     """
     check_regular(path)
-    path = Path(path)
-    if path.is_symlink():
-        path = Path(os.path.realpath(path))
-    part = new_part(path)
+    path = Path(os.path.realpath(path))        # of a symbolic link, what it names is replaced
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+    except OSError as error:
+        raise BadData(f"{path}: cannot be written ({error.strerror}); "
+                      f"choose another place") from error
     mode = part.stat().st_mode
     try:
         with naming(path):
             yield part
         part.chmod(mode)                       # safetensors makes a private file in its place
-        part.replace(path)
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -203,12 +128,12 @@ def read_text(path: Path) -> str:
 def read_json(path: Path):
     """The content of a JSON file. BadData if it is damaged, or has a name twice in one object."""
     def each_once(pairs: list[tuple]) -> dict:
-        names = dict(pairs)
-        if len(names) < len(pairs):
-            counts = Counter(name for name, _ in pairs)
-            twice, _ = counts.most_common(1)[0]
-            raise ValueError(f"{twice[:60]!r} is there twice")
-        return names
+        content = {}
+        for name, value in pairs:
+            if name in content:
+                raise ValueError(f"{name[:60]!r} is there twice")
+            content[name] = value
+        return content
 
     text = read_text(path)
     try:
@@ -273,20 +198,17 @@ def check_name(file: Path) -> None:
                       f"set a UTF-8 locale (LC_ALL=C.UTF-8)") from None
 
 
-LONGEST_NAME = 240                             # bytes; disks allow 255, with the ending
-
-
 def file_name(name: str) -> str:
     """A name from data (a video's id) as a file's name: no separators, never "." or "..".
 
-    Different names become different files.
+    Different names become different files. Letters of other scripts stay: quoted, each would take
+    nine of the 255 bytes that a name can have.
     """
-    safe = " !#$&'()+,;=@[]{}~^`"
-    quoted = quote(name, safe=safe)
-    if len(quoted) > LONGEST_NAME:             # nine bytes for one character of some scripts
-        characters = [each if ord(each) > 127 and each.isprintable() else quote(each, safe=safe)
-                      for each in name]
-        quoted = "".join(characters)
-    if not quoted.strip("."):                  # nothing but dots
-        return quoted.replace(".", "%2E")
-    return quoted
+    characters = []
+    for character in name:
+        if ord(character) < 128 or not character.isprintable():
+            character = quote(character, safe=" !#$&'()+,;=@[]{}~^`")
+        characters.append(character)
+    if set(characters) <= {"."}:
+        return "%2E" * len(characters)
+    return "".join(characters)

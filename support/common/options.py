@@ -74,18 +74,9 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """An argparse type: NAME=FILE -> (name, path); FILE has its own name without the suffix.
-
-    Where names and folders have = in them, the first FILE that is there counts.
-    """
-    if Path(text).exists():
-        return Path(text).stem, Path(text)
-    for equals in re.finditer("=", text):
-        file = text[equals.end():]
-        if file and Path(file).exists():
-            return text[:equals.start()], Path(file)
-    name, equals, file = text.rpartition("=")
-    if equals:
+    """An argparse type: NAME=FILE -> (name, path); FILE has its own name without the suffix."""
+    name, equals, file = text.partition("=")
+    if equals and not Path(text).exists():
         return name, Path(file)
     return Path(text).stem, Path(text)
 

@@ -26,7 +26,7 @@ from support.common.iterate import MOST, prefetch
 from support.common.options import (
     named_file, non_negative, non_negative_int, positive_float, positive_int,
 )
-from support.common.progress import duration, progress
+from support.common.progress import progress
 from support.common.text import without_secrets
 
 
@@ -161,31 +161,17 @@ def test_characters_that_stdout_cannot_encode_are_question_marks():
 # ---------------------------------------------------------------------- progress and options
 
 def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
-    """No bar, and nothing before the first minute is over."""
-    now = [0.0]
-    monkeypatch.setattr("support.common.progress.time.monotonic", lambda: now[0])
-    for item in progress(range(10), "encoding", unit="video"):
-        now[0] += 25
-    assert capsys.readouterr().err == (
-        "encoding: 3 of 10 videos in 75 s, 0.04 a second, 3 min left\n"
-        "encoding: 6 of 10 videos in 150 s, 0.04 a second, 2 min left\n"
-        "encoding: 9 of 10 videos in 225 s, 0.04 a second, 25 s left\n")
-    with progress(None, "streaming", unit="frame") as bar:
-        bar.update(100)
-        bar.set_postfix({"cache": "3 tokens"}, refresh=False)
-        now[0] += 60
-        bar.update(20)
-    assert capsys.readouterr().err == "streaming: 120 frames in 60 s, 2 a second; cache 3 tokens\n"
-    with progress(None, "speech", 5, "sentence") as bar:
-        now[0] += 60
-        bar.update(0)                                  # nothing is done yet: no time is left
-    assert capsys.readouterr().err == "speech: 0 of 5 sentences in 60 s, 0 a second\n"
-
-
-@pytest.mark.parametrize("seconds, text", [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"),
-                                           (5400, "1.5 h"), (360000, "100.0 h")])
-def test_how_long_it_still_takes(seconds, text):
-    assert duration(seconds) == text
+    """No bar that moves, and nothing if all is done within the first minute."""
+    monkeypatch.setattr("support.common.progress.EVERY", 0.2)
+    assert list(progress("abc", "short", unit="step")) == ["a", "b", "c"]
+    with progress(None, "long", 100, "step") as bar:
+        for _ in range(100):
+            time.sleep(0.005)
+            bar.update(1)
+    lines = capsys.readouterr().err.split("\n")
+    assert lines.pop() == ""
+    assert 2 <= len(lines) <= 6
+    assert all(line.startswith("long: ") and "/100 [" in line for line in lines)
 
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
@@ -274,43 +260,6 @@ def test_names_with_an_equals_sign(tmp_path, monkeypatch):
     (tmp_path / "lr=1" / "k.json").touch()
     assert named_file("a=lr=1/k.json") == ("a", Path("lr=1/k.json"))
     assert named_file("lr=1/k.json") == ("k", Path("lr=1/k.json"))
-    assert named_file("a=b.json") == ("a", Path("b.json"))
-
-
-def test_parts_of_killed_processes_are_removed(tmp_path):
-    """Files of a process that is writing stay, as do young files of another machine, and files with
-    other names."""
-    file = tmp_path / "a.json"
-    code = ("import sys, time\n"
-            "from pathlib import Path\n"
-            "from support.common.disk import new_part\n"
-            "print(new_part(Path(sys.argv[1])).name, flush=True)\n"
-            "time.sleep(60)")
-
-    def start():
-        """A process that has made a temporary file, and the file."""
-        process = subprocess.Popen([sys.executable, "-c", code, str(file)], cwd=ROOT,
-                                   stdout=subprocess.PIPE, text=True)
-        return process, tmp_path / process.stdout.readline().strip()
-
-    def make(name, age):
-        path = tmp_path / name
-        path.touch()
-        os.utime(path, (time.time() - age, time.time() - age))
-        return path
-
-    killed, _ = start()
-    writing, part = start()
-    killed.kill()
-    killed.communicate()
-    young = make(f".a.json.01234567-{killed.pid}-00000001.part", age=60)
-    make(f".a.json.01234567-{killed.pid}-00000002.part", age=200_000)
-    make(".a.json.89abcdef.part", age=200_000)                     # an earlier form of the name
-    of_user = make(".a.json.part", age=200_000)
-    write_json(file, [1])
-    writing.kill()
-    writing.communicate()
-    assert set(tmp_path.iterdir()) == {file, part, young, of_user}
 
 
 # ---------------------------------------------------------------------- texts
