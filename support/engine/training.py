@@ -222,7 +222,7 @@ class Run:
                   file=sys.stderr)
         cut_log(self.log, start, self.validate)
         steps = range(start, self.steps)
-        self.bar = progress(steps, self.stage, self.steps, "step", start, mininterval=1)
+        self.bar = progress(steps, self.stage, self.steps, "step", initial=start, mininterval=1)
         # the steps done, and the random state after them; None in the middle of a step, from where
         # training cannot be resumed
         self.done: tuple[int, Tensor] | None = (start, torch.get_rng_state())
