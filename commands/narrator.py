@@ -9,7 +9,6 @@ from narrator import (
     FRAME, INSTRUCTION, MEMORY, PROMPT, SYSTEM, Layout, Tokens, attention_mask, visible,
 )
 from support.common.errors import command_line
-from support.common.figures import pyplot, save_figure
 from support.common.options import Parser, non_negative_int
 
 LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration, $ end of text"
@@ -18,7 +17,7 @@ LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration
 class TextPerToken:
     """A tokenizer for drawing: each text that it is given is one token.
 
-    short: {text: the name by which `decode` returns it}.
+    short: {text: the name by which `decode` returns it}
     """
     bos_token_id = None
     eos_token_id = 1
@@ -49,21 +48,6 @@ def print_matrix(mask: Tensor, labels: list[str], segments: list[int]) -> None:
         print(f"{segment:>7}  {label:>2} {cells}")
 
 
-def plot_matrix(mask: Tensor, labels: list[str], kinds: list[int], png: str) -> None:
-    """Draw mask [L, L], coloured by the kinds of the keys: 0 prompt, 1 visual, 2 narration."""
-    plt = pyplot()
-    colour_of_key = torch.tensor(kinds) + 1                              # [L]
-    image = torch.where(mask, colour_of_key.expand_as(mask), 0)          # [L, L], 0: not seen
-    figure, axes = plt.subplots(figsize=(8, 8))
-    colours = plt.matplotlib.colors.ListedColormap(["white", "#b0b0b0", "#4c9be8", "#e8a04c"])
-    axes.imshow(image.numpy(), cmap=colours, vmin=0, vmax=3)
-    axes.set_xticks(range(len(labels)), labels, fontsize=7)
-    axes.set_yticks(range(len(labels)), labels, fontsize=7)
-    axes.set(title="Training mask: prompt grey, visual blue, narrations orange",
-             xlabel="keys", ylabel="queries")
-    save_figure(figure, png)
-
-
 def spell(layout: Layout, tokens: Tokens, prompt: str = "") -> list[str]:
     """A short name for each token: x frame, m and n memories, $ end of text, [SKIP], or its text.
 
@@ -92,7 +76,7 @@ def three_segments() -> tuple[Layout, Tokens]:
     return layout, layout.sequence(narrations)
 
 
-def draw_mask(last_k: int | None, png: str | None):
+def draw_mask(last_k: int | None):
     """Print the mask of a short sequence: rows are queries, columns keys."""
     layout, tokens = three_segments()
     labels = [name.replace("[SKIP]", ",") for name in spell(layout, tokens)]
@@ -101,8 +85,6 @@ def draw_mask(last_k: int | None, png: str | None):
     print(f"Training mask (Fig. 4), {kept} in context: rows attend to columns.")
     print(f'{LEGEND}; "," is [SKIP]\n')
     print_matrix(mask, labels, tokens.segment)
-    if png:
-        plot_matrix(mask, labels, tokens.kind, png)
 
 
 def list_tokens(last_k: int | None):
@@ -128,17 +110,8 @@ def main():
     parser = Parser(description="Draw the training mask (Fig. 4) of a short sequence.")
     parser.add_argument("--last-k", type=non_negative_int,
                         help="keep only the last k narrations (FlowNar-C)")
-    parser.add_argument("--png", help="also write the mask as a picture")
     parser.add_argument("--tokens", action="store_true",
                         help="list the tokens of the sequence instead")
     args = parser.parse_args()
-    if args.tokens and args.png:
-        parser.error("--png draws the mask: leave out --tokens")
-
-    def run():
-        if args.tokens:
-            list_tokens(args.last_k)
-        else:
-            draw_mask(args.last_k, args.png)
-
-    command_line(run)
+    draw = list_tokens if args.tokens else draw_mask
+    command_line(lambda: draw(args.last_k))

@@ -421,15 +421,13 @@ def test_letterbox_keeps_the_aspect_ratio():
     assert square[:, :, 15:].max() == 0
 
 
-def test_draws_figure_4(tmp_path):
-    png = tmp_path / "mask.png"
-    command = [sys.executable, "narrator.py", "--last-k", "1", "--png", str(png)]
+def test_draws_figure_4():
+    command = [sys.executable, "narrator.py", "--last-k", "1"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("■") > 100
     assert "segment " in process.stdout
     assert "A: Assistant:" in process.stdout
-    assert png.stat().st_size > 5000
 
 
 def test_lists_the_tokens(monkeypatch, capsys):
