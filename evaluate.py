@@ -6,7 +6,8 @@
     python evaluate.py teacher    teacher-forced: true narrations and segment ends are given, and
                                   the model predicts the next token
 
-The commands themselves are in commands/evaluate.py; here are the measures. Every narration closes a
+Here are the measures; commands/evaluate.py holds the commands, and what is told beside the paper's
+measures (each video, narrations a minute, the toy's memory words). Every narration closes a
 segment that began at the narration before it. Segments give precision, recall and F1. The sentence
 of every true segment is compared with the sentence of the predicted segment that fits it best
 (GIoU), by caption scores. Videos without a true narration are left out, and their number is
@@ -23,9 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import exp, log
-from shutil import which
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,10 +34,9 @@ from torch import Tensor
 
 import narrator as nar
 from support.common.errors import BadData
-from support.common.text import one_line
 from support.engine.family import cache_argument
+from support.common.java import java_line, java_problem, ptb
 from support.files.narrations import Sentence, Truth
-
 
 TAU = 0.5                     # IoU from which two segments match
 
@@ -50,19 +49,30 @@ def segments(times: list[float], start: float = 0.0) -> np.ndarray:
 
     Reversed bounds are swapped.
     """
-    bounds = np.array([start, *times], dtype=float)
-    return np.sort(np.stack([bounds[:-1], bounds[1:]], axis=1), axis=1)
+    rows = []
+    for time in times:
+        rows.append(sorted([start, time]))
+        start = time
+    return np.array(rows, dtype=float).reshape(-1, 2)
 
 
 def overlaps(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """IoU and generalised IoU of true [N, 2] with predicted [P, 2] segments -> [N, P] each."""
-    latest = np.maximum(truth[:, None], predicted[None])                            # [N, P, 2]
-    earliest = np.minimum(truth[:, None], predicted[None])
-    intersection = np.clip(earliest[..., 1] - latest[..., 0], 0, None)              # [N, P]
-    union = np.clip(np.diff(truth) + np.diff(predicted).T - intersection, 1e-8, None)
-    enclosing = np.clip(latest[..., 1] - earliest[..., 0], 1e-8, None)
+    """IoU and generalised IoU of true [N, 2] with predicted [P, 2] segments -> [N, P] each.
+
+        IoU  = intersection / union
+        GIoU = IoU - (enclosing - union) / enclosing, of the segment that encloses both
+    """
+    true_start, true_end = truth.T[:, :, None]                              # [N, 1] each
+    start, end = predicted.T[:, None, :]                                    # [1, P] each
+    intersection = np.minimum(true_end, end) - np.maximum(true_start, start)
+    intersection = np.maximum(intersection, 0)                              # [N, P]
+    union = (true_end - true_start) + (end - start) - intersection
+    union = np.maximum(union, 1e-8)
+    enclosing = np.maximum(true_end, end) - np.minimum(true_start, start)
+    enclosing = np.maximum(enclosing, 1e-8)
     iou = intersection / union
-    return iou, iou - (enclosing - union) / enclosing
+    giou = iou - (enclosing - union) / enclosing
+    return iou, giou
 
 
 def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
@@ -79,124 +89,89 @@ def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
 
 
 def measure_video(truth: Truth, predicted: list[Sentence],
-                  ) -> tuple[dict[str, float | None], list[tuple[Sentence, str]]]:
-    """Measures of one video, and its pairs (true sentence, predicted text).
+                  ) -> tuple[dict[str, float], list[tuple[Sentence, str]]]:
+    """Precision, recall and F1 of one video, and its pairs (true sentence, predicted text).
 
     Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
     "" if nothing is predicted. Each annotator's narrations make their own segments.
     """
-    sentences = [sentence for annotator in truth.annotators for sentence in annotator]
-    true_segments = np.concatenate([
-        segments([sentence.time for sentence in annotator], truth.start)
-        for annotator in truth.annotators
-    ])
-    predicted_segments = segments([sentence.time for sentence in predicted], truth.start)
-    iou, giou = overlaps(true_segments, predicted_segments)
-    texts = [""] * len(sentences)
-    if predicted:
-        texts = [predicted[i].text for i in giou.argmax(1)]
-    measures = precision_recall_f1(iou) | pace(truth, true_segments, predicted_segments)
-    return measures, list(zip(sentences, texts))
+    sentences = []
+    for annotator in truth.annotators:
+        sentences += annotator
+    iou, giou = overlaps(true_segments(truth), predicted_segments(truth, predicted))
+    pairs = []
+    for n, sentence in enumerate(sentences):
+        text = ""
+        if predicted:
+            best = giou[n].argmax()
+            text = predicted[best].text
+        pairs.append((sentence, text))
+    return precision_recall_f1(iou), pairs
 
 
-def pace(truth: Truth, true_segments: np.ndarray,
-         predicted_segments: np.ndarray) -> dict[str, float | None]:
-    """Narrations a minute, and the mean length of segments in seconds (Fig. 9), of one video.
-
-    If the length of the video is not known (`score`), it is the span of the true narrations. The
-    true number is the mean over annotators.
-    """
-    seconds = truth.seconds
-    if not seconds:
-        seconds = true_segments.max() - truth.start
-    minutes = seconds / 60
-    per_minute = None
-    true_per_minute = None
-    if minutes > 0:
-        annotators = sum(1 for annotator in truth.annotators if annotator)
-        per_minute = len(predicted_segments) / minutes
-        true_per_minute = len(true_segments) / annotators / minutes
-    return {
-        "narrations_per_minute": per_minute,
-        "segment_s": average(np.diff(predicted_segments)),
-        "true_narrations_per_minute": true_per_minute,
-        "true_segment_s": average(np.diff(true_segments)),
-    }
+def true_segments(truth: Truth) -> np.ndarray:
+    """Of all annotators, one after the other [N, 2]."""
+    of_annotators = []
+    for annotator in truth.annotators:
+        times = [sentence.time for sentence in annotator]
+        of_annotators.append(segments(times, truth.start))
+    return np.concatenate(of_annotators)
 
 
-def average(values) -> float | None:
-    """None if there is nothing to average."""
-    return float(np.mean(values)) if len(values) else None
+def predicted_segments(truth: Truth, predicted: list[Sentence]) -> np.ndarray:
+    """They begin where the true ones begin [P, 2]."""
+    times = [sentence.time for sentence in predicted]
+    return segments(times, truth.start)
+
+
+class Evaluation(NamedTuple):
+    """What is measured of a set of videos."""
+    result: dict[str, float | None]                     # by measure: of all videos together
+    alignment: dict[str, dict[str, float]]              # by video: precision, recall, F1
+    pairs: dict[str, list[tuple[Sentence, str]]]        # by video: (true sentence, predicted text)
+    captions: dict[str, list[float]]                    # by score: of each pair of all videos
 
 
 def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
-             tokenise: bool = False) -> tuple[dict, dict[str, dict]]:
-    """All measures of a set of videos, and of each video.
+             tokenise: bool = False) -> Evaluation:
+    """All measures of a set of videos.
 
     Temporal alignment is a mean over videos. Captions are scored over the pairs of all videos;
     METEOR is None where it cannot be computed. As published, a video without any true narration is
     left out; BadData if no video is left. tokenise: split sentences by the Penn Treebank tokeniser
     first.
-
-    Where the truth says which words need visual memory (the toy), the measures of `recall_of_words`
-    follow.
     """
-    rows = {}                               # video: its measures
-    pairs_of = {}                           # video: its pairs
+    alignment = {}
+    pairs = {}
     for name, truth in truths.items():
         if any(truth.annotators):
-            rows[name], pairs_of[name] = measure_video(truth, predictions[name])
-    if not rows:
+            alignment[name], pairs[name] = measure_video(truth, predictions[name])
+    if not pairs:
         raise BadData("there is nothing to score: no video has a true narration")
-    all_pairs = [pair for pairs in pairs_of.values() for pair in pairs]
-    texts = [(sentence.text, text) for sentence, text in all_pairs]
-    corpus, per_pair = caption_scores(ptb(texts) if tokenise else texts, java_problem() is None)
+
+    texts = []                              # of all pairs: the true sentence, the predicted one
+    for matched in pairs.values():
+        texts += [(sentence.text, text) for sentence, text in matched]
+    if tokenise:
+        texts = ptb(texts)
+    corpus, captions = caption_scores(texts, with_meteor=java_problem() is None)
 
     result = {
-        "videos": len(rows),
-        "without_truth": len(truths) - len(rows),
+        "videos": len(pairs),
+        "without_truth": len(truths) - len(pairs),
         "narrations": len(texts),
-        "predicted": sum(len(predictions[name]) for name in rows),
+        "predicted": sum(len(predictions[name]) for name in pairs),
     }
     result |= corpus
     result.setdefault("meteor", None)
-    if any(sentence.memory_words for sentence, _ in all_pairs):
-        result |= recall_of_words(all_pairs)
-    measures = list(next(iter(rows.values())))
-    for measure in measures:
-        values = [row[measure] for row in rows.values() if row[measure] is not None]
-        result[measure] = average(values)
-
-    begin = 0
-    for name, pairs in pairs_of.items():
-        end = begin + len(pairs)
-        rows[name]["narrations"] = len(pairs)
-        for score, values in per_pair.items():
-            rows[name][score] = average(values[begin:end])
-        if "memory_words" in result:
-            rows[name] |= recall_of_words(pairs)
-        begin = end
-    return result, rows
+    for measure in ("precision", "recall", "f1"):
+        result[measure] = average([measures[measure] for measures in alignment.values()])
+    return Evaluation(result, alignment, pairs, captions)
 
 
-def recall_of_words(pairs: list[tuple[Sentence, str]]) -> dict[str, float | None]:
-    """The toy's own measures; None where there is nothing to measure.
-
-    exact                   share of sentences that equal their match
-    memory_words            share of the words that need memory that the match contains
-    exact_without_memory    as exact, of sentences without such words
-    """
-    exact = []
-    exact_without_memory = []
-    memory_words = []
-    for sentence, text in pairs:
-        exact.append(sentence.text == text)
-        if not sentence.memory_words:
-            exact_without_memory.append(sentence.text == text)
-        words = text.rstrip(".").split()
-        memory_words += [word in words for word in sentence.memory_words]
-    return {"exact": average(exact), "memory_words": average(memory_words),
-            "exact_without_memory": average(exact_without_memory)}
+def average(values) -> float | None:
+    """None if there is nothing to average."""
+    return float(np.mean(values)) if len(values) else None
 
 
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
@@ -234,11 +209,11 @@ def caption_scores(pairs: list[Pair],
     if not pairs:
         return {}, {}
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
-    corpus = {name: float(np.mean(scores)) for name, scores in each.items()}
-    bleu_per_pair, bleu_corpus = bleu(pairs)
+    corpus = {name: average(scores) for name, scores in each.items()}
+    bleu_of_pairs, bleu_of_corpus = bleu(pairs)
     for n in N_GRAMS:
-        each[f"bleu_{n}"] = bleu_per_pair[:, n - 1].tolist()
-        corpus[f"bleu_{n}"] = float(bleu_corpus[n - 1])
+        each[f"bleu_{n}"] = [scores[n - 1] for scores in bleu_of_pairs]
+        corpus[f"bleu_{n}"] = bleu_of_corpus[n - 1]
     if with_meteor:
         each["meteor"], corpus["meteor"] = meteor(pairs)
     return corpus, each
@@ -246,7 +221,10 @@ def caption_scores(pairs: list[Pair],
 
 def ngrams(words: list[str], n: int) -> Counter:
     """How often each n-gram occurs."""
-    return Counter(tuple(words[i:i + n]) for i in range(len(words) - n + 1))
+    counts = Counter()
+    for i in range(len(words) - n + 1):
+        counts[tuple(words[i:i + n])] += 1
+    return counts
 
 
 def cider(pairs: list[Pair]) -> list[float]:
@@ -285,8 +263,11 @@ def cider(pairs: list[Pair]) -> list[float]:
         for true_grams, predicted_grams in zip(true_counts, predicted_counts):
             r = weights(true_grams)
             s = weights(predicted_grams)
+            product = 0.0
             # min: no gain from repeating an n-gram more often than the true sentence has it
-            product = sum(min(weight, r[gram]) * r[gram] for gram, weight in s.items() if gram in r)
+            for gram in s:
+                if gram in r:
+                    product += min(s[gram], r[gram]) * r[gram]
             r_squared = sum(weight * weight for weight in r.values())
             s_squared = sum(weight * weight for weight in s.values())
             norms = (r_squared * s_squared) ** 0.5
@@ -336,7 +317,7 @@ def longest_common_subsequence(r: list[str], s: list[str]) -> int:
     return above[-1]
 
 
-def bleu(pairs: list[Pair]) -> tuple[np.ndarray, np.ndarray]:
+def bleu(pairs: list[Pair]) -> tuple[list[list[float]], list[float]]:
     """BLEU-1 to 4 (Papineni et al., 2002) of each pair [pairs, 4], and of the corpus [4].
 
         p_m     = n-grams of length m that s shares with r / n-grams of length m in s
@@ -345,52 +326,30 @@ def bleu(pairs: list[Pair]) -> tuple[np.ndarray, np.ndarray]:
 
     For the corpus, numerators, denominators and lengths are first summed over all pairs.
     """
-    shared = np.zeros((len(pairs), len(N_GRAMS)))
-    possible = np.zeros((len(pairs), len(N_GRAMS)))
-    true_length = np.zeros((len(pairs), 1))
-    predicted_length = np.zeros((len(pairs), 1))
-    for i, (true, predicted) in enumerate(pairs):
-        r = true.split()
-        s = predicted.split()
-        for n in N_GRAMS:
-            shared[i, n - 1] = (ngrams(s, n) & ngrams(r, n)).total()
-            possible[i, n - 1] = max(0, len(s) - n + 1)
-        true_length[i] = len(r)
-        predicted_length[i] = len(s)
-
-    def score(shared, possible, true_length, predicted_length) -> np.ndarray:
+    def score(shared, possible, true_length, predicted_length) -> list[float]:
         tiny = 1e-15                           # both as in pycocoevalcap
         small = 1e-9
-        precisions = (shared + tiny) / (possible + small)
-        means = np.cumprod(precisions, axis=1) ** (1 / np.array(N_GRAMS))
         length_ratio = (predicted_length + tiny) / (true_length + small)
-        return means * np.exp(np.minimum(0, 1 - 1 / length_ratio))
+        brevity = exp(min(0.0, 1 - 1 / length_ratio))
+        product = 1.0                          # p_1 * ... * p_n
+        scores = []
+        for n in N_GRAMS:
+            product *= (shared[n - 1] + tiny) / (possible[n - 1] + small)
+            scores.append(product ** (1 / n) * brevity)
+        return scores
 
-    per_pair = score(shared, possible, true_length, predicted_length)
-    corpus = score(
-        shared.sum(0, keepdims=True),
-        possible.sum(0, keepdims=True),
-        true_length.sum(0, keepdims=True),
-        predicted_length.sum(0, keepdims=True),
-    )
-    return per_pair, corpus[0]
-
-
-# -------------------------------------------------------- pycocoevalcap's programs, which need Java
-
-def java_problem() -> str | None:
-    """Why pycocoevalcap's Java programs cannot run here; None if they can."""
-    if which("java") is None:
-        return "needs Java (apt install default-jre-headless)"
-    if find_spec("pycocoevalcap") is None:
-        return "needs pycocoevalcap (pip install pycocoevalcap)"
-    return None
-
-
-def java_line(text: str) -> str:
-    """A sentence as these programs read it: one line, without the mark ||| that separates sentences
-    there."""
-    return one_line(text.replace("|||", " "))
+    of_pairs = []
+    counts_of_pairs = []                       # [pairs, 10]
+    for true, predicted in pairs:
+        r = true.split()
+        s = predicted.split()
+        shared = [(ngrams(s, n) & ngrams(r, n)).total() for n in N_GRAMS]
+        possible = [max(0, len(s) - n + 1) for n in N_GRAMS]
+        of_pairs.append(score(shared, possible, len(r), len(s)))
+        counts_of_pairs.append([*shared, *possible, len(r), len(s)])
+    sums = np.sum(counts_of_pairs, axis=0).tolist()
+    of_corpus = score(sums[:4], sums[4:8], sums[8], sums[9])
+    return of_pairs, of_corpus
 
 
 def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
@@ -398,7 +357,7 @@ def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
 
     The words of the two sentences are aligned: equal words, stems, synonyms and paraphrases. The
     score is the weighted harmonic mean of precision and recall of the aligned words, times a
-    penalty on their breaks in order. Computed by the authors' program (see java_problem).
+    penalty on their breaks in order. Computed by the authors' program, which needs Java.
     """
     from pycocoevalcap.meteor.meteor import Meteor
     true = {}
@@ -408,20 +367,6 @@ def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
         predicted[i] = [java_line(predicted_text)]
     corpus, scores = Meteor().compute_score(true, predicted)
     return [float(score) for score in scores], float(corpus)
-
-
-def ptb(pairs: list[Pair]) -> list[Pair]:
-    """The sentences as the Penn Treebank tokeniser leaves them: lower case, no punctuation (see
-    java_problem)."""
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
-    def tokenised(texts: list[str]) -> dict[int, list[str]]:
-        captions = {i: [{"caption": java_line(text)}] for i, text in enumerate(texts)}
-        return PTBTokenizer().tokenize(captions)
-
-    true = tokenised([true_text for true_text, _ in pairs])
-    predicted = tokenised([predicted_text for _, predicted_text in pairs])
-    return [(true[i][0], predicted[i][0]) for i in range(len(pairs))]
 
 
 # ------------------------------------------------------ teacher forcing (§4.1)

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import data
 import evaluate
 import narrator as nar
 import stream
 from baselines import variants
-from streams.fast import empty, open_stream
-from streams.together import Failed, side_by_side
+from commands.scores import print_scores
+from streams.fast import open_stream
 from support.common.devices import device_and_dtype, rank, vision_dtype
-from support.common.disk import check_distinct, check_writable, read_json, write_json
+from support.common.disk import check_distinct, check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
@@ -49,83 +48,24 @@ def run_score(args: argparse.Namespace):
     print_scores(truths, predictions, {}, args)
 
 
-def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
-                 minutes: dict[str, float], args: argparse.Namespace):
-    """Print the table of a self-conditioned evaluation: all videos and, with --by-duration, groups
-    of them.
-
-    minutes: the length of each video; needed for --by-duration.
-    """
-    java_problem = evaluate.java_problem()
-    if args.ptb and java_problem:
-        raise BadData(f"--ptb {java_problem}")
-    result, each = evaluate.evaluate(truths, predictions, args.ptb)
-    rows = [("all", result)]
-    if getattr(args, "by_duration", False):    # the command `score` has no such option
-        groups = evaluate.by_duration({name: minutes[name] for name in each})
-        for label, names in groups:
-            truths_of_group = {name: truths[name] for name in names}
-            scores, _ = evaluate.evaluate(truths_of_group, predictions, args.ptb)
-            rows.append((label, scores))
-        result = result | {"by_duration": dict(rows[1:])}
-    print_table(rows)
-    if result["without_truth"]:
-        print(f"left out: {result['without_truth']} of {len(truths)} videos, no true narration",
-              file=sys.stderr)
-    if result["meteor"] is None:
-        print(f"METEOR is not computed: {java_problem}", file=sys.stderr)
-    warn_of_repetition(predictions)
-    if args.json:
-        print(json.dumps(result))
-    if args.per_video:
-        write_json(args.per_video, each)
-
-
-def warn_of_repetition(predictions: dict[str, list[Sentence]]) -> None:
-    """Say so if sentences repeat words again and again, as of a narrator that knows when to
-    narrate, but not what: segments alone can have good scores.
-    """
-    texts = [sentence.text for sentences in predictions.values() for sentence in sentences]
-    repeat = sum(repeats_words(text) for text in texts)
-    if repeat > 0.1 * len(texts):
-        print(f"{repeat} of {len(texts)} sentences repeat words again and again: the narrator has "
-              "not learned to write; train it longer (train.py --epochs), or on more videos",
-              file=sys.stderr)
-
-
-def repeats_words(text: str) -> bool:
-    """Whether a sentence of at least three words has less than half as many different ones."""
-    words = text.lower().rstrip(".").split()
-    return len(words) >= 3 and len(set(words)) < len(words) / 2
-
-
 # ---------------------------------------------------------------------- narrator and data set
 
 
 def narrator_of(args: argparse.Namespace, model: str) -> nar.Narrator:
     """A narrator with the settings of the command line.
 
-    Missing data sets and vision encoders are refused before the narrator is loaded.
+    A missing data set or vision encoder is refused before the narrator is loaded.
     """
     if getattr(args, "data", None):
-        check_data(args)
+        root = dataset_folder(args.data, args.root)
+        if args.data == "toy" or not root.is_dir():
+            data.load_dataset(args.data, args.root, split_of(args), args.limit, variant=args.world)
+        elif args.data not in DATASETS:
+            own_videos.read_folder(root, split_of(args), args.limit, Notes())
         if args.data == "toy":
             check_vision(model, args.vision, nar.Config.vision)
     device, dtype = device_and_dtype(args.device, args.dtype)
     return variants.load_narrator(model, args.llm, device, dtype, **config_changes(args))
-
-
-def check_data(args: argparse.Namespace) -> None:
-    """Raise BadData if the data set is not there.
-
-    Nothing that takes long is done twice: no toy is rendered, and the annotations of a published
-    data set are not read.
-    """
-    root = dataset_folder(args.data, args.root)
-    if args.data == "toy" or not root.is_dir():
-        data.load_dataset(args.data, args.root, split_of(args), args.limit, variant=args.world)
-    elif args.data not in DATASETS:
-        own_videos.read_folder(root, split_of(args), args.limit, Notes())
 
 
 def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
@@ -153,7 +93,7 @@ def samples(args: argparse.Namespace, narrator: nar.Narrator,
         if sample.fps != config.fps:
             raise BadData(f"{sample.name}: has {sample.fps:g} frames a second, "
                           f"the narrator needs {config.fps:g}")
-        if config.width_second and sample.source:
+        if config.width_second and sample.source:              # LION-FS
             sample = replace(sample, source=partial(picture_pairs, sample.source))
         yield sample
 
@@ -177,36 +117,15 @@ def truth_of(sample: data.Sample) -> Truth:
     return Truth([sentences], sample.origin, streamed)
 
 
-def hash_truth(sample: data.Sample):
-    """A SHA-256 of the times and the ground truth of a sample, to which more can be added."""
-    truth = (sample.num_frames, sample.fps, sample.offset, sample.origin, sample.narrations,
-             sample.tracks)
-    return sha256(repr(truth).encode())
-
-
-def hash_frames(sample: data.Sample, sha) -> data.Sample:
-    """The same sample, which adds each frame to the SHA-256 `sha` when the frame is read."""
-    def source() -> Iterator[np.ndarray]:
-        for picture in sample.frames():
-            sha.update(np.ascontiguousarray(picture))
-            yield picture
-
-    def read(start: int, stop: int) -> Tensor:
-        x = sample.read(start, stop)
-        sha.update(x.numpy())
-        return x
-
-    return replace(sample, source=source if sample.source else None,
-                   read=read if sample.read else None)
-
-
 def fingerprint(sample: data.Sample) -> str:
     """SHA-256 of times, ground truth and all frames in their order. It tells videos of the same
     name apart.
     """
-    sha = hash_truth(sample)
-    for _ in hash_frames(sample, sha).tokens(lambda pictures: pictures):
-        pass
+    truth = (sample.num_frames, sample.fps, sample.offset, sample.origin, sample.narrations,
+             sample.tracks)
+    sha = sha256(repr(truth).encode())
+    for frame in sample.frames() if sample.source else sample.tokens():
+        sha.update(np.ascontiguousarray(frame))
     return sha.hexdigest()
 
 
@@ -229,27 +148,16 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator,
 
 
 def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None,
-             args: argparse.Namespace, folder: Predictions | None, spare: list[stream.Cache],
-             ask: Callable) -> Iterator[tuple[str, list[dict]]]:
-    """The model's own narrations of a sample -> (name, rows), times in seconds of the video.
+             args: argparse.Namespace, folder: Predictions | None) -> list[dict]:
+    """The model's own narrations of a sample, times in seconds of the video.
 
-    A finished video is not narrated again, if the kept narrations are of the same frames. While a
-    video is narrated, its frames are hashed as they are read. `spare` holds the empty caches of
-    videos that have ended: on CUDA, passes that were captured over these are used again.
+    A finished video is not narrated again, if the kept narrations are of the same frames.
     """
-    if (folder and folder.mark_of(sample.name).exists()
-            and folder.finished(sample.name, fingerprint(sample))):
-        yield sample.name, folder.load_rows(sample.name)
-        return
-    sha = hash_truth(sample)
-    context = open_stream(narrator, lookahead=args.lookahead,
-                          run=lambda part: ask(narrator.decoder, part))
-    try:                                       # another thread may take the last one
-        context.cache = spare.pop()
-    except IndexError:
-        pass                                   # the context keeps its new one
-    x = hash_frames(sample, sha).tokens(lambda pictures: ask(vision.encode_batches, pictures),
-                                        args.lookahead)
+    mark = fingerprint(sample) if folder else ""
+    if folder and folder.finished(sample.name, mark):
+        return folder.load_rows(sample.name)
+    context = open_stream(narrator, lookahead=args.lookahead)
+    x = sample.tokens(vision, args.lookahead)
     rows = []
     for decision in stream.narrate(narrator, x, args.static, context=context):
         if decision.narration:
@@ -257,18 +165,16 @@ def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEnco
             row["start"] += sample.offset
             row["end"] += sample.offset
             rows.append(row)
-    empty(context.cache)
-    spare.append(context.cache)
     if folder:
-        folder.save_rows(sample.name, rows, sha.hexdigest())
-    yield sample.name, rows
+        folder.save_rows(sample.name, rows, mark)
+    return rows
 
 
 def run_stream(args: argparse.Namespace):
     """Self-conditioned: every narration depends on the model's own narrations before it.
 
-    --batch videos are narrated at a time. Under torchrun each process narrates a part of the
-    videos, and the first one prints the scores of all.
+    Under torchrun each process narrates a part of the videos, and the first one prints the scores
+    of all.
     """
     process, processes = rank()
     if process == 0:
@@ -289,25 +195,20 @@ def run_stream(args: argparse.Namespace):
         torch.distributed.barrier()            # the folder is there, for these settings
 
     narrator = narrator.merge()
-    to_do = every[process::processes]
-    spare = []
-    jobs = (partial(narrated, sample, narrator, vision, args, folder, spare) for sample in to_do)
     rows_of = {}                               # video -> rows
-    for _, item in progress(side_by_side(jobs, args.batch), "streaming", len(to_do), "video"):
-        if isinstance(item, Failed):
-            raise item.error
-        name, rows = item
-        rows_of[name] = rows
+    for sample in progress(every[process::processes], "streaming", unit="video"):
+        rows_of[sample.name] = narrated(sample, narrator, vision, args, folder)
     if processes > 1:
         torch.distributed.barrier()            # all predictions are in the folder
         torch.distributed.destroy_process_group()
         if process != 0:
             return
 
+    predictions = {}
     for sample in every:
-        if sample.name not in rows_of:
+        if sample.name not in rows_of:         # another process has narrated it
             rows_of[sample.name] = folder.load_rows(sample.name)
-    predictions = {name: to_sentences(rows, name) for name, rows in rows_of.items()}
+        predictions[sample.name] = to_sentences(rows_of[sample.name], sample.name)
     truths = {sample.name: truth_of(sample) for sample in every}
     minutes = {sample.name: sample.duration / 60 for sample in every}
     print_scores(truths, predictions, minutes, args)
@@ -360,23 +261,6 @@ def run_teacher(args: argparse.Namespace):
 
 # ---------------------------------------------------------------------- the command line
 
-def check_per_video(file: Path) -> None:
-    """BadData if a file is there that --per-video has not written, and which would be lost."""
-    if not file.is_file() or file.stat().st_size == 0:
-        return
-    try:
-        rows = read_json(file)
-    except BadData:
-        rows = None
-
-    def is_result(row) -> bool:
-        return isinstance(row, dict) and ("f1" in row or "ppl" in row)
-
-    if isinstance(rows, dict) and all(is_result(row) for row in rows.values()):
-        return
-    raise BadData(f"{file}: is there already, and is not what --per-video writes; "
-                  f"choose another name")
-
 
 def main():
     parser = Parser(description="Evaluate a narrator.")
@@ -402,10 +286,6 @@ def main():
                          help="keep the predictions in this folder; finished videos are skipped")
     trigger_options(streams)
     lookahead_option(streams)
-    streams.add_argument("--batch", type=positive_int, default=1, metavar="B",
-                         help="videos that are narrated at once and share the passes of the models "
-                              "(default 1); the narrations are those of each alone in float32, in "
-                              "bfloat16 up to rounding")
 
     teacher = command("teacher", run_teacher,
                       "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness "
@@ -428,7 +308,7 @@ def main():
                                     help="split sentences by the Penn Treebank tokeniser "
                                          "(needs Java, pycocoevalcap)")
     for command_parser in (score, streams, teacher):
-        command_parser.add_argument("--per-video", metavar="FILE",
+        command_parser.add_argument("--per-video", metavar="FILE.json",
                                     help="write each video's results as JSON")
         command_parser.add_argument("--json", action="store_true",
                                     help="one JSON object as the last line")
@@ -439,9 +319,10 @@ def main():
         if output_file:
             output_file = Path(output_file) / "settings.json"
         if args.per_video:
+            if not args.per_video.endswith(".json"):           # a video, mistaken for it, is safe
+                raise BadData(f"--per-video {args.per_video}: must be the name of a .json file")
             for name in ("pred", "gt"):                        # of the command `score`
                 check_distinct(getattr(args, name, ""), args.per_video)
-            check_per_video(Path(args.per_video))
         check_writable(args.per_video, output_file)
         args.run(args)
 
