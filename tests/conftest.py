@@ -1,9 +1,9 @@
 """Lets the tests import the files of the repository root; --slow also runs what takes minutes.
 
-No test asks the hub for a model (offline, a name that is no folder fails at once, not after a minute), and Java, which
-takes seconds to start, is started once for all tests of METEOR. Where tests run side by side (pytest -n), each process
-has one thread, and large files come first, so that no process ends long after the others. No test forks: a process with
-threads can hang in it.
+No test asks the hub for a model: offline, a name that is no folder fails at once. Java, which takes
+seconds to start, is started once for all tests of METEOR. Where tests run side by side (pytest -n),
+each process has one thread, and large files come first, so that no process ends long after the
+others. No test forks: a process with threads can hang in it.
 """
 import os
 import signal
@@ -16,9 +16,11 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"                              # before transformers is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"                         # before torch is imported
-signal.signal(signal.SIGINT, signal.default_int_handler)        # a background job is started with another
+# a background job is started with another
+signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).parent
-sys.path[:0] = [str(TESTS.parent), str(TESTS), *(str(room) for room in TESTS.iterdir() if room.is_dir())]
+ROOMS = [str(room) for room in TESTS.iterdir() if room.is_dir()]
+sys.path[:0] = [str(TESTS.parent), str(TESTS), *ROOMS]
 
 
 @pytest.fixture(scope="session", autouse=True)

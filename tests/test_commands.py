@@ -1,64 +1,65 @@
-"""Every command, with nonsense for every option: exit code 1 or 2 and a few lines, no traceback."""
+"""Every command, with nonsense for every option and with inputs that cannot work: exit code 1 or 2
+and one line, no traceback."""
 import argparse
+import importlib
 import io
 import json
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-import clam
-from baselines import variants
-from commands import (
-    data as data_command, evaluate as evaluate_command, narrator as narrator_command,
-    stream as stream_command, train as train_command,
-)
 import evaluate
-from experiments import clam_forms, efficiency, figures, objects, summary, training_step
-from helpers import TOY
+from baselines import variants
+from commands import data as data_command, stream as stream_command
+from helpers import ROOT, TOY
 from narrator import Narrator
-from streams import speech
 from support.common import errors
 from support.common.errors import BadData, command_line
 from support.engine import checkpoint, weights
 
 NONSENSE = ("-1", "")                            # the types themselves are tested in test_common.py
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
-COMMANDS = {
-    "stream": (stream_command, "x.safetensors --device cpu"),
-    "score": (evaluate_command, "score --pred p.json --gt g.json"),
-    "evaluate stream": (
-        evaluate_command, "stream --data toy --root toys --limit 1 --device cpu"),
-    "evaluate teacher": (
-        evaluate_command, "teacher --data toy --root toys --limit 1 --device cpu"),
-    "data stats": (data_command, "stats --data toy --root toys"),
-    "data toy": (data_command, "toy --seed 1 --minutes 0.02 --output new.mp4"),
-    "data encode": (
-        data_command,
-        f"encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu"),
-    "data rewrite": (
-        data_command, f"rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu"),
-    "train": (train_command, "--data ek100 --root nowhere --device cpu"),
-    "clam": (clam, ""),
-    "clam forms": (clam_forms, "--width 16 --heads 2 --length 20 --reads 2 --no-compile"),
-    "narrator": (narrator_command, ""),
-    "efficiency": (
-        efficiency, "--frames 4 --window 2 --every 2 --words 2 --macs-frames 2 --streams 2 "
-                    "--variants FlowNar --video toys/a.mp4 --device cpu"),
-    "training step": (training_step, "--frames 4 --device cpu"),
-    "attention": (figures, "attention --data toy --root toys --limit 1 --device cpu"),
-    "timeline": (figures, "timeline toys/a.mp4 --device cpu"),
-    "words": (figures, "words --data toy --root toys"),
-    "examples": (figures, "examples toys/a.mp4 --from 0 --to 1 --png e.png"),
-    "speech": (speech, "toys/a.mp4 s.jsonl --mp4 s.mp4"),
-    "summary": (summary, "--pred p.json --gt g.json"),
-    "objects": (objects, "--pred p.json --data toy --limit 1 --device cpu"),
-}
+COMMANDS = [
+    "stream.py x.safetensors --device cpu",
+    "evaluate.py score --pred p.json --gt g.json",
+    "evaluate.py stream --data toy --root toys --limit 1 --device cpu",
+    "evaluate.py teacher --data toy --root toys --limit 1 --device cpu",
+    "data.py stats --data toy --root toys",
+    "data.py toy --seed 1 --minutes 0.02 --output new.mp4",
+    f"data.py encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu",
+    f"data.py rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu",
+    "train.py --data ek100 --root nowhere --device cpu",
+    "narrator.py",
+    "clam.py",
+    "-m streams.speech toys/a.mp4 s.jsonl --mp4 s.mp4",
+]
+# An input that is missing, an output that cannot be written, a model that is not there.
+CANNOT_WORK = [
+    "evaluate.py stream --data toy --root nowhere",
+    "evaluate.py stream --data ek100 --root nowhere",
+    "evaluate.py stream --data toys",
+    "evaluate.py stream --data toy --output p.json/new",
+    "evaluate.py stream --data toy --vision owner/nowhere",
+    "evaluate.py teacher --data toy --vision ./nowhere",
+    "evaluate.py teacher --data toy --per-video p.json/new",
+    "evaluate.py stream --data toy --model toys",
+    "evaluate.py score --pred p.json --gt p.json --per-video p.json",
+    "train.py --data toy --output p.json/new",
+    "train.py --data toy --output new --vision ./nowhere",
+    "train.py --data toy --output new --llm ./nowhere",
+    "train.py --data toy --output new --llm toys",
+    "train.py --data toy --output new --look nowhere",
+    "train.py --data toy --output new --llm-width 7",
+    "train.py --data toy --output new --width-second 6",
+    "data.py encode nowhere.mp4 --output new",
+    "data.py encode toys/a.mp4 --output p.json/new",
+    "data.py encode toys/a.mp4 --output new",
+]
 
 
 class Parsed(Exception):
@@ -72,16 +73,28 @@ def catch_parser():
     return mock.patch.object(argparse.ArgumentParser, "parse_args", caught)
 
 
-def options(module, line: str) -> list[str]:
-    """The options of a command that take a value."""
+def module_and_arguments(words: list[str]):
+    """The module with the `main` of a command: that of `python stream.py` is in commands/."""
+    if words[0] == "-m":
+        return importlib.import_module(words[1]), words[2:]
+    name = words[0].removesuffix(".py")
+    if (ROOT / "commands" / f"{name}.py").exists():
+        name = f"commands.{name}"
+    return importlib.import_module(name), words[1:]
+
+
+def parser_of(module) -> argparse.ArgumentParser:
     with catch_parser(), pytest.raises(Parsed) as parsed:
         module.main()
-    parser = parsed.value.args[0]
-    actions = parser._actions
-    subcommand = line.split(" ")[0]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction) and subcommand in action.choices:
-            actions = action.choices[subcommand]._actions
+    return parsed.value.args[0]
+
+
+def valued_options(module, arguments: list[str]) -> list[str]:
+    """The options of a command that take a value."""
+    actions = parser_of(module)._actions
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction) and arguments[0] in action.choices:
+            actions = action.choices[arguments[0]]._actions
     return [action.option_strings[-1] for action in actions
             if action.option_strings and action.nargs != 0]
 
@@ -99,9 +112,7 @@ def call(module, words: list[str]) -> tuple[int, str]:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """A folder with the inputs of COMMANDS. Models are loaded once, Java is not started, pictures
-    are not encoded.
-    """
+    """A folder with the inputs of the commands. A narrator is loaded once, Java is not started."""
     monkeypatch.chdir(tmp_path)
     save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
     (tmp_path / "toys").mkdir()
@@ -111,82 +122,56 @@ def world(tmp_path, monkeypatch):
     for name in ("p.json", "g.json"):
         (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
     load_once = cache(variants.load_narrator)
-    for module in (variants, stream_command, efficiency):
+    for module in (variants, stream_command):
         monkeypatch.setattr(module, "load_narrator", load_once)
     monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig",
-                        lambda figure, path, **settings: Path(path).write_bytes(b"PNG"))
-    monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **settings: None)
     return tmp_path
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_nonsense_is_refused_in_a_few_lines(name, world):
-    module, line = COMMANDS[name]
-    valued_options = options(module, line)
-    assert valued_options or name in ("clam", "narrator")
+def check_nonsense(line: str):
+    module, arguments = module_and_arguments(line.split())
+    options = valued_options(module, arguments)
     refused = 0
-    for option in valued_options:
+    for option in options:
         for value in NONSENSE:
-            code, err = call(module, line.split() + [f"{option}={value}"])
-            errors = [line for line in err.splitlines()
-                      if re.match(r"error: |[\w. -]+: error: ", line)]
+            code, err = call(module, [*arguments, f"{option}={value}"])
+            lines = re.findall(r"^(?:error: |[\w. -]+: error: )", err, re.M)
             assert code in (0, 1, 2) and "Traceback" not in err, (option, value, err)
-            assert len(errors) == (0 if code == 0 else 1), (option, value, err)
+            assert len(lines) == (0 if code == 0 else 1), (option, value, err)
             if code != 0:
                 refused += 1
-    assert refused >= len(valued_options)
+    assert refused >= len(options)
+    code, err = call(module, [*arguments, "--nonsense"])
+    assert code == 2
+    assert re.fullmatch(r".* error: unrecognized arguments: --nonsense; see python .* --help\n", err)
 
 
-@pytest.mark.parametrize("module, line", [
-    (evaluate_command, "stream --data toy --root nowhere"),
-    (evaluate_command, "stream --data ek100 --root nowhere"),
-    (evaluate_command, "stream --data toys"),
-    (evaluate_command, "stream --data toy --output p.json/new"),
-    (evaluate_command, "stream --data toy --vision owner/nowhere"),
-    (evaluate_command, "teacher --data toy --vision ./nowhere"),
-    (evaluate_command, "teacher --data toy --per-video p.json/new"),
-    (evaluate_command, "stream --data toy --model toys"),
-    (evaluate_command, "score --pred p.json --gt p.json --per-video p.json"),
-    (train_command, "--data toy --output p.json/new"),
-    (train_command, "--data toy --output new --vision ./nowhere"),
-    (train_command, "--data toy --output new --llm ./nowhere"),
-    (train_command, "--data toy --output new --llm toys"),
-    (train_command, "--data toy --output new --look nowhere"),
-    (train_command, "--data toy --output new --llm-width 7"),
-    (train_command, "--data toy --output new --width-second 6"),
-    (data_command, "encode nowhere.mp4 --output new"),
-    (data_command, "encode toys/a.mp4 --output p.json/new"),
-    (data_command, "encode toys/a.mp4 --output new"),
-    (figures, "timeline nowhere.mp4"),
-    (figures, "timeline toys/a.mp4 --png p.json/new"),
-    (figures, "timeline toys/a.mp4 --vision owner/nowhere"),
-    (efficiency, "--png p.json/new"),
-    (summary, "--pred p.json --llm owner/nowhere --answers p.json/new"),
-])
-def test_what_cannot_work_is_refused_before_anything_is_loaded(module, line, world, monkeypatch):
-    """A missing input, an output that cannot be written, a missing vision model: an error, and no
-    new file.
-    """
+def check_refused_early(line: str, folder):
+    """One error, and no new file."""
+    before = sorted(folder.rglob("*"))
+    code, err = call(*module_and_arguments(line.split()))
+    assert code == 1
+    assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """To load a model is a failure."""
     for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(f"transformers.{name}.from_pretrained",
                             lambda *_, **__: pytest.fail("a model is loaded"))
-    before = sorted(world.rglob("*"))
-    code, err = call(module, line.split())
-    assert code == 1
-    assert sum(line.startswith("error: ") for line in err.splitlines()) == 1, err
-    assert sorted(world.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_mistaken_option_is_one_line(name, world):
+@pytest.mark.parametrize("line", COMMANDS)
+def test_nonsense_is_refused_in_one_line(line, world):
     """The error, and how to get help; no usage."""
-    module, line = COMMANDS[name]
-    code, err = call(module, [*line.split(), "--nonsense"])
-    assert code == 2
-    assert len(err.splitlines()) == 1
-    assert "error: unrecognized arguments: --nonsense; see python " in err
-    assert err.endswith(" --help\n")
+    check_nonsense(line)
+
+
+@pytest.mark.parametrize("line", CANNOT_WORK)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_model):
+    check_refused_early(line, world)
 
 
 @pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])

@@ -1,23 +1,18 @@
 """The README and the other pages tell the truth: names of files and functions, commands and their
-options, links, numbers that stand twice.
-"""
+options, links, numbers that stand twice."""
 import ast
-import importlib
 import re
 import shlex
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
-from unittest import mock
 
 import pytest
 
 from helpers import ROOT
-from test_commands import Parsed, catch_parser
-from test_house import FLOORS
+from test_commands import module_and_arguments, parser_of
 
-FOLDERS = ("baselines", "commands", "streams", "support", "toy", "experiments")
+ROOMS = ("baselines", "commands", "streams", "support", "toy", "experiments", "tests", "docs")
 TO_CODE = "docs/paper_to_code.md"
 
 PAGES = {}                                     # {path: text}
@@ -30,30 +25,19 @@ EXERCISES = PAGES["EXERCISES.md"]
 
 def table_rows(text: str) -> list[list[str]]:
     """The cells of all tables of a page, row by row."""
-    rows = []
-    for line in re.findall(r"^\|.*\|$", text, re.M):
-        cells = line.strip("|").split("|")
-        rows.append([cell.strip() for cell in cells])
-    return rows
+    lines = re.findall(r"^\|(.*)\|$", text, re.M)
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
 
 
-class CodeRow(NamedTuple):
-    """A row of a table that says where a part of the paper is in the code."""
-    page: str
-    paper: str                                 # the part, such as "§3.3, Eq. 2"
-    code: dict[str, set[str]]                  # {file: names of functions and classes in it}
-
-
-def code_rows(page: str) -> list[CodeRow]:
-    """Rows that contain: `file.py`: `function`, `Class`, `Class.method`."""
+def code_rows(page: str) -> list[tuple[str, dict[str, list[str]]]]:
+    """Rows that say where a part of the paper is in the code, `file.py`: `function`, `Class.method`
+    -> (part, {file: names})."""
     result = []
     for cells in table_rows(PAGES[page]):
-        code = {}
-        row = " | ".join(cells)
-        for path, names in re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", row):
-            code.setdefault(path, set()).update(re.findall(r"`([\w.]+)`", names))
-        if code:
-            result.append(CodeRow(page, cells[0], code))
+        places = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", " | ".join(cells))
+        if places:
+            code = {path: re.findall(r"`([\w.]+)`", names) for path, names in places}
+            result.append((cells[0], code))
     return result
 
 
@@ -69,46 +53,27 @@ CODE_ROWS = code_rows("README.md") + code_rows(TO_CODE)
 COMMANDS = [(page, command) for page in sorted(PAGES) for command in sorted(commands(PAGES[page]))]
 
 
-# ------------------------------------------------------------- files, rooms, imports
+# ------------------------------------------------------------- files and rooms
 
-def test_every_top_file_has_a_row():
-    rows = re.findall(r"^\| `(\w+\.py)` \| [^|]* \| [^|]* \|$", README, re.M)
-    assert sorted(rows) == sorted(path.name for path in ROOT.glob("*.py"))
-
-
-def test_every_room_has_a_row():
+def test_every_file_and_every_room_has_a_row():
+    files = re.findall(r"^\| `(\w+\.py)` \| [^|]* \| [^|]* \|$", README, re.M)
+    assert sorted(files) == sorted(path.name for path in ROOT.glob("*.py"))
     rows = re.findall(r"^\| `([\w/]+)/` \| [^|]* \|$", README, re.M)
     rooms = {"tests", "docs"}
-    for name in FOLDERS:
+    for name in ROOMS[:-2]:
         for path in (ROOT / name).rglob("*.py"):
             if path.stem != "__init__":
                 rooms.add(path.parent.relative_to(ROOT).as_posix())
     assert sorted(rows) == sorted(rooms)
 
 
-def test_the_order_of_imports_is_that_of_the_house():
-    """`experiments` -> ... -> `support`: each step of it is a floor of tests/test_house.py."""
-    chain = re.search(r"^`experiments` ->.*?\.$", README, re.M | re.S)[0]
-    steps = [re.findall(r"`([\w.]+)`", step) for step in chain.split("->")]
-    assert len(steps) == len(FLOORS)
-
-    def is_in(module: str, name: str) -> bool:
-        return module == name or module.startswith(name + ".")
-
-    for names, modules in zip(reversed(steps), FLOORS):
-        for module in modules:
-            assert any(is_in(module, name) for name in names), module
-        for name in names:
-            assert any(is_in(module, name) for module in modules), name
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_mentioned_exist(page):
     """All Python files, and other files of the rooms. A test file may be named without tests/."""
-    rooms = "|".join([*FOLDERS, "tests", "docs", "assets"])
     endings = "html|json|jsonl|md|mp4|png|safetensors"
     python = re.findall(r"(?<![\w./])([\w/]+\.py)\b", PAGES[page])
-    others = re.findall(rf"(?<![\w./])((?:{rooms})/[\w/.]+\.(?:{endings}))\b", PAGES[page])
+    others = re.findall(rf"(?<![\w./])((?:{'|'.join(ROOMS)}|assets)/[\w/.]+\.(?:{endings}))\b",
+                        PAGES[page])
     for name in python + others:
         assert (ROOT / name).is_file() or (ROOT / "tests" / name).is_file(), name
 
@@ -122,47 +87,37 @@ def defined_names(path: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            for child in node.body:
-                if isinstance(child, ast.FunctionDef):
-                    names.add(f"{node.name}.{child.name}")
+            names |= {f"{node.name}.{child.name}" for child in node.body
+                      if isinstance(child, ast.FunctionDef)}
     return names
 
 
-@pytest.mark.parametrize("row", CODE_ROWS, ids=lambda row: f"{row.page}-{row.paper}")
-def test_paper_to_code(row):
-    for file, names in row.code.items():
-        assert (ROOT / file).is_file(), file
-        missing = names - defined_names(ROOT / file)
-        assert not missing, f"{file}: {missing}"
+def test_what_the_paper_is_in_the_code_exists():
+    for part, code in CODE_ROWS:
+        for file, names in code.items():
+            assert (ROOT / file).is_file(), f"{part}: {file}"
+            missing = set(names) - defined_names(ROOT / file)
+            assert not missing, f"{part}: {file}: {missing}"
 
 
 @pytest.mark.parametrize("page", ["README.md", TO_CODE])
 def test_every_line_of_algorithm_2_is_there(page):
     lines = set()
-    for row in code_rows(page):
+    for part, _ in code_rows(page):
         # "line 3", "lines 3-5", "lines 3 and 4"
-        for first, last in re.findall(r"lines? (\d+)(?:(?:-| and )(\d+))?", row.paper):
+        for first, last in re.findall(r"lines? (\d+)(?:(?:-| and )(\d+))?", part):
             lines.update(range(int(first), int(last or first) + 1))
     assert lines >= set(range(1, 20))
 
 
-@pytest.mark.parametrize("part", ["§3.1", "§3.2", "Eq. 1", "§3.3", "Eq. 2", "§3.4", "§3.5",
-                                  "Fig. 4", "App. B.5", "App. B.6"])
-def test_the_paper_is_there(part):
-    assert any(part in row.paper for row in code_rows(TO_CODE))
+def test_the_paper_is_there():
+    parts = "\n".join(part for part, _ in code_rows(TO_CODE))
+    for part in ("§3.1", "§3.2", "Eq. 1", "§3.3", "Eq. 2", "§3.4", "§3.5", "Fig. 4", "App. B.5",
+                 "App. B.6"):
+        assert part in parts
 
 
 # ------------------------------------------------------------- commands
-
-def module_of(words: list[str]) -> str:
-    """The module with the `main` of a command: that of `python stream.py` is in commands/."""
-    if words[0] == "-m":
-        return words[1]
-    name = words[0].removesuffix(".py")
-    if (ROOT / "commands" / f"{name}.py").exists():
-        return f"commands.{name}"
-    return name
-
 
 @pytest.mark.parametrize("page, command", COMMANDS)
 def test_commands_exist(page, command, tmp_path, monkeypatch):
@@ -170,17 +125,11 @@ def test_commands_exist(page, command, tmp_path, monkeypatch):
     (tmp_path / "out" / "videos").mkdir(parents=True)          # --data needs a folder that exists
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)
-    module = module_of(words)
-    arguments = words[2:] if words[0] == "-m" else words[1:]
-    if module.startswith("tests."):
-        return
-    with mock.patch("sys.argv", ["command"]), catch_parser(), pytest.raises(Parsed) as caught:
-        importlib.import_module(module).main()
-    parser = caught.value.args[0]
+    module, arguments = module_and_arguments(words)
     errors = StringIO()
     with redirect_stderr(errors):
         try:
-            parser.parse_args(arguments)
+            parser_of(module).parse_args(arguments)
         except SystemExit as end:
             assert not end.code, errors.getvalue()             # --help exits with 0
 
@@ -189,9 +138,6 @@ def test_commands_are_found():
     """With and without arguments, and in each page but the one that has none."""
     assert {"stream.py toy/kitchen.mp4", "narrator.py", "clam.py"} <= commands(README)
     assert {page for page, _ in COMMANDS} == PAGES.keys() - {TO_CODE}
-
-
-def test_the_first_command_narrates():
     first_block = README.split("```")[1]
     assert "pip install -r requirements.txt && python stream.py toy/kitchen.mp4\n" in first_block
 
@@ -238,20 +184,15 @@ def test_numbers_of_the_readme_are_those_of_the_pages():
     for page in ("experiments/README.md", "docs/speed.md", "toy/README.md"):
         known += [set(row) for row in table_rows(PAGES[page])]
     section = README.split("\n## Results\n")[1].split("\n## ")[0]
-    checked = 0
-    for label, *cells in table_rows(section):
-        if all(re.search(r"\d", cell) for cell in cells):
-            assert any(set(cells) <= row for row in known), label
-            checked += 1
-    assert checked > 10
+    rows = [cells for cells in table_rows(section)
+            if all(re.search(r"\d", cell) for cell in cells[1:])]
+    for label, *cells in rows:
+        assert any(set(cells) <= row for row in known), label
+    assert len(rows) > 10
 
 
-def exercises() -> list[str]:
-    """The sections of EXERCISES.md."""
-    return EXERCISES.split("\n## ")[1:]
-
-
-@pytest.mark.parametrize("exercise", exercises(), ids=lambda text: text.splitlines()[0])
+@pytest.mark.parametrize("exercise", EXERCISES.split("\n## ")[1:],
+                         ids=lambda text: text.splitlines()[0])
 def test_exercises_quote_code(exercise):
     """The lines that each hunk replaces stand in the file exactly once."""
     source = (ROOT / re.search(r"`(\w+\.py)`", exercise)[1]).read_text()
