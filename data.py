@@ -21,14 +21,13 @@ memory_words
             words of a narration that only visual memory can give; () if there are none: only the
             toy has such words
 
-support/ reads annotation files (annotations.py), videos (video.py) and features (features.py).
+support/files reads annotation files (annotations.py), videos (video.py) and features (features.py).
 """
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -39,11 +38,11 @@ from support.common.devices import rank
 from support.common.errors import BadData
 from support.common.options import DATASETS, WHICH, dataset_folder, is_dataset
 from support.files import annotations, own_videos
-from support.files.features import Store, encode_pictures
-from support.files.narrations import read_described
-from support.files.tracks import Notes, assign_frames, frame_at
-from support.files.video import Video
-from toy import world
+from support.files.features import Features, Store, encode_pictures
+from support.files.tracks import Interval, Notes, Track, assign_frames
+from toy.files import ToyVideo, toy_videos
+
+FPS = 2                 # frames a second of the three data sets (§4.1)
 
 
 # ------------------------------------------------------ samples
@@ -53,14 +52,8 @@ from toy import world
 class Sample:
     """A narrated video, or a part of one.
 
-    `frames` and `tokens` decode or render the video while they are read, so it is never in memory
-    as a whole.
-
-    source      the pictures; None where there are features
-    read        (start, stop) -> features of these frames [stop - start, J, D]; None where there are
-                pictures
-    tracks      (seconds, text) of the narrations of each annotator, in a sample for streaming from
-                a published data set; None otherwise
+    It has pictures or features. Both are read from the disk while they are used, so a video is
+    never in memory as a whole.
     """
     name: str
     narrations: list[tuple[int, str]]       # (frame, text), frames strictly increasing
@@ -68,8 +61,11 @@ class Sample:
     fps: float
     num_frames: int
     duration: float                         # seconds of the whole video
-    source: Callable[[], Iterator[np.ndarray]] | None
+    # () -> pictures, uint8 [H, W, 3]; None where there are features
+    source: Callable[[], Iterator[np.ndarray]] | None = None
+    # (start, stop) -> features of these frames [stop - start, J, D]; None where there are pictures
     read: Callable[[int, int], Tensor] | None = None
+    # for streaming from a published data set: (seconds, text) of the narrations of each annotator
     tracks: list[list[tuple[float, str]]] | None = None
     # [s] of the video where a streamed sample starts, which is added to streamed times; as published,
     # the start of an annotated interval itself, not of its first frame
@@ -78,7 +74,7 @@ class Sample:
 
     def frames(self) -> Iterator[np.ndarray]:
         """num_frames pictures, uint8 [H, W, 3]."""
-        return self.source()
+        return islice(self.source(), self.num_frames)
 
     def tokens(self, vision: Callable[[Tensor], Tensor] | None = None,
                batch: int = 1) -> Iterator[Tensor]:
@@ -92,175 +88,38 @@ class Sample:
             yield from self.read(start, stop)
 
 
-def make_sample(name: str, narrations: Iterable[tuple[int, str, tuple]], fps: float,
-                num_frames: int,
-                source: Callable[[], Iterator[np.ndarray]] | None) -> Sample:
-    """A Sample from (frame, text, memory words) in any order.
-
-    Of two narrations on one frame, the later one replaces the earlier one.
-    """
-    text_of = {}
-    memory_words_of = {}
-    for frame, text, memory_words in narrations:
-        text_of[frame] = text
-        memory_words_of[frame] = memory_words
-    frames = sorted(text_of)
-    return Sample(
-        name=name,
-        narrations=[(frame, text_of[frame]) for frame in frames],
-        memory_words=[memory_words_of[frame] for frame in frames],
-        fps=fps,
-        num_frames=num_frames,
-        duration=num_frames / fps,
-        source=source,
-    )
-
-
-def shorten(sample: Sample, max_frames: int | None) -> Sample:
-    """At most `max_frames` frames of a sample; None: all of them.
-
-    As published, a shortened sample ends with the last narration that fits.
-    """
-    if max_frames is None or sample.num_frames <= max_frames:
-        return sample
-    narrations = [(frame, text) for frame, text in sample.narrations if frame < max_frames]
-    num_frames = max_frames
-    if narrations:
-        last_frame, _ = narrations[-1]
-        num_frames = last_frame + 1
-
-    def first_pictures() -> Iterator[np.ndarray]:
-        return islice(sample.source(), num_frames)
-
-    return replace(
-        sample,
-        narrations=narrations,
-        memory_words=sample.memory_words[:len(narrations)],
-        num_frames=num_frames,
-        source=None if sample.source is None else first_pictures,
-    )
-
-
-def read_sample(path: str | Path) -> Sample:
-    """The sample that a .json file beside a video describes (support/files/narrations.py)."""
-    video, fps, duration, sentences = read_described(Path(path))
-    num_frames = frame_at(duration, fps) + 1
-    narrations = []
-    for n, sentence in enumerate(sentences):
-        frame = frame_at(sentence.time, fps)
-        if frame >= num_frames:
-            raise BadData(f"{path}: narrations[{n}]: {sentence.time} s is after the end "
-                          f"({duration} s)")
-        narrations.append((frame, sentence.text, sentence.memory_words))
-    decode = partial(decode_pictures, video, fps, num_frames)
-    return make_sample(Path(path).stem, narrations, fps, num_frames, decode)
-
-
-def decode_pictures(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:
-    """The pictures of a video, uint8 [H, W, 3]. BadData if there are fewer than `num_frames`."""
-    video = Video(path, fps)
-    count = 0
-    for picture in islice(video, num_frames):
-        count += 1
-        yield picture
-    video.report()
-    if count < num_frames:
-        raise BadData(f"{path}: has {count} frames, its .json promises {num_frames}; truncated? "
-                      "get the video again")
-
-
-# ------------------------------------------------------ the toy world
-
-
-def toy_sample(kitchen: world.Kitchen) -> Sample:
-    """A toy video, rendered as its frames are read."""
-    narrations = [(narration.frame, narration.text, narration.memory_words)
-                  for narration in kitchen.narrations]
-
-    def render_pictures() -> Iterator[np.ndarray]:
-        return map(kitchen.render, range(len(kitchen)))
-
-    return make_sample(f"toy-{kitchen.seed}", narrations, world.FPS, len(kitchen), render_pictures)
-
-
-# ------------------------------------------------------ any data set
-
-
 def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
-                 limit: int | None = None, streaming: bool = False, max_frames: int | None = None,
-                 shape: tuple = (None, None), variant: str = "plain") -> Iterator[Sample]:
+                 limit: int | None = None, streaming: bool = False,
+                 variant: str = "plain") -> Iterator[Sample]:
     """The samples of a data set, one after the other.
 
-    name        "toy": without a root, its videos are rendered on the fly; with a root, they are
-                read from ROOT/SPLIT if this folder exists, else from ROOT, in the order of the
-                names of the .json files (each beside its .mp4).
-                "ego4d", "egoexo4d", "ek100": one sample per annotator and video, from the first
-                narration to the last; root is data/NAME by default.
-                A folder: your own videos (support/files/own_videos.py), without a root
-    limit       the largest number of samples; None: all in the root, or world.VIDEOS of the split
+    name        "ego4d", "egoexo4d", "ek100", "toy", or a folder of your own videos
+    root        folder of the data set; default data/NAME, and the toy is rendered
+    limit       the largest number of samples; None: all, or world.VIDEOS of a rendered toy
     streaming   for the self-conditioned protocol: each video once, with the tracks of all its
-                annotators
-    max_frames  a sample ends with the last narration that fits into so many frames; streamed
-                samples are never shortened
-    shape       (J, D) of the features; BadData if they have another shape
+                annotators; otherwise, one sample per annotator and video, from the first narration
+                to the last
     variant     name of the world (toy/world.py: WORLDS) of the toy's rendered videos
+
     Raises BadData for unknown names and splits, for a root without samples, and for damaged files.
     """
     if not is_dataset(name):
         raise BadData(f"unknown data set {name!r}; {WHICH}")
-    for value in (limit, max_frames):
-        if value is not None and value < 1:
-            raise BadData(f"the limit of videos or frames must be 1 or more, not {value}")
     if variant != "plain" and (name != "toy" or root):
         raise BadData(f"--world {variant} is for the toy's rendered videos, without --root")
-    if streaming:
-        max_frames = None
-    if name != "toy":
-        folder = dataset_folder(name, root)
-        return annotated(name, folder, split, limit, streaming, max_frames, shape)
-    if split not in world.SEEDS:
-        raise BadData(f"unknown split {split!r}; choose one of {', '.join(world.SEEDS)}")
-    if root is None:
-        videos = world.kitchens(split, limit, world=world.find_world(variant))
-        return (shorten(toy_sample(kitchen), max_frames) for _, kitchen in videos)
-    folder = Path(root) / split
-    if not folder.is_dir():
-        folder = Path(root)
-    files = sorted(folder.glob("*.json"))[:limit]
-    if not files:
-        problem = "has no .json files" if folder.is_dir() else "no such folder"
-        raise BadData(f"{folder}: {problem}; "
-                      f"make some: python data.py toy --count 10 --output {root}")
-    return (shorten(read_sample(file), max_frames) for file in files)
+    if name == "toy":
+        return map(toy_sample, toy_videos(root, split, limit, variant))
 
-
-def annotated(name: str, root: Path, split: str, limit: int | None, streaming: bool,
-              max_frames: int | None, shape: tuple) -> Iterator[Sample]:
-    """The samples of Ego4D, EgoExo4D, EK100 or a folder: annotations joined with features.
-
-    A line on stderr reports how many samples there are, and what was corrected in the annotations.
-    """
+    folder = dataset_folder(name, root)
     notes = Notes()
     if name not in DATASETS:
-        videos = own_videos.read_folder(root, split, limit, notes)
-        samples = [own_sample(video, shape) for video in videos]
+        videos = own_videos.read_folder(folder, split, limit, notes)
+        store = Store(folder)
+        samples = [own_sample(video, store) for video in videos]
     else:
-        read = annotations.intervals if streaming else annotations.tracks
-        entries = read(name, root, split, notes)[:limit]
-        take_names = None
-        if name == "egoexo4d":          # annotations use a take's id, features can use its name
-            take_names = annotations.take_names(root)
-        store = Store(root, take_names)
-        if streaming:
-            samples = [interval_sample(interval, store, shape) for interval in entries]
-        else:
-            samples = [track_sample(track, store, shape, notes) for track in entries]
-    before = sum(len(sample.narrations) for sample in samples)
-    samples = [shorten(sample, max_frames) for sample in samples]
-    after = sum(len(sample.narrations) for sample in samples)
-    notes.add("narrations cut off by the limit of frames", before - after)
+        samples = published_samples(name, folder, split, limit, streaming, notes)
     if not samples:
-        raise BadData(f"{root}: the {split} split of {name} has no narrations")
+        raise BadData(f"{folder}: the {split} split of {name} has no narrations")
     process, _ = rank()
     if process == 0:
         separator = "; " if str(notes) else ""
@@ -268,92 +127,142 @@ def annotated(name: str, root: Path, split: str, limit: int | None, streaming: b
     return iter(samples)
 
 
-def entry_of(store: Store, video: str) -> dict:
-    """The store's entry of a video. BadData if its features have another rate than is needed."""
-    entry = store.entry(video)
-    fps = entry.get("fps", world.FPS)
-    if fps != world.FPS:
-        raise BadData(f"{store.root}: video {video} was encoded with {fps:g} frames a second, and "
-                      f"{world.FPS} are needed; encode it again with --fps {world.FPS}")
-    return entry
+def shorten(sample: Sample, max_frames: int) -> Sample:
+    """At most `max_frames` frames of a sample.
+
+    As published, a shortened sample ends with the last narration that fits.
+    """
+    if sample.num_frames <= max_frames:
+        return sample
+    narrations = [(frame, text) for frame, text in sample.narrations if frame < max_frames]
+    num_frames = max_frames
+    if narrations:
+        last_frame, _ = narrations[-1]
+        num_frames = last_frame + 1
+
+    memory_words = sample.memory_words[:len(narrations)]
+    return replace(sample, narrations=narrations, memory_words=memory_words, num_frames=num_frames)
 
 
-def track_sample(track: annotations.Track, store: Store, shape: tuple, notes: Notes) -> Sample:
+def check_sample(sample: Sample, config) -> None:
+    """Raise BadData if the frames are not what a narrator with these settings (narrator.py: Config)
+    needs. Features are looked at, pictures are encoded by its own vision model.
+    """
+    if sample.fps != config.fps:
+        raise BadData(f"{sample.name}: has {sample.fps:g} frames a second, "
+                      f"the narrator needs {config.fps:g}")
+    if sample.read is not None:
+        _, J, width = sample.read(0, 1).shape
+        if (J, width) != (config.J, config.width):
+            raise BadData(f"{sample.name}: its features are {width} wide with {J} tokens a frame, "
+                          f"the narrator needs {config.width} and {config.J}; "
+                          f"use its vision model, {config.vision}")
+
+
+# ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100
+
+
+def published_samples(name: str, root: Path, split: str, limit: int | None, streaming: bool,
+                      notes: Notes) -> list[Sample]:
+    """Annotations joined with features."""
+    take_names = {}
+    if name == "egoexo4d":              # annotations use a take's id, features can use its name
+        take_names = annotations.take_names(root)
+    store = Store(root, take_names)
+    if streaming:
+        intervals = annotations.intervals(name, root, split, notes)[:limit]
+        return [interval_sample(interval, store) for interval in intervals]
+    tracks = annotations.tracks(name, root, split, notes)[:limit]
+    return [track_sample(track, store, notes) for track in tracks]
+
+
+def features_of(video: str, store: Store) -> Features:
+    """The features of a video. BadData if they have another rate than FPS."""
+    features = store.find(video)
+    if features.fps not in (None, FPS):
+        raise BadData(f"{features.path}: was encoded with {features.fps:g} frames a second, and "
+                      f"{FPS:g} are needed; encode it again with --fps {FPS:g}")
+    return features
+
+
+def track_sample(track: Track, store: Store, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first narration to the last."""
-    entry = entry_of(store, track.video)
-    duration = entry["duration"]
+    features = features_of(track.video, store)
     # As published: on the first frame that is not shown before the narration. That is one frame
     # later than `frame_at` would have it, for each narration after 0 s.
-    on_frames = assign_frames(track.narrations, duration, world.FPS, notes, entry.get("frames"))
+    on_frames = assign_frames(track.narrations, features.duration, FPS, notes, features.frames)
     first, _ = on_frames[0]
     last, _ = on_frames[-1]
-
-    def read(start: int, stop: int) -> Tensor:
-        return store.read(track.video, first + start, first + stop, *shape)
-
     return Sample(
         name=f"{track.video}/{track.annotator}",
         narrations=[(frame - first, text) for frame, text in on_frames],
         memory_words=[()] * len(on_frames),
-        fps=world.FPS,
+        fps=FPS,
         num_frames=last - first + 1,
-        duration=duration,
-        source=None,
-        read=read,
+        duration=features.duration,
+        read=store.reader(track.video, first),
     )
 
 
-def interval_sample(interval: annotations.Interval, store: Store, shape: tuple) -> Sample:
+def interval_sample(interval: Interval, store: Store) -> Sample:
     """An interval of a video, with the tracks of all annotators.
 
     The times of its narrations count from the start of the video.
     """
     video = interval.video
+    features = features_of(video, store)
     # As published, the first frame is rounded down (for training, up); the last one is included.
-    first = int(interval.start * world.FPS)
-    stop = int(interval.end * world.FPS) + 1
+    first = int(interval.start * FPS)
+    stop = int(interval.end * FPS) + 1
     # the features can be shorter than the annotated interval
     num_frames = min(stop, store.rows(video)) - first
     if num_frames < 1:
-        file = store.locate(video)[0]
-        raise BadData(f"{file}, video {video}: ends before its narrations begin "
+        raise BadData(f"{features.path}, video {video}: ends before its narrations begin "
                       f"({interval.start} s)")
-
-    def read(start: int, stop: int) -> Tensor:
-        return store.read(video, first + start, first + stop, *shape)
-
     return Sample(
         name=f"{video}_{first}_{stop}",
         narrations=[],
         memory_words=[],
-        fps=world.FPS,
+        fps=FPS,
         num_frames=num_frames,
-        duration=entry_of(store, video)["duration"],
-        source=None,
-        read=read,
+        duration=features.duration,
+        read=store.reader(video, first),
         tracks=[track.narrations for track in interval.tracks],
         offset=interval.start,
         origin=interval.origin,
     )
 
 
-def own_sample(video: own_videos.Narrated, shape: tuple) -> Sample:
+# ------------------------------------------------------ your own videos, and the toy's
+
+
+def own_sample(video: own_videos.Narrated, store: Store) -> Sample:
     """A video of a folder, from its first narration to its end, for training and for streaming."""
-    first = video.first
-    narrations = [(frame - first, sentence.text, sentence.memory_words)
-                  for frame, sentence in video.narrations]
-    sample = make_sample(video.name, narrations, video.fps, video.frames - first, None)
-
-    def read(start: int, stop: int) -> Tensor:
-        return video.store.read(video.name, first + start, first + stop, *shape)
-
+    first, _ = video.narrations[0]
     start_of_sample = first / video.fps                             # seconds
-    return replace(
-        sample,
+    return Sample(
+        name=video.name,
+        narrations=[(frame - first, sentence.text) for frame, sentence in video.narrations],
+        memory_words=[sentence.memory_words for _, sentence in video.narrations],
+        fps=video.fps,
+        num_frames=video.frames - first,
         duration=video.frames / video.fps,
+        read=store.reader(video.name, first),
         offset=start_of_sample,
         origin=start_of_sample,
-        read=read,
+    )
+
+
+def toy_sample(video: ToyVideo) -> Sample:
+    """A video of the toy, for training and for streaming."""
+    return Sample(
+        name=video.name,
+        narrations=[(frame, text) for frame, text, _ in video.narrations],
+        memory_words=[memory_words for _, _, memory_words in video.narrations],
+        fps=video.fps,
+        num_frames=video.num_frames,
+        duration=video.num_frames / video.fps,
+        source=video.pictures,
     )
 
 
@@ -369,12 +278,16 @@ PAPER = {
 }
 
 
+PERCENTS = (5, 50, 95, 99.5, 100)
+REFRACTORY = 4.0        # seconds in which the threshold is theta_low
+
+
 def number_of_words(text: str) -> int:
     return len(text.split())
 
 
 def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = number_of_words) -> dict:
-    """The columns of Table 8, and the `spread` of segments (support/files/own_videos.py).
+    """The columns of Table 8, and percentiles of the lengths of segments.
 
     Lengths and numbers of segments are means over videos; durations of segments and words are means
     over all narrations. words_in: text -> its number of words, or of tokens.
@@ -401,7 +314,12 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
         "words_per_narration": sum(words) / narrations,
         "memory_share": with_memory_words / narrations,
     }
-    return columns | own_videos.spread(segment_seconds)
+    if segment_seconds:
+        for percent in PERCENTS:
+            columns[f"segment_{percent:g}%"] = float(np.percentile(segment_seconds, percent))
+        within = np.mean(np.array(segment_seconds) <= REFRACTORY)
+        columns["segments_within_4_s"] = float(within)
+    return columns
 
 
 if __name__ == "__main__":

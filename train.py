@@ -31,7 +31,6 @@ weights (a rank-128 LoRA of an 8B model fits one 80 GB GPU).
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from itertools import islice
 from math import cos, pi
 from pathlib import Path
@@ -493,9 +492,13 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     device, dtype = device_and_dtype(options.device, options.dtype)
     if options.flex:
         flex.check_flex(device)
-    load = partial(data.load_dataset, options.data, options.root, max_frames=options.max_frames)
-    samples = list(load("train", options.limit))
-    held_out = list(load("val", options.val_limit)) if options.val_limit else []
+
+    def load(split: str, limit: int | None) -> list[data.Sample]:
+        samples = data.load_dataset(options.data, options.root, split, limit)
+        return [data.shorten(sample, options.max_frames) for sample in samples]
+
+    samples = load("train", options.limit)
+    held_out = load("val", options.val_limit) if options.val_limit else []
     if device.startswith("cuda:"):                              # under torchrun: this process's GPU
         torch.cuda.set_device(device)
     if processes > 1:

@@ -5,75 +5,22 @@ import argparse
 import json
 from pathlib import Path
 
-from data import PAPER, Sample, number_of_words, load_dataset, statistics, toy_sample
+from data import PAPER, PERCENTS, load_dataset, number_of_words, statistics
 from narrator import Config, VisionEncoder
-from streams.checks import check_inputs
-from support.common.devices import device_and_dtype, rank
-from support.common.disk import read_json, write_json
+from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (
-    DATASETS, Parser, dataset, dataset_folder, frame_rate, non_negative_int, parse_shard,
-    positive_float, positive_int,
+    DATASETS, Parser, dataset, dataset_folder, frame_rate, non_negative_int, positive_float,
+    positive_int,
 )
 from support.common.progress import progress
-from support.engine.checkpoint import load_tokenizer, token_ids
+from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
 from support.engine.training import portable_path
 from support.files import own_videos
 from support.files.encoding import encode_videos
 from support.files.rewrite import rewrite
-from support.files.tracks import time_of
-from support.files.video import write_video
-from toy import world
-
-
-def write_toy(seed: int, minutes: float, output: str | Path, variant: str = "plain") -> Sample:
-    """Write a video of the named world, about `minutes` long, to OUTPUT.mp4, and its narrations to
-    OUTPUT.json. Each file appears when it is complete.
-    """
-    output = Path(output)
-    truth = truth_beside(output)
-    sample = lasting_sample(seed, minutes, variant)
-    frames = progress(sample.frames(), output.name, sample.num_frames, "frame", leave=False)
-    write_video(output, frames, sample.fps)
-    write_json(truth, sidecar(sample, output.name))
-    return sample
-
-
-def truth_beside(video: Path) -> Path:
-    """The file of a toy video's narrations. BadData unless the video's name ends in .mp4."""
-    if video.suffix.lower() != ".mp4":
-        raise BadData(f"{video}: the name of the output must end in .mp4")
-    return video.with_suffix(".json")
-
-
-def add_toy(seed: int, minutes: float, output: Path, variant: str) -> Sample:
-    """`write_toy`, unless it is done. Raises BadData if another video has the name."""
-    truth = truth_beside(output)               # written last: the video is finished
-    if not (output.exists() and truth.exists()):
-        return write_toy(seed, minutes, output, variant)
-    sample = lasting_sample(seed, minutes, variant)
-    if read_json(truth) != sidecar(sample, output.name):
-        raise BadData(f"{output}: is another video, or of another length or world; delete it, or "
-                      "choose another --output")
-    return sample
-
-
-def lasting_sample(seed: int, minutes: float, variant: str) -> Sample:
-    if not 0 < minutes <= 24 * 60:
-        raise BadData(f"--minutes must be more than 0 and at most {24 * 60}, not {minutes}")
-    return toy_sample(world.lasting(seed, 60 * minutes, world.find_world(variant)))
-
-
-def sidecar(sample: Sample, video: str) -> dict:
-    """The .json file beside a video of the toy."""
-    narrations = []
-    for (frame, text), memory_words in zip(sample.narrations, sample.memory_words):
-        narration = {"time": time_of(frame, sample.fps), "text": text}
-        if memory_words:
-            narration["memory"] = list(memory_words)
-        narrations.append(narration)
-    return {"video": video, "fps": sample.fps, "duration": sample.duration,
-            "narrations": narrations}
+from toy.files import write_kitchen
+from toy.world import WORLDS, Kitchen, find_world, lasting
 
 
 # ---------------------------------------------------------------------- the four commands
@@ -82,39 +29,39 @@ def sidecar(sample: Sample, video: str) -> dict:
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
     if options.count == 1:
-        truth = truth_beside(output)
-        if output.exists() and not truth.exists():
-            raise BadData(f"{output}: is there already, without {truth}: not a video of the toy; "
-                          "choose another --output")
-        if truth.exists() and not output.exists():
-            raise BadData(f"{truth}: is there already, without {output}; delete it, or choose "
-                          "another --output")
-        sample = add_toy(options.seed, options.minutes, output, options.world)
-        print(f"{output}, {truth}: "
-              f"{sample.duration:g} s, {len(sample.narrations)} narrations")
+        kitchen = write_toy(options.seed, options.minutes, output, options.world)
+        print(f"{output}, {output.with_suffix('.json')}: {len(kitchen.narrations)} narrations")
         return
     if output.suffix.lower() == ".mp4":
         raise BadData(f"{options.count} videos need a folder as --output, not {output}")
     output.mkdir(parents=True, exist_ok=True)
     seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):
-        add_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
+        write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
     print(f"{output}: {options.count} videos")
+
+
+def write_toy(seed: int, minutes: float, output: Path, world: str = "plain") -> Kitchen:
+    """Write a video of the named world, about `minutes` long, and its ground truth."""
+    if minutes > 24 * 60:
+        raise BadData(f"--minutes must be at most {24 * 60}, not {minutes}")
+    kitchen = lasting(seed, 60 * minutes, find_world(world))
+    write_kitchen(kitchen, output)
+    return kitchen
 
 
 def stats_command(options: argparse.Namespace) -> None:
     if not options.split:
         options.split = "val" if options.data in DATASETS else "all"
     samples = load_dataset(options.data, options.root, options.split, options.limit)
+    unit = "words"
+    count = number_of_words
     if options.llm:
         tokenizer = load_tokenizer(options.llm)
         unit = "tokens"
 
         def count(text: str) -> int:
             return len(token_ids(tokenizer, text))
-    else:
-        unit = "words"
-        count = number_of_words
 
     stats = statistics(progress(samples, options.data, unit="video"), count)
     print(f"        videos   length [s]          segments  seg. dur. [s]  "
@@ -128,28 +75,47 @@ def stats_command(options: argparse.Namespace) -> None:
         note = "" if options.llm else "  (tokens of Llama: --llm)"
         print(f"paper  {videos:7d}  {mean:7.1f} +- {deviation:5.1f}  {segments:9.1f}  "
               f"{duration:13.2f}  {tokens:17.1f}{note}")
-    print(own_videos.advice(stats))
+    if "segments_within_4_s" in stats:          # numbers to choose options by
+        lengths = ", ".join(f"{percent:g} % within {stats[f'segment_{percent:g}%']:.1f}"
+                            for percent in PERCENTS)
+        print(f"segments [s]: {lengths} (--max-segment); {stats['segments_within_4_s']:.0%} within "
+              f"4 s, where --theta-low holds (--refractory)")
     if options.json:
         print(json.dumps({"data": options.data, "split": options.split, "unit": unit} | stats))
 
 
 def encode_command(options: argparse.Namespace) -> None:
-    settings = own_videos.encoder_settings(options.model, vision=options.vision, fps=options.fps,
-                                           grid=options.grid)
-    config = Config(**settings)
+    config = encoder_config(options)
     if options.data:
-        config.vision = portable_path(config.vision)
-        videos, output = own_videos.to_encode(Path(options.data))
+        folder = Path(options.data)
+        videos = own_videos.to_encode(folder)
+        output = folder / "features"
     else:
         videos = options.videos
-        output = options.output
+        output = Path(options.output)
 
     def load() -> VisionEncoder:
         return VisionEncoder(config.vision, config.grid, *device_and_dtype(options.device))
 
-    encode_videos(videos, Path(output), load, config.vision, config.fps, config.grid, options.batch,
-                  options.shard or rank(), renew=bool(options.data), check=check_inputs)
+    settings = {"vision": config.vision, "fps": str(config.fps), "grid": str(config.grid)}
+    encode_videos(videos, output, load, settings, options.batch, renew=bool(options.data))
     print(f"{output}: {len(videos)} videos")
+
+
+def encoder_config(options: argparse.Namespace) -> Config:
+    """Settings with vision, fps and grid of the command line, or else of --model."""
+    given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
+             if getattr(options, name) is not None}
+    if options.model:
+        config = read_config(read_checkpoint(options.model), Config, None, given)
+    else:
+        config = Config(**given)
+    if config.width_second:
+        raise BadData(f"{options.model}: has two encoders (LION-FS), and features of a folder are "
+                      f"of one; choose another model")
+    if options.data:
+        config.vision = portable_path(config.vision)
+    return config
 
 
 def rewrite_command(options: argparse.Namespace) -> None:
@@ -176,7 +142,7 @@ def run(arguments: list[str] | None = None) -> None:
     toy.add_argument("--count", type=positive_int, default=1,
                      help="videos, of seeds SEED, SEED + 1, ...; resumable")
     toy.add_argument("--world", default="plain",
-                     help=f"default %(default)s; {', '.join(world.WORLDS)}")
+                     help=f"default %(default)s; {', '.join(WORLDS)}")
 
     stats = commands.add_parser("stats",
                                 help="size, length and narrations of a data set (App. B.4)")
@@ -205,8 +171,6 @@ def run(arguments: list[str] | None = None) -> None:
                           help=f"pooled tokens per side (default: {Config.grid})")
     encoding.add_argument("--batch", type=positive_int, default=32,
                           help="frames at once (default: %(default)s)")
-    encoding.add_argument("--shard", type=parse_shard,
-                          help="I/N: only part I of N (under torchrun: by process)")
     device_option(encoding)
 
     rewriting = commands.add_parser("rewrite",

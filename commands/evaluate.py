@@ -89,10 +89,10 @@ def samples(args: argparse.Namespace, narrator: nar.Narrator,
     config = narrator.config
     max_frames = getattr(args, "max_frames", None)             # an option of `teacher`
     for sample in data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                                    max_frames, (config.J, config.width), args.world):
-        if sample.fps != config.fps:
-            raise BadData(f"{sample.name}: has {sample.fps:g} frames a second, "
-                          f"the narrator needs {config.fps:g}")
+                                    args.world):
+        data.check_sample(sample, config)
+        if max_frames:
+            sample = data.shorten(sample, max_frames)
         if config.width_second and sample.source:              # LION-FS
             sample = replace(sample, source=partial(picture_pairs, sample.source))
         yield sample

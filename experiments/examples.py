@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data import frame_at
 from evaluate import overlaps, segments
 from support.common.disk import check_distinct
 from support.common.errors import BadData
@@ -22,6 +21,7 @@ from support.common.figures import pyplot, save_figure
 from support.common.options import frame_rate, named_file, non_negative, positive_float
 from support.common.text import one_line
 from support.files.narrations import Sentence, read_predictions, read_truth
+from support.files.tracks import frame_at
 from support.files.video import Video
 
 TRUE_COLOUR = "#4c9be8"

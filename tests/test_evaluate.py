@@ -483,7 +483,7 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
 def test_a_fingerprint_is_of_every_picture():
     """Also of pictures that are rendered or decoded."""
     pictures = [np.full((2, 4, 3), n % 5, np.uint8) for n in range(9)]
-    sample = data.make_sample("a", [(0, "You look.", ())], 2.0, 9, lambda: iter(pictures))
+    sample = data.Sample("a", [(0, "You look.")], [()], 2.0, 9, 4.5, lambda: iter(pictures))
     fingerprint = evaluate_command.fingerprint(sample)
     for n in (0, 4, 8):
         pictures[n] = pictures[n] + 1

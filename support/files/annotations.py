@@ -18,17 +18,23 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
 from support.common.disk import is_number, read_json, read_text
-from support.common.errors import BadData, NotDownloaded
+from support.common.errors import BadData, NotDownloaded, first_line
 from support.files.tracks import Interval, Notes, Track
 
 
 # ------------------------------------------------------------------------------------------- files
 
+SPLITS_OF = {
+    "ego4d": ("train", "val", "test"),
+    "egoexo4d": ("train", "val"),
+    "ek100": ("train", "val"),
+}
 PUBLISHED_FILES = {
     "ego4d": "refined_narration_stream_{split}.json",
     "egoexo4d": "refined_egocentric_atomic_descriptions_gpt_{split}.json",
@@ -39,17 +45,12 @@ RAW_FILES = {
     "egoexo4d": ("atomic_descriptions_{split}.json",),
     "ek100": ("EPIC_100_{split}.csv",),
 }
+# where the raw files are had, and what else they need
 OWNERS = {
-    "ego4d": "ego4d-data.org",
-    "egoexo4d": "ego-exo4d-data.org",
-    "ek100": "epic-kitchens.github.io",
-}
-# files that the raw form needs, too
-COMPANION_FILES = {
-    "ego4d": ", with the benchmarks' files of the same release "
+    "ego4d": "ego4d-data.org, with the benchmarks' files of the same release "
              "(they say which video is for validation)",
-    "egoexo4d": ", with takes.json",
-    "ek100": "",
+    "egoexo4d": "ego-exo4d-data.org, with takes.json",
+    "ek100": "epic-kitchens.github.io",
 }
 # Ego4D has no split for narrations: a video is for validation if a benchmark's val file lists it.
 # benchmark -> the key of the list in its files
@@ -66,27 +67,41 @@ def find_annotations(root: Path, *names: str) -> Path | None:
     return None
 
 
-def expect(right: bool, path: Path, entry: str, what: str) -> None:
-    """Raise BadData, which names the file and the entry in it, unless `right`."""
-    if not right:
-        raise BadData(f"{path}, {entry}: {what}")
+def raw_files(name: str, split: str) -> list[str]:
+    """The names of the owners' files, of which one is enough."""
+    if name == "ek100" and split == "val":
+        split = "validation"
+    return [file.format(split=split) for file in RAW_FILES[name]]
 
 
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     """The error if a data set has no annotations: the files to get, and the place to put them."""
     published = PUBLISHED_FILES[name].format(split=split)
-    raw_split = epic_split(split) if name == "ek100" else split
-    raw = " or ".join(file.format(split=raw_split) for file in RAW_FILES[name])
+    raw = " or ".join(raw_files(name, split))
     return NotDownloaded(
         f"{name} is not in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data,\n"
-        f"               or {raw} from {OWNERS[name]}{COMPANION_FILES[name]}\n"
+        f"               or {raw} from {OWNERS[name]}\n"
         f"  features     {root}/features_metadata.json and the files it names"
         f" under {root}/features,\n"
         f"               from FlowNar-Data, or by python data.py encode VIDEO..."
         f" --output {root}/features\n"
         f"To try training at once, without any data: --data toy")
+
+
+@contextmanager
+def as_published(path: Path) -> Iterator[None]:
+    """Within it, a file is read as its owners publish it. BadData names it if it is different."""
+    try:
+        yield
+    except BadData:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError,
+            csv.Error) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise BadData(f"{path}: does not hold what its owners put there ({reason}); "
+                      f"damaged? get it again") from error
 
 
 # --------------------------------------------------------------------------------------- sentences
@@ -161,9 +176,18 @@ def sentence(narration: str, verb: str = "") -> str:
 # ------------------------------------------------------------------------------- rows and tracks
 
 
-def to_seconds(value, path: Path, entry: str) -> float:
-    expect(is_number(value), path, entry, f"the time must be a number of seconds, not {value!r}")
-    return float(value)
+def to_narrations(rows: list[dict], place: str, time_key: str = "time",
+                  text_key: str = "text") -> list[tuple[float, str]]:
+    """[{"time": seconds, "text": str}, ...] -> [(seconds, text)]"""
+    narrations = []
+    for number, row in enumerate(rows):
+        time = row.get(time_key)
+        text = row.get(text_key)
+        if not is_number(time) or not isinstance(text, str):
+            raise BadData(f"{place}, narration {number}: expected a {time_key}, a number of "
+                          f"seconds, and a {text_key}, not {str(row)[:60]}")
+        narrations.append((float(time), text))
+    return narrations
 
 
 def make_track(video: str, annotator: str, rows: list[tuple[float, str]], notes: Notes) -> Track:
@@ -180,25 +204,13 @@ def make_track(video: str, annotator: str, rows: list[tuple[float, str]], notes:
     return Track(video, annotator, [(max(0.0, time), text) for time, text in ordered])
 
 
-def published_rows(rows, path: Path, entry: str) -> list[tuple[float, str]]:
-    """[{"time": seconds, "text": str}, ...] -> [(seconds, text)]"""
-    expect(isinstance(rows, list), path, entry, "expected a list of narrations")
-    for i, row in enumerate(rows):
-        has_text = isinstance(row, dict) and isinstance(row.get("text"), str)
-        expect(has_text, path, f"{entry}, narration {i}",
-               'expected {"time": seconds, "text": "..."}')
-    return [(to_seconds(row.get("time"), path, f"{entry}, narration {i}"), row["text"])
-            for i, row in enumerate(rows)]
-
-
 # ------------------------------------------------------------------------ tracks of a data set
 
 
 def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
     """All tracks of a split with narrations, for training and teacher-forced evaluation.
 
-    Raises NotDownloaded if there are no annotations, BadData naming file and entry if they are
-    damaged.
+    Raises NotDownloaded if there are no annotations, BadData naming the file if it is damaged.
     """
     all_tracks = every_track(name, root, split, notes)
     notes.add("descriptions of what the camera wearer cannot see left out",
@@ -213,71 +225,60 @@ def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
 
     Raises as `tracks` does.
     """
-    splits = ("train", "val", "test") if name == "ego4d" else ("train", "val")
-    if split not in splits:
-        raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(splits)}")
+    if split not in SPLITS_OF[name]:
+        raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(SPLITS_OF[name])}")
     path = find_annotations(root, PUBLISHED_FILES[name].format(split=split))
+    if path is not None:
+        read = {"ego4d": ego4d, "egoexo4d": egoexo4d, "ek100": ek100}[name]
+        with as_published(path):
+            return read(read_json(path), path, notes)
+
+    path = find_annotations(root, *raw_files(name, split))
     if path is None:
-        return RAW_READERS[name](root, split, notes)
-    content = read_json(path)
-    expect(isinstance(content, dict), path, "top level",
-           "expected an object with one entry per video")
-    return READERS[name](content, path, notes)
+        raise what_to_download(name, root, split)
+    with as_published(path):
+        if name == "ek100":
+            return ek100_raw(path, notes)
+        content = read_json(path)
+        if name == "egoexo4d":
+            return egoexo4d(content["annotations"], path, notes)
+        videos = content.get("videos", content)
+        videos = {video: videos[video] for video in ego4d_split(root, split, videos)}
+        return ego4d_raw(videos, path, notes)
 
 
 def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
     """Published: {video: {annotator: [{"time", "text"}]}}"""
-    for video, annotators in content.items():
-        expect(isinstance(annotators, dict), path, f"video {video}",
-               "expected {annotator: [narrations]}")
     all_tracks = []
     for video, annotators in content.items():
         for annotator, rows in annotators.items():
-            narrations = published_rows(rows, path, f"video {video}, annotator {annotator}")
+            narrations = to_narrations(rows, f"{path}, video {video}, annotator {annotator}")
             all_tracks.append(make_track(video, annotator, narrations, notes))
     return all_tracks
 
 
-def ego4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
-    """narration.json: a video has two annotation passes, and each becomes a track.
-    all_narrations_redacted.json: each annotator becomes a track."""
-    path = find_annotations(root, *RAW_FILES["ego4d"])
-    if path is None:
-        raise what_to_download("ego4d", root, split)
-    content = read_json(path)
-    expect(isinstance(content, dict), path, "top level", "expected an object")
-    videos = content["videos"] if isinstance(content.get("videos"), dict) else content
-
-    def narration_list(source, video: str) -> list:
-        rows = source.get("narrations", []) if isinstance(source, dict) else []
-        expect(isinstance(rows, list), path, f"video {video}", '"narrations" must be a list')
-        return rows
-
+def ego4d_raw(videos: dict, path: Path, notes: Notes) -> list[Track]:
+    """{video: {"narrations": [{"time", "text", "_annotation_uid"}]}} in all_narrations_redacted.json:
+    each annotator becomes a track.
+    {video: {"narration_pass_1": {"narrations": [{"timestamp_sec", "narration_text"}]}, ...}} in
+    narration.json: each of the two passes becomes a track.
+    """
     all_tracks = []
-    for video in ego4d_split(root, split, videos):
-        entry = videos[video]
-        expect(isinstance(entry, dict), path, f"video {video}", "expected an object")
-        # (pass, row, key of the time, key of the text); where there are no passes: None
-        rows = [(None, row, "time", "text") for row in narration_list(entry, video)]
-        for key, value in entry.items():
+    for video, entry in videos.items():
+        place = f"{path}, video {video}"
+        narrations_of = defaultdict(list)      # annotator -> [(seconds, text)]
+        for row in entry.get("narrations", []):
+            narrations_of[str(row.get("_annotation_uid"))] += to_narrations([row], place)
+        for key, annotation_pass in entry.items():
             if key.startswith("narration_pass"):
-                rows += [(key, row, "timestamp_sec", "narration_text")
-                         for row in narration_list(value, video)]
+                rows = annotation_pass.get("narrations", [])
+                narrations_of[key] += to_narrations(rows, place, "timestamp_sec", "narration_text")
 
-        narrations = defaultdict(list)         # annotator -> [(seconds, text)]
-        for i, (annotation_pass, row, time_key, text_key) in enumerate(rows):
-            place = f"video {video}, narration {i}"
-            has_text = isinstance(row, dict) and isinstance(row.get(text_key), str)
-            expect(has_text, path, place, f"has no {text_key}")
-            time = to_seconds(row.get(time_key), path, place)
-            text = clean(row[text_key])
-            if len(text.split()) == 1:
-                notes.add("narrations of one word left out")
-                continue
-            annotator = annotation_pass or str(row.get("_annotation_uid"))
-            narrations[annotator].append((time, text))
-        for annotator, annotator_rows in narrations.items():
-            all_tracks.append(make_track(video, annotator, annotator_rows, notes))
+        for annotator, narrations in narrations_of.items():
+            cleaned = [(time, clean(text)) for time, text in narrations]
+            longer = [(time, text) for time, text in cleaned if len(text.split()) != 1]
+            notes.add("narrations of one word left out", len(cleaned) - len(longer))
+            all_tracks.append(make_track(video, annotator, longer, notes))
     return all_tracks
 
 
@@ -291,77 +292,58 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
     """
     list_path = find_annotations(root, f"narration_stream_video_uids_{split}.json")
     if list_path is not None:
-        listed = read_json(list_path)
-        expect(isinstance(listed, list), list_path, "top level", "expected a list of videos")
-        listed = set(map(str, listed))
+        with as_published(list_path):
+            listed = set(read_json(list_path))
         return [video for video in videos if video in listed]
 
-    held_out = {"val": set(), "test": set()}
     missing = []
-    for held_out_split, suffix in (("val", "val"), ("test", "test_unannotated")):
+
+    def listed_by_benchmarks(suffix: str) -> set[str]:
+        listed = set()
         for benchmark, key in BENCHMARKS.items():
-            path = find_annotations(root, f"{benchmark}_{suffix}.json")
+            file = f"{benchmark}_{suffix}.json"
+            path = find_annotations(root, file)
             if path is None:
-                missing.append(f"{benchmark}_{suffix}.json")
+                missing.append(file)
                 continue
-            content = read_json(path)
-            has_list = isinstance(content, dict) and isinstance(content.get(key), list)
-            expect(has_list, path, "top level", f'expected a list "{key}"')
-            for row in content[key]:
-                if isinstance(row, dict) and isinstance(row.get("video_uid"), str):
-                    held_out[held_out_split].add(row["video_uid"])
+            with as_published(path):
+                listed |= {row.get("video_uid") for row in read_json(path)[key]}
+        return listed
+
+    val = listed_by_benchmarks("val")
+    test = listed_by_benchmarks("test_unannotated") - val
     if missing:
-        names = ", ".join(missing[:3])
-        if len(missing) > 3:
-            names += " ..."
         raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' "
-                      f"files, and {len(missing)} are missing: {names}; put them into "
+                      f"files, and {len(missing)} are missing: {', '.join(missing)}; put them into "
                       f"{root}/annotations")
-    held_out["test"] -= held_out["val"]
     if split == "train":
-        return [video for video in videos if video not in held_out["val"] | held_out["test"]]
-    return [video for video in videos if video in held_out[split]]
+        return [video for video in videos if video not in val | test]
+    chosen = val if split == "val" else test
+    return [video for video in videos if video in chosen]
 
 
 def egoexo4d(content: dict, path: Path, notes: Notes) -> list[Track]:
-    """Published: {take: [{"descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}"""
+    """{take: [{"rejected", "descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}"""
     all_tracks = []
     for take, annotators in content.items():
-        expect(isinstance(annotators, list), path, f"take {take}", "expected a list of annotators")
         for number, annotator in enumerate(annotators):
-            entry = f"take {take}, annotator {number}"
-            fields = annotator if isinstance(annotator, dict) else {}
-            if fields.get("rejected"):
+            if annotator.get("rejected"):
                 notes.add("rejected annotators left out")
                 continue
-            rows = fields.get("descriptions")
-            expect(isinstance(rows, list), path, entry, 'expected {"descriptions": [...]}')
             seen = []
             unseen = []
-            for i, row in enumerate(rows):
-                place = f"{entry}, description {i}"
-                has_text = isinstance(row, dict) and isinstance(row.get("text"), str)
-                expect(has_text, path, place, "has no text")
-                time = to_seconds(row.get("timestamp"), path, place)
+            place = f"{path}, take {take}, annotator {number}"
+            for row in annotator["descriptions"]:
+                (time, text), = to_narrations([row], place, "timestamp")
                 if row.get("ego_visible") is False:
-                    unseen.append((time, row["text"].strip()))
+                    unseen.append((time, text.strip()))
                 else:
-                    seen.append((time, row["text"].strip()))
+                    seen.append((time, text.strip()))
             track = make_track(take, str(number), seen, notes)
-            track.unseen = make_track(take, str(number), unseen, notes).narrations
+            hidden = make_track(take, str(number), unseen, notes)
+            track.unseen = hidden.narrations
             all_tracks.append(track)
     return all_tracks
-
-
-def egoexo4d_raw(root: Path, split: str, notes: Notes) -> list[Track]:
-    """{"annotations": {take: as in the published files}}"""
-    path = find_annotations(root, RAW_FILES["egoexo4d"][0].format(split=split))
-    if path is None:
-        raise what_to_download("egoexo4d", root, split)
-    content = read_json(path)
-    has_annotations = isinstance(content, dict) and isinstance(content.get("annotations"), dict)
-    expect(has_annotations, path, "top level", 'expected {"annotations": {take: [...]}}')
-    return egoexo4d(content["annotations"], path, notes)
 
 
 def take_names(root: Path) -> dict[str, str]:
@@ -369,73 +351,44 @@ def take_names(root: Path) -> dict[str, str]:
     path = find_annotations(root, "takes.json")
     if path is None:
         return {}
-    content = read_json(path)
-    expect(isinstance(content, list), path, "top level", "expected a list of takes")
-    names = {}
-    for take in content:
-        if isinstance(take, dict) and "take_uid" in take and "take_name" in take:
-            names[str(take["take_uid"])] = str(take["take_name"])
-    return names
+    with as_published(path):
+        return {take["take_uid"]: take["take_name"] for take in read_json(path)}
 
 
 def ek100(content: dict, path: Path, notes: Notes) -> list[Track]:
     """Published: {video: [{"time", "text"}]}; one annotator, "0"."""
-    all_tracks = []
-    for video, rows in content.items():
-        narrations = published_rows(rows, path, f"video {video}")
-        all_tracks.append(make_track(video, "0", narrations, notes))
-    return all_tracks
+    return [make_track(video, "0", to_narrations(rows, f"{path}, video {video}"), notes)
+            for video, rows in content.items()]
 
 
-def epic_split(split: str) -> str:
-    """The name of a split in EPIC's file names."""
-    return "validation" if split == "val" else split
-
-
-def ek100_raw(root: Path, split: str, notes: Notes) -> list[Track]:
+def ek100_raw(path: Path, notes: Notes) -> list[Track]:
     """A .csv file whose rows are not in order of time. A narration without a timestamp is put at
-    the start of its action."""
-    path = find_annotations(root, RAW_FILES["ek100"][0].format(split=epic_split(split)))
-    if path is None:
-        raise what_to_download("ek100", root, split)
-    text = read_text(path)
-    if "\0" in text:
-        raise BadData(f"{path}: has zero bytes; damaged? get it again")
-    narrations = defaultdict(list)             # video -> [(seconds, sentence)]
-    reader = csv.DictReader(StringIO(text), strict=True)
-    required = {"video_id", "narration", "start_timestamp"}
-    try:
-        expect(required <= set(reader.fieldnames or ()), path, "first line",
-               f"expected the columns {', '.join(sorted(required))}")
-        for row in reader:
-            entry = f"line {reader.line_num}"
-            # csv stores surplus cells under the key None, and None in place of missing cells
-            complete = None not in row and None not in row.values()
-            expect(complete, path, entry, "does not have as many columns as the first line")
-            timestamp = (row.get("narration_timestamp") or "").strip()
-            if timestamp in ("", "nan", "NaN"):
-                notes.add("narrations without a timestamp, put at the start of their action")
-                timestamp = row["start_timestamp"].strip()
-            time = parse_time(timestamp, path, entry)
-            verb = row.get("verb") or ""
-            narrations[row["video_id"]].append((time, sentence(row["narration"], verb)))
-    except csv.Error as error:
-        raise BadData(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
-    return [make_track(video, "0", rows, notes) for video, rows in narrations.items()]
+    the start of its action.
+    """
+    narrations_of = defaultdict(list)          # video -> [(seconds, sentence)]
+    # strict: a quote without its end is an error, and does not take in all lines after it
+    reader = csv.DictReader(StringIO(read_text(path)), strict=True)
+    for row in reader:
+        place = f"{path}, line {reader.line_num}"
+        # csv stores surplus cells under the key None, and None in place of missing cells
+        if None in row or None in row.values():
+            raise BadData(f"{place}: does not have as many columns as the first line")
+        timestamp = row["narration_timestamp"]
+        if timestamp in ("", "nan", "NaN"):
+            notes.add("narrations without a timestamp, put at the start of their action")
+            timestamp = row["start_timestamp"]
+        text = sentence(row["narration"], row["verb"])
+        narrations_of[row["video_id"]].append((parse_time(timestamp, place), text))
+    return [make_track(video, "0", rows, notes) for video, rows in narrations_of.items()]
 
 
-def parse_time(text: str, path: Path, entry: str) -> float:
+def parse_time(text: str, place: str) -> float:
     """"00:01:02.5" -> 62.5"""
-    numbers = text.split(":")
-    well_formed = len(numbers) == 3 and all(re.fullmatch(r"\d{1,9}(\.\d*)?", number)
-                                            for number in numbers)
-    expect(well_formed, path, entry, f"the time must be HH:MM:SS.sss, not {text!r}")
-    hours, minutes, rest = map(float, numbers)
-    return to_seconds(hours * 3600 + minutes * 60 + rest, path, entry)
-
-
-READERS = {"ego4d": ego4d, "egoexo4d": egoexo4d, "ek100": ek100}
-RAW_READERS = {"ego4d": ego4d_raw, "egoexo4d": egoexo4d_raw, "ek100": ek100_raw}
+    match = re.fullmatch(r"(\d{1,4}):(\d\d?):(\d\d?(?:\.\d*)?)", text.strip())
+    if match is None:
+        raise BadData(f"{place}: the time must be HH:MM:SS.sss, not {text[:60]!r}")
+    hours, minutes, seconds = map(float, match.groups())
+    return hours * 3600 + minutes * 60 + seconds
 
 
 # ------------------------------------------------------------------- intervals, for evaluation
@@ -455,9 +408,9 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
 
     tracks_of = defaultdict(list)              # video -> its tracks
     for track in every_track(name, root, split, notes):
-        rows = sorted(track.narrations + track.unseen, key=lambda narration: narration[0])
-        if rows:
-            tracks_of[track.video].append(Track(track.video, track.annotator, rows))
+        narrations = sorted(track.narrations + track.unseen, key=lambda narration: narration[0])
+        if narrations:
+            tracks_of[track.video].append(Track(track.video, track.annotator, narrations))
         else:
             notes.add("annotators without narrations")
 
@@ -477,31 +430,21 @@ def summarised(path: Path, notes: Notes) -> list[Interval]:
     An annotator's summary may be missing.
     """
     all_intervals = []
-    content = read_json(path)
-    expect(isinstance(content, dict), path, "top level",
-           "expected an object with one entry per video")
-    for video, entries in content.items():
-        expect(isinstance(entries, dict), path, f"video {video}",
-               'expected {"start, end": {annotator: {...}}}')
-        for key, annotators in entries.items():
-            place = f"video {video}, interval {key!r}"
-            match = re.fullmatch(r"\s*(\d+\.?\d*)\s*,\s*(\d+\.?\d*)\s*", key)
-            expect(match is not None and isinstance(annotators, dict), path, place,
-                   'expected "start, end": {annotator: {...}}')
-            start = to_seconds(float(match[1]), path, place)
-            end = to_seconds(float(match[2]), path, place)
-            interval = Interval(video, start, end, [], start)
-            for annotator, entry in annotators.items():
-                annotator_place = f"{place}, annotator {annotator}"
-                fields = entry if isinstance(entry, dict) else {}
-                rows = published_rows(fields.get("narration"), path, annotator_place)
-                track = make_track(video, annotator, rows, notes)
-                if track.narrations:
-                    interval.tracks.append(track)
-                text = fields.get("summary") or ""
-                expect(isinstance(text, str), path, annotator_place, '"summary" must be text')
-                summary = clean_summary(text)
-                if summary:
-                    interval.summaries.append(summary)
-            all_intervals.append(interval)
+    with as_published(path):
+        for video, entries in read_json(path).items():
+            for key, annotators in entries.items():
+                start, end = map(float, key.split(","))
+                if not (is_number(end) and 0 <= start <= end):
+                    raise ValueError(f'"start, end" cannot be {key}')
+                interval = Interval(video, start, end, [], start)
+                for annotator, entry in annotators.items():
+                    place = f"{path}, video {video}, interval {key}, annotator {annotator}"
+                    narrations = to_narrations(entry["narration"], place)
+                    track = make_track(video, annotator, narrations, notes)
+                    if track.narrations:
+                        interval.tracks.append(track)
+                    summary = clean_summary(entry.get("summary") or "")
+                    if summary:
+                        interval.summaries.append(summary)
+                all_intervals.append(interval)
     return all_intervals

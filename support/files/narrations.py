@@ -11,8 +11,10 @@
 
 Times are in seconds. A malformed file raises BadData with one line that names the problem.
 """
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from support.common.disk import is_number, read_json, read_jsonl
@@ -39,76 +41,25 @@ class Truth:
 
 def read_predictions(path: Path) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder (formats: see above)."""
-    predictions = {}
-    for file in narration_files(path):
-        for video, rows in read_videos(file).items():
-            place = f"{file}, video {video}"
-            refuse_second(video in predictions, place)
-            predictions[video] = to_sentences(rows, place)
-    return predictions
+    return {video: to_sentences(rows, place) for video, rows, place in each_video(path)}
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
     """{video: Truth} from a file or a folder (formats: see above)."""
     truths = {}
-    for file in narration_files(path):
-        for video, entry in read_videos(file).items():
-            place = f"{file}, video {video}"
-            refuse_second(video in truths, place)
-            start = 0.0
-            if isinstance(entry, dict):
-                start = entry.get("start", 0.0)
-                annotators = entry.get("annotators")
-                if not is_number(start) or not is_list_of(annotators, list):
-                    raise BadData(f'{place}: expected '
-                                  f'{{"start": seconds, "annotators": [[...], ...]}}')
-            elif is_list_of(entry, list) and entry != []:
-                annotators = entry
-            else:
-                annotators = [entry]
-            sentences = [to_sentences(rows, place) for rows in annotators]
-            truths[video] = Truth(sentences, start)
+    for video, entry, place in each_video(path):
+        start = 0.0
+        annotators = [entry]
+        if is_list_of(entry, list) and entry != []:
+            annotators = entry
+        if isinstance(entry, dict):
+            start = entry.get("start", 0.0)
+            annotators = entry.get("annotators")
+            if not is_number(start) or not is_list_of(annotators, list):
+                raise BadData(f'{place}: expected '
+                              f'{{"start": seconds, "annotators": [[...], ...]}}')
+        truths[video] = Truth([to_sentences(rows, place) for rows in annotators], start)
     return truths
-
-
-def read_described(path: Path) -> tuple[Path, float, float, list[Sentence]]:
-    """A .json file that describes the video beside it.
-
-    Returns the path of the video, frames per second, duration (s), and sentences in order of time.
-
-        {"video": "kitchen.mp4", "fps": 2, "duration": 151.5, "narrations": [
-            {"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
-
-    "memory" may be left out. Raises BadData, which names the file and the malformed entry.
-    """
-    def demand(right: bool, what: str) -> None:
-        if not right:
-            raise BadData(f"{path}: {what}")
-
-    content = read_json(path)
-    demand(isinstance(content, dict),
-           'must be an object with "video", "fps", "duration" and "narrations"')
-    demand(isinstance(content.get("video"), str), '"video" must be the name of a file')
-    for key, low, high in (("fps", 1e-3, 1e3), ("duration", 1e-3, 1e7)):
-        demand(is_number(content.get(key)) and low <= content[key] <= high,
-               f'"{key}" must be a number above 0, from {low:g} to {high:g}')
-    demand(isinstance(content.get("narrations"), list), '"narrations" must be a list')
-
-    sentences = []
-    for n, entry in enumerate(content["narrations"]):
-        demand(isinstance(entry, dict), f"narrations[{n}] must be an object")
-        time = entry.get("time")
-        text = entry.get("text")
-        memory = entry.get("memory", [])
-        demand(is_number(time) and time >= 0,
-               f'narrations[{n}]: "time" must be a number of seconds, 0 or more')
-        demand(isinstance(text, str) and text.strip(),
-               f'narrations[{n}]: "text" must be a sentence')
-        demand(is_list_of(memory, str), f'narrations[{n}]: "memory" must be a list of words')
-        sentences.append(Sentence(time, text, tuple(memory)))
-    # stable: sentences with the same time stay in the order of the file
-    sentences.sort(key=lambda sentence: sentence.time)
-    return path.parent / content["video"], content["fps"], content["duration"], sentences
 
 
 def paired(truths: dict, predictions: dict, gt: str, pred: str,
@@ -144,6 +95,22 @@ def unpaired(videos: set[str], source: str, other: str) -> str:
     return f"{len(videos)} videos of {source} are not in {other}: {names}"
 
 
+def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
+    """(video, entry, place for errors) of a file or of the files of a folder.
+
+    Raises BadData if two files have narrations of one video, because one of them would be lost.
+    """
+    seen = set()
+    for file in narration_files(path):
+        for video, entry in read_videos(file).items():
+            place = f"{file}, video {video}"
+            if video in seen:
+                raise BadData(f"{place}: the video has narrations in another file, too; "
+                              f"leave one out")
+            seen.add(video)
+            yield video, entry, place
+
+
 def narration_files(path: Path) -> list[Path]:
     """A file itself, or the files of a folder.
 
@@ -174,19 +141,9 @@ def read_videos(file: Path) -> dict:
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
                       f'{{video: [{{"time", "text"}}, ...]}}')
-    # {"narrations": [...]} is of one video, whose name is the file's; beside it may stand a
-    # duration or a rate, but not the narrations of other videos
-    others = [value for name, value in content.items() if name != "narrations"]
-    has_other_videos = any(isinstance(value, list | dict) for value in others)
-    if isinstance(content.get("narrations"), list) and not has_other_videos:
+    if isinstance(content.get("narrations"), list):            # of one video, as beside a toy's
         return {file.stem: content["narrations"]}
     return content
-
-
-def refuse_second(is_there: bool, place: str) -> None:
-    """BadData if the video at `place` is there already: of two files, one would be lost."""
-    if is_there:
-        raise BadData(f"{place}: the video has narrations in another file, too; leave one out")
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:

@@ -20,16 +20,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
-
-from support.common.devices import rank
 from support.common.disk import check_name, read_json, read_text
 from support.common.errors import BadData
-from support.engine.checkpoint import (
-    ADAPTER, NARRATOR_JSON, checkpoint_folder, read_object, required,
-)
 from support.files.cues import as_sentence, read_cues
-from support.files.features import Store, read_header
+from support.files.encoding import file_size
+from support.files.features import feature_file, read_header
 from support.files.narrations import Sentence, to_sentences
 from support.files.tracks import Notes, frame_at, one_frame_each
 
@@ -47,21 +42,8 @@ LEAST_STEPS = 150                              # to learn new words
 NEW_WORDS = 2.0                                # loss of a token, in nats
 
 
-@dataclass
-class Narrated:
-    """A video with its narrations. Its sample begins at the first narration."""
-    name: str
-    fps: float
-    frames: int                                # of the whole video
-    narrations: list[tuple[int, Sentence]]     # (frame, sentence), frames strictly increasing
-    store: Store                               # has the features of the video
-
-    @property
-    def first(self) -> int:
-        return self.narrations[0][0]
-
-
 # ---------------------------------------------------------------------- how a narrator is fine-tuned
+
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:
     """Epochs and peak learning rate of train.py, where they are not given.
@@ -89,9 +71,6 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """
     files = sorted(path for path in folder.iterdir()
                    if path.is_file() and not path.name.startswith("."))
-    for file in files:
-        if file.suffix.lower() in (*VIDEOS, *NARRATIONS):
-            check_name(file)
     videos = by_stem(files, VIDEOS)
     of_videos = [file for file in files
                  if file.stem in videos or feature_file(folder, file.stem).exists()]
@@ -114,6 +93,7 @@ def by_stem(files: list[Path], endings: tuple[str, ...]) -> dict[str, Path]:
     for file in files:
         if file.suffix.lower() not in endings:
             continue
+        check_name(file)
         if file.stem in file_of:
             raise BadData(f"{file}: {file_of[file.stem].name} has the same name; "
                           f"keep one of them, or rename one")
@@ -138,17 +118,18 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
         split_of = split_by_hash(names)
     for listed_split in listed_splits:
         file = folder / f"{listed_split}.txt"
-        for number, line in enumerate(read_text(file).splitlines(), 1):
+        for line in read_text(file).splitlines():
             entry = line.strip()
             if not entry:
                 continue
             # an entry is a name, or a file name with its ending
-            name = entry if entry in names else without_ending(entry)
+            name = entry
+            if Path(entry).suffix.lower() in (*VIDEOS, *NARRATIONS):
+                name = Path(entry).stem
             if name not in names:
-                raise BadData(f"{file}, line {number}: "
-                              f"{folder} has no video {entry[:60]!r} with narrations")
+                raise BadData(f"{file}: {folder} has no video {entry[:60]!r} with narrations")
             if split_of.setdefault(name, listed_split) != listed_split:
-                raise BadData(f"{file}, line {number}: {name} is in {split_of[name]}.txt, too; "
+                raise BadData(f"{file}: {name} is in {split_of[name]}.txt, too; "
                               f"a video is of one split")
 
     if "train" not in listed_splits:
@@ -169,14 +150,6 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
     return chosen
 
 
-def without_ending(entry: str) -> str:
-    """The name of a video in a list: a/clip.mp4 -> clip, clip.2 -> clip.2"""
-    path = Path(entry)
-    if path.suffix.lower() in (*VIDEOS, *NARRATIONS):
-        return path.stem
-    return path.name
-
-
 def split_by_hash(names: list[str]) -> dict[str, str]:
     """{name: "train" or "val"}. A hash of the name decides, so that new videos do not move the
     others. Of two videos or more, at least one is for each; a single one is for training.
@@ -195,22 +168,20 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 
     Raises BadData naming the entry or the line that is wrong.
     """
-    if path.suffix.lower() == ".json":
+    if path.suffix.lower() != ".json":
+        sentences = [Sentence(time, text) for time, text in read_cues(path, notes)]
+    else:
         content = read_json(path)
         rows = content.get("narrations") if isinstance(content, dict) else content
-        narrations = to_sentences(rows, str(path))
-        for number, narration in enumerate(narrations):
+        sentences = []
+        for number, narration in enumerate(to_sentences(rows, str(path))):
             if narration.time < 0:
                 raise BadData(f"{path}, narration {number}: "
                               f"the time is before the start of the video")
-        sentences = []
-        for narration in narrations:
             text = as_sentence(narration.text, notes)
             if text:
                 sentences.append(Sentence(narration.time, text, narration.memory_words))
         sentences.sort(key=lambda sentence: sentence.time)
-    else:
-        sentences = [Sentence(time, text) for time, text in read_cues(path, notes)]
     if not sentences:
         raise BadData(f"{path}: has no narrations; write some, or move its video away")
     return sentences
@@ -218,16 +189,9 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 
 # ---------------------------------------------------------------------------------------- features
 
-ENCODER_KEYS = "vision", "fps", "grid"
 
-
-def feature_file(folder: Path, name: str) -> Path:
-    """The features of a video."""
-    return folder / "features" / f"{name}.safetensors"
-
-
-def to_encode(folder: Path) -> tuple[list[str], Path]:
-    """The videos of a folder, and the folder for their features.
+def to_encode(folder: Path) -> list[str]:
+    """The videos of a folder.
 
     Raises BadData if the narrations or the splits are wrong, before anything is encoded.
     """
@@ -238,51 +202,23 @@ def to_encode(folder: Path) -> tuple[list[str], Path]:
     for narration_file, _ in videos.values():
         read_sentences(narration_file, Notes())
     choose_split(folder, list(videos), "all", Notes())
-    return [str(video) for _, video in videos.values() if video], folder / "features"
+    return [str(video) for _, video in videos.values() if video]
 
 
-def file_signature(video: str | Path) -> dict[str, str]:
-    """Size and time of a video's file, for the header of its features; {} if there is no file. They
-    show whether the video has changed.
+def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
+    """Number of frames and header of a video's features.
+
+    Raises BadData if there are none, or if the video's file has another size than the one that was
+    encoded.
     """
-    path = Path(video)
-    if not path.is_file():
-        return {}
-    status = path.stat()
-    return {"size": str(status.st_size), "mtime": str(status.st_mtime_ns)}
-
-
-def up_to_date(features: Path, settings: dict[str, str]) -> bool:
-    """Whether the features exist and were made with these settings (and file_signature)."""
-    if not features.exists():
-        return False
-    _, made = read_header(features)
-    return settings.items() <= made.items()
-
-
-def encoder_settings(model: str | None, **given) -> dict:
-    """Values of vision, fps and grid for narrator.py's Config: the `given` ones that are not None,
-    otherwise those of the model's narrator.json. (Published models have no such file.)
-
-    No language model is loaded.
-    """
-    given = {name: value for name, value in given.items() if value is not None}
-    if not model:
-        return given
-    folder = checkpoint_folder(model)
-    required(folder / ADAPTER)
-    settings = {}
-    if (folder / NARRATOR_JSON).exists():
-        settings = read_object(folder / NARRATOR_JSON)
-    if settings.get("width_second"):
-        raise BadData(f"{model}: has two encoders (LION-FS), and features of a folder are of one; "
-                      f"choose another model")
-    of_model = {name: settings[name] for name in ENCODER_KEYS if name in settings}
-    if "vision" in of_model:
-        vision_in_checkpoint = folder / str(of_model["vision"])
-        if vision_in_checkpoint.is_dir():
-            of_model["vision"] = str(vision_in_checkpoint)
-    return of_model | given
+    path = feature_file(folder, name)
+    encode_command = f"python data.py encode --data {folder} --model MODEL"
+    if not path.exists():
+        raise BadData(f"{folder}: {name} is not encoded yet: {encode_command}")
+    frames, made = read_header(path)
+    if video and made["size"] != file_size(video)["size"]:
+        raise BadData(f"{path}: was not made of the {name} that is there now: {encode_command}")
+    return frames, made
 
 
 def encoder_of(folder: str, name: str) -> str:
@@ -302,58 +238,32 @@ def warn_of_encoder(encoder: str, vision: str) -> None:
               file=sys.stderr)
 
 
-def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
-    """Number of frames and settings of a video's features.
-
-    Raises BadData if the features are missing, or if the video's file has another size than the one
-    that was encoded. A file of the same size and another time may be a copy from another machine:
-    see `warn_of_times`.
-    """
-    path = feature_file(folder, name)
-    encode_command = f"python data.py encode --data {folder} --model MODEL"
-    if not path.exists():
-        raise BadData(f"{folder}: {name} is not encoded yet: {encode_command}")
-    frames, made = read_header(path)
-    has_settings = {*ENCODER_KEYS, "size"} <= made.keys()
-    if not has_settings or (video and made["size"] != file_signature(video)["size"]):
-        raise BadData(f"{path}: was not made of the {name} that is there now: {encode_command}")
-    return frames, made
-
-
-def warn_of_times(folder: Path, videos: list[Path]) -> None:
-    """Print a line about videos whose files have the size, but not the time, of those that were
-    encoded.
-    """
-    process, _ = rank()
-    if not videos or process != 0:
-        return
-    names = f"{videos[0].name} was"
-    if len(videos) > 1:
-        names = f"{videos[0].name} and {len(videos) - 1} more were"
-    print(f"{folder}: {names} written after the encoding, or copied (another time, the same size); "
-          f"if it is another video now: python data.py encode --data {folder} --model MODEL",
-          file=sys.stderr)
-
-
 # -------------------------------------------------------------------------- videos with narrations
+
+
+@dataclass
+class Narrated:
+    """A video with its narrations. Its sample begins at the first narration."""
+    name: str
+    fps: float
+    frames: int                                # of the whole video
+    narrations: list[tuple[int, Sentence]]     # (frame, sentence), frames strictly increasing
 
 
 def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
     """The videos of a split, sorted by name, at most `limit`, with their narrations on frames."""
     files = list_videos(folder, notes)
     narrated = []
-    settings = {}                              # of the first video; the others must have the same
-    store = None
-    with_another_time = []
+    first_made = None                          # the header of the first video's features
     for name in choose_split(folder, list(files), split, notes)[:limit]:
         narration_file, video = files[name]
         frames, made = encoded(folder, name, video)
-        if video and "mtime" in made and made["mtime"] != file_signature(video)["mtime"]:
-            with_another_time.append(video)
-        for key in ENCODER_KEYS:
-            if made[key] != settings.setdefault(key, made[key]):
+        if first_made is None:
+            first_made = made
+        for key in ("vision", "fps", "grid"):
+            if made[key] != first_made[key]:
                 raise BadData(f"{feature_file(folder, name)}: was made with {key} = {made[key]}, "
-                              f"others with {settings[key]}: "
+                              f"others with {first_made[key]}: "
                               f"python data.py encode --data {folder} --model MODEL")
         sentences = read_sentences(narration_file, notes)
         fps = float(made["fps"])
@@ -362,39 +272,5 @@ def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> li
         if beyond > 1 and beyond > len(placed) / 2:
             raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
                           f"end of the video ({frames / fps:g} s); are they of another one?")
-        if store is None:                      # its index of the folder is read once
-            store = Store(folder)
-        narrations = one_frame_each(placed, frames - 1, notes)
-        narrated.append(Narrated(name, fps, frames, narrations, store))
-    warn_of_times(folder, with_another_time)
+        narrated.append(Narrated(name, fps, frames, one_frame_each(placed, frames - 1, notes)))
     return narrated
-
-
-# ------------------------------------------------------------------- numbers to choose options by
-
-PERCENTS = (5, 50, 95, 99.5, 100)
-REFRACTORY = 4.0                               # seconds in which the threshold is theta_low
-
-
-def spread(lengths: list[float]) -> dict[str, float]:
-    """Percentiles of the lengths of segments (s), and the share of segments that end while the
-    threshold is theta_low. Without segments: {}.
-    """
-    if not lengths:
-        return {}
-    stats = {f"segment_{percent:g}%": float(np.percentile(lengths, percent))
-             for percent in PERCENTS}
-    stats["segments_within_4_s"] = float(np.mean(np.array(lengths) <= REFRACTORY))
-    return stats
-
-
-def advice(stats: dict) -> str:
-    """A line with the numbers of `spread`, and the options that they help to choose."""
-    if "segments_within_4_s" not in stats:
-        return "segments: none; every video has one narration"
-    percentiles = ", ".join(f"{percent:g} % within {stats[f'segment_{percent:g}%']:.1f}"
-                            for percent in PERCENTS[:-1])
-    return (f"segments [s]: {percentiles}, "
-            f"the longest {stats['segment_100%']:.1f} (--max-segment); "
-            f"{stats['segments_within_4_s']:.0%} within 4 s, "
-            f"where --theta-low holds (--refractory)")

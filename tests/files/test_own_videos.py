@@ -19,7 +19,6 @@ import evaluate
 from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
 from support.common.errors import BadData
-from support.common.options import DATASETS
 from support.files import encoding, own_videos
 from support.files.cues import read_cues
 from support.files.narrations import read_predictions, read_truth
@@ -72,7 +71,6 @@ def make_folder(folder, frames, text="0.5,You look.\n4,You sit.\n", width=4, **s
         header = {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2),
                   "size": "7"} | settings
         save_file({"features": x}, folder / "features" / f"{name}.safetensors", header)
-    encoding.write_metadata(folder / "features")
     return folder
 
 
@@ -330,7 +328,7 @@ def test_placed_on_frames(tmp_path, capsys):
     assert "3 narrations moved by a frame or more" in err
     assert "1 narrations beyond the end of their video left" in err
 
-    short, = samples(folder, max_frames=7)
+    short = data.shorten(sample, 7)
     assert (short.num_frames, len(short.narrations), short.duration) == (6, 4, 10.0)
     truth = evaluate_command.truth_of(sample)
     times = [sentence.time for sentence in truth.annotators[0]]
@@ -430,9 +428,9 @@ def test_split_by_file(tmp_path, capsys):
 @pytest.mark.parametrize("files, split, message", [
     ({}, "test", r"none of its 3 videos is for test; write their names into .*test\.txt"),
     ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
-    ({"train": "a\nc\n", "test": "c"}, "all", r"test\.txt, line 1: c is in train\.txt, too"),
-    ({"test": "x.mp4\n"}, "all", r"test\.txt, line 1: .* has no video 'x\.mp4' with narrations"),
-    ({"test": "a.2\n"}, "all", r"test\.txt, line 1: .* has no video 'a\.2' with narrations"),
+    ({"train": "a\nc\n", "test": "c"}, "all", r"test\.txt: c is in train\.txt, too"),
+    ({"test": "x.mp4\n"}, "all", r"test\.txt: .* has no video 'x\.mp4' with narrations"),
+    ({"test": "a.2\n"}, "all", r"test\.txt: .* has no video 'a\.2' with narrations"),
 ])
 def test_bad_splits_are_refused(tmp_path, files, split, message):
     folder = make_folder(tmp_path, dict.fromkeys("abc", 20))
@@ -475,36 +473,29 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
 # ---------------------------------------------------------------------- features
 
 
-def test_only_new_and_changed_videos_are_encoded(toys, tmp_path, monkeypatch):
+def test_only_new_and_changed_videos_are_encoded(toys, tmp_path):
+    """The settings are those of the narrator, unless others are given."""
     _, own = toys
     folder = tmp_path / "own"
     shutil.copytree(own, folder)
     first, second, third = sorted(folder.glob("*.mp4"))
     files = [own_videos.feature_file(folder, video.stem) for video in (first, second, third)]
-    first_content = files[0].read_bytes()
-    encoded = []
 
-    class RecordedVideo(encoding.Video):
-        def __init__(self, source, *arguments, **settings):
-            encoded.append(Path(source).name)
-            super().__init__(source, *arguments, **settings)
+    def encoded(*options):
+        """Which files `data.py encode` writes."""
+        before = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
+        encode(folder, *options)
+        return [file.stat().st_mtime_ns != time for file, time in zip(files, before)]
 
-    monkeypatch.setattr(encoding, "Video", RecordedVideo)
-    encode(folder)
-    assert encoded == []
-
-    os.utime(second, (1, 1))
+    assert encoded() == [False, False, False]
+    shutil.copy(first, second)
     files[2].unlink()
-    encode(folder)
-    assert encoded == [second.name, third.name]
-    assert files[0].read_bytes() == first_content
-    for file in files:
-        original = load_file(own_videos.feature_file(own, file.stem))["features"]
-        assert torch.equal(load_file(file)["features"], original)
-
-    encoded.clear()
-    encode(folder, "--fps", "4")
-    assert encoded == [first.name, second.name, third.name]
+    assert encoded() == [False, True, True]
+    first_x, second_x, _ = (load_file(file)["features"] for file in files)
+    assert torch.equal(first_x, second_x)
+    _, header = own_videos.encoded(folder, first.stem, first)
+    assert (header["vision"], header["fps"], header["grid"]) == (str(TOY / "vision"), "2.0", "3")
+    assert encoded("--fps", "4") == [True, True, True]
     assert samples(folder)[0].fps == 4.0
 
 
@@ -524,58 +515,17 @@ def test_features_of_other_settings_or_videos_are_refused(tmp_path):
         samples(folder)
 
 
-def test_a_video_of_the_same_size_and_another_time_is_named(tmp_path, capsys):
-    """It may be a copy, or another video. One line names all of them, and the features are used."""
-    folder = make_folder(tmp_path, dict.fromkeys("abc", 10), mtime="1000000000")
-    for name in "abc":
-        os.utime(folder / f"{name}.mp4", ns=(10 ** 9, 10 ** 9))
-    assert len(samples(folder)) == 3
-    assert "written after" not in capsys.readouterr().err
-    os.utime(folder / "a.mp4")
-    assert len(samples(folder)) == 3
-    warning = f"{folder}: a.mp4 was written after the encoding, or copied"
-    assert warning in capsys.readouterr().err
-    os.utime(folder / "c.mp4")
-    assert len(samples(folder)) == 3
-    lines = [line for line in capsys.readouterr().err.splitlines() if "written after" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith(f"{folder}: a.mp4 and 1 more were written after")
-
-
-def test_encoder_settings():
-    """Those of the narrator, unless others are given. A published folder has none."""
-    settings = own_videos.encoder_settings
-    assert settings(str(TOY), fps=None) == {"vision": str(TOY / "vision"), "fps": 2.0, "grid": 3}
-    given = {"vision": "x", "fps": 4.0}
-    assert settings(str(TOY), **given, grid=None) == given | {"grid": 3}
-    assert settings(str(GOLDEN / "flownar")) == {}
-    assert settings(None, fps=None) == {}
-
-
-def test_narrators_without_encoder_settings_are_refused(tmp_path):
-    two = tmp_path / "two"
-    shutil.copytree(TOY, two)
+@pytest.mark.parametrize("model, message", [
+    ("two", "two encoders"), ("bare", "missing"), ("gone", "not a folder"),
+])
+def test_models_that_cannot_encode_are_refused(tmp_path, model, message):
+    folder = make_folder(tmp_path / "own", {"a": 20})
+    (tmp_path / "bare").mkdir()
+    shutil.copytree(TOY, tmp_path / "two")
     settings = json.loads((TOY / "narrator.json").read_text()) | {"width_second": 8}
-    (two / "narrator.json").write_text(json.dumps(settings))
-    for model, message in ((two, "two encoders"), (tmp_path, "missing"),
-                           (tmp_path / "no", "not a folder")):
-        with pytest.raises(BadData, match=message):
-            own_videos.encoder_settings(str(model))
-
-
-# ---------------------------------------------------------------------- statistics, command line
-
-
-def test_numbers_to_choose_options_by():
-    stats = own_videos.spread([1.0] * 150 + [6.0] * 49 + [30.0])
-    assert stats["segment_50%"] == 1.0
-    assert 6.0 <= stats["segment_99.5%"] < 30.0
-    assert stats["segment_100%"] == 30.0
-    assert stats["segments_within_4_s"] == 0.75
-    advice = own_videos.advice(stats)
-    assert "the longest 30.0" in advice and "75% within 4 s" in advice
-    assert own_videos.spread([]) == {}
-    assert "one narration" in own_videos.advice({})
+    (tmp_path / "two" / "narrator.json").write_text(json.dumps(settings))
+    with pytest.raises(BadData, match=message):
+        encode(folder, "--model", str(tmp_path / model))
 
 
 def test_a_folder_is_no_name_and_has_no_root(tmp_path):
@@ -589,17 +539,3 @@ def test_a_folder_is_no_name_and_has_no_root(tmp_path):
     with pytest.raises(BadData, match="no such folder"):
         encode(missing)
     assert "or a folder" in command("stream", "--data", missing, ok=False)
-    assert data.DATASETS is DATASETS and "" not in DATASETS
-
-
-@pytest.mark.parametrize("words", [
-    "encode a.mp4", "encode a.mp4 --output x --data .", "encode", "encode --data . --output x",
-    "stats --data gone",
-])
-def test_mistaken_commands(words, capsys):
-    with pytest.raises(SystemExit) as exited:
-        data_command.run(words.split())
-    assert exited.value.code == 2
-    if words.startswith("stats"):
-        err = capsys.readouterr().err
-        assert "a folder of videos with narrations beside them, not" in err

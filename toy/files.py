@@ -1,0 +1,132 @@
+"""Toy videos on disk: an .mp4 and, beside it, a .json with what happens in it, its ground truth.
+
+    {"video": "kitchen.mp4", "fps": 2, "duration": 151.5, "narrations": [
+        {"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
+
+"memory" are the words that only visual memory can give; it may be left out.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from support.common.disk import is_number, read_json, write_json
+from support.common.errors import BadData
+from support.common.progress import progress
+from support.files.own_videos import read_sentences
+from support.files.tracks import Notes, frame_at, one_frame_each, time_of
+from support.files.video import Video, write_video
+from toy.world import FPS, SEEDS, Kitchen, find_world, kitchens
+
+
+def write_kitchen(kitchen: Kitchen, output: Path) -> None:
+    """Write a video, and its .json. Each file appears when it is complete, the .json last.
+
+    What is there already is kept. Raises BadData if it is something else.
+    """
+    if output.suffix.lower() != ".mp4":
+        raise BadData(f"{output}: the name of the output must end in .mp4")
+    truth = output.with_suffix(".json")
+    content = ground_truth(kitchen, output.name)
+    if output.exists() and truth.exists() and read_json(truth) == content:
+        return
+    for file in (output, truth):
+        if file.exists():
+            raise BadData(f"{file}: is there already, and not this video of the toy; "
+                          f"delete it, or choose another --output")
+    pictures = progress(rendered(kitchen).pictures(), output.name, len(kitchen), "frame",
+                        leave=False)
+    write_video(output, pictures, FPS)
+    write_json(truth, content)
+
+
+def ground_truth(kitchen: Kitchen, video: str) -> dict:
+    """The content of the .json file."""
+    narrations = []
+    for narration in kitchen.narrations:
+        row = {"time": time_of(narration.frame, FPS), "text": narration.text}
+        if narration.memory_words:
+            row["memory"] = list(narration.memory_words)
+        narrations.append(row)
+    return {"video": video, "fps": FPS, "duration": len(kitchen) / FPS, "narrations": narrations}
+
+
+@dataclass
+class ToyVideo:
+    """A toy video with its ground truth."""
+    name: str
+    narrations: list[tuple[int, str, tuple[str, ...]]]      # (frame, text, memory words)
+    fps: float
+    num_frames: int
+    pictures: Callable[[], Iterator[np.ndarray]]            # uint8 [H, W, 3], num_frames of them
+
+
+def toy_videos(root: str | Path | None, split: str, limit: int | None,
+               variant: str) -> Iterator[ToyVideo]:
+    """The videos of a split: rendered while they are seen, in the named world; or those of a folder,
+    sorted by name: root/split, if there is such a folder, else root.
+
+    limit: the largest number; None: all, or world.VIDEOS of the split. BadData if there are none.
+    """
+    if split not in SEEDS:
+        raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
+    if root is None:
+        return (rendered(kitchen) for _, kitchen in kitchens(split, limit, world=find_world(variant)))
+    folder = Path(root) / split
+    if not folder.is_dir():
+        folder = Path(root)
+    files = sorted(folder.glob("*.json"))[:limit]
+    if not files:
+        raise BadData(f"{folder}: has no toy videos; "
+                      f"make some: python data.py toy --count 10 --output {folder}")
+    return map(filmed, files)
+
+
+def rendered(kitchen: Kitchen) -> ToyVideo:
+    """A video whose pictures are rendered while they are seen."""
+    def pictures() -> Iterator[np.ndarray]:
+        return map(kitchen.render, range(len(kitchen)))
+
+    narrations = [(narration.frame, narration.text, narration.memory_words)
+                  for narration in kitchen.narrations]
+    return ToyVideo(f"toy-{kitchen.seed}", narrations, FPS, len(kitchen), pictures)
+
+
+def filmed(path: Path) -> ToyVideo:
+    """The video that a .json file describes. BadData names the file if it does not."""
+    content = read_json(path)
+    fields = content if isinstance(content, dict) else {}
+    video = fields.get("video")
+    fps = fields.get("fps")
+    duration = fields.get("duration")
+    if not (isinstance(video, str) and is_number(fps) and is_number(duration) and fps > 0):
+        raise BadData(f'{path}: expected {{"video": file, "fps": number, "duration": seconds, '
+                      f'"narrations": [...]}}')
+    num_frames = frame_at(duration, fps) + 1
+    sentences = read_sentences(path, Notes())
+    placed = [(frame_at(sentence.time, fps), sentence) for sentence in sentences]
+    last, _ = placed[-1]
+    if last >= num_frames:
+        raise BadData(f"{path}: {sentences[-1].time} s is after the end ({duration} s)")
+    placed = one_frame_each(placed, num_frames - 1, Notes())
+    narrations = [(frame, sentence.text, sentence.memory_words) for frame, sentence in placed]
+    pictures = partial(decode, path.parent / video, fps, num_frames)
+    return ToyVideo(path.stem, narrations, fps, num_frames, pictures)
+
+
+def decode(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:
+    """The pictures of a video. BadData if it has fewer than num_frames."""
+    video = Video(path, fps)
+    count = 0
+    for picture in islice(video, num_frames):
+        count += 1
+        yield picture
+    video.report()
+    if count < num_frames:
+        raise BadData(f"{path}: has {count} frames, its .json promises {num_frames}; truncated? "
+                      "get the video again")
