@@ -27,6 +27,7 @@ batches (as in the published code, one video at a time, with gradient accumulati
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ from baselines.memories import (
 )
 from clam import CLAM
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, lora, passes
+from support.engine import attention, checkpoint, family, lora
 from support.engine.encoder import pictures_at_once, speed_up_encoder
 from support.engine.vision import check_vision_output
 from support.engine.linear import speed_up
@@ -210,6 +211,11 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def select(self, chosen: list[bool]) -> Tokens:
+        """Only the chosen tokens, in their order."""
+        lists = (self.ids, self.kind, self.segment, self.number, self.learn)
+        return Tokens(*[list(compress(values, chosen)) for values in lists])
 
     def for_rule(self, device="cpu") -> Tensor:
         """What `visible` asks of each token: its kind, segment and number [3, L]."""
@@ -431,8 +437,6 @@ class Narrator(nn.Module):
         self.layout = self.new_layout(tokenizer)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         speed_up(self)
-        self.decoder = passes.Plain(self)
-        self.slow_because: str | None = "its LoRA is not merged"   # None: passes take the fast path
         self.merged = False
         self.rectangles = attention.rectangles      # (rows, length, device) -> what attention takes
 
@@ -648,11 +652,8 @@ class Narrator(nn.Module):
         checkpoint.save_narrator(self, Path(folder), dtype, **models)
 
     def merge(self) -> Narrator:
-        """Prepare for streaming: merge LoRA into the weights, and take the fast path if this model
-        allows it.
-        """
+        """Prepare for streaming: merge LoRA into the weights."""
         lora.merge_lora(self.llm)
-        self.decoder, self.slow_because = passes.fastest(self)
         self.merged = True
         return self
 

@@ -23,84 +23,110 @@ Glossary (paper: here)
 position counter. Frames, segments and positions are counted from 0 here, from 1 in the paper. The
 baseline VideoLLM-online (nothing pruned, no memory) is the same loop with `prune` off.
 
-Does not include: what makes a stream faster (streams/fast.py) or endless (streams/bounds.py). These
-are subclasses of `Context`, and tests hold them to it.
+Every command runs this loop. What makes it faster (streams/ahead.py: several frames or words in one
+pass of the language model) or endless (streams/bounds.py) are subclasses of `Context`.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from narrator import MEMORY, NARRATION, VISUAL, Config, Narrator, Tokens, visible
+from narrator import MEMORY, VISUAL, Config, Narrator, Tokens, visible
 from support.common.text import one_line
-from support.engine.slots import Slots
 
 
-class Cache(Slots):
-    """C^vid and C^nar: keys and values of all layers, with the kind, segment and number of each
-    token.
+class Cache:
+    """C^vid and C^nar: keys and values of all layers, and the tokens that they belong to, in the
+    order in which they were fed.
 
-        slot                 0     1     2     3     4     5     6     7     8     9     10
-        frame 0 narrated     p     [     x     ]     u     \\n    A:    y0    -     -     -
-          position           0     1     2     3     4     5     6     7
-        its frame removed    p     -     -     -     u     \\n    A:    y0    -     -     -
-        frame 1 fed          p     EOT   \\n    [     u     \\n    A:    y0    m     ]     [    ...
-          position           0     8     9     10    4     5     6     7     11    12    13
+                                tokens                                  positions
+        frame 0 narrated        p  [ x ]  u  A: y0                      0  1 2 3  4  5 6
+        its frame removed       p         u  A: y0                      0         4  5 6
+        frame 1 fed             p         u  A: y0  $ n  [ m ] [ x      0         4  5 6  7 8  9 ...
 
     p: the prompt, x: a frame, u: the instruction, A: "Assistant:", y0: words of narration 0,
-    m: memory tokens, -: free. A new token takes the first free slot. Pruning frees slots, and
-    nothing is ever moved. A token that was read ahead (streams/fast.py) has kind -1 until its turn
-    comes.
+    $: end of text, n: newline, m: memory tokens. A key was rotated by its position when it was fed,
+    so keys can move together without changing what a query sees.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", capacity: int = 256):
-        super().__init__(device, capacity)
-        self.kind = np.full(capacity, -1)
-        self.segment = np.full(capacity, -1)
-        self.number = np.full(capacity, -1)
+    def __init__(self):
+        self.tokens = Tokens()
+        # of each layer: keys and values [1, heads, room, c], of which the first `length` are used
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.length: dict[int, int] = {}
 
     @property
     def visual(self) -> int:
         """Length of C^vid."""
-        return int((self.kind == VISUAL).sum())
+        return self.tokens.kind.count(VISUAL)
 
     @property
     def text(self) -> int:
         """Length of C^nar, the prompt included."""
-        return int((self.kind >= 0).sum()) - self.visual
+        return len(self.tokens) - self.visual
 
-    @property
-    def kept(self) -> list[int]:
-        """Numbers of the first and the last narration with tokens in C^nar; [] if there are none.
+    def bytes(self) -> int:
+        """Size of the keys and values in use [bytes], in all layers."""
+        size = 0
+        for layer, length in self.length.items():
+            for buffer in (self.keys[layer], self.values[layer]):
+                size += buffer[:, :, :length].nbytes
+        return size
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Called by transformers: how many tokens a layer holds."""
+        return self.length.get(layer, 0)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
+        """Called by each attention layer of transformers: append the keys and values
+        [1, heads, N, c] of new tokens; returns those of all tokens.
         """
-        numbers = self.number[self.kind == NARRATION]
-        return [int(numbers.min()), int(numbers.max())] if len(numbers) else []
+        old = self.get_seq_length(layer)
+        new = old + keys.shape[2]
+        if layer not in self.keys or new > self.keys[layer].shape[2]:
+            # Room for half as many again: a word does not copy everything.
+            room = max(64, new * 3 // 2)
+            for buffers, like in ((self.keys, keys), (self.values, values)):
+                larger = like.new_empty(*like.shape[:2], room, like.shape[3])
+                if old:
+                    larger[:, :, :old] = buffers[layer][:, :, :old]
+                buffers[layer] = larger
+        self.keys[layer][:, :, old:new] = keys
+        self.values[layer][:, :, old:new] = values
+        self.length[layer] = new
+        return self.keys[layer][:, :, :new], self.values[layer][:, :, :new]
 
-    def insert(self, tokens: Tokens, slots: np.ndarray) -> None:
-        """From now on the slots hold these tokens."""
-        self.kind[slots] = tokens.kind
-        self.segment[slots] = tokens.segment
-        self.number[slots] = tokens.number
-
-    def grow(self, more: int) -> None:
-        """Add slots, at least so many."""
-        super().grow(more)
-        added = len(self.used) - len(self.kind)
-        self.kind = np.pad(self.kind, (0, added), constant_values=-1)
-        self.segment = np.pad(self.segment, (0, added), constant_values=-1)
-        self.number = np.pad(self.number, (0, added), constant_values=-1)
-
-    def keep(self, seen: np.ndarray) -> int:
-        """Free every slot that is not `seen`, bool [slots]; returns how many tokens were removed.
+    def mask(self, ids: list[int]) -> Tensor:
+        """What each of N new tokens sees: all that is there, and what is fed before it
+        [N, old + N].
         """
-        gone = np.flatnonzero(self.used & ~seen)
-        self.kind[gone] = -1
-        self.release(gone)
-        return len(gone)
+        old = self.get_seq_length()
+        return torch.ones(len(ids), old + len(ids), dtype=torch.bool).tril(old)
+
+    def crop(self) -> None:
+        """Remove what was read ahead: keys and values that come after those of the tokens."""
+        for layer in self.length:
+            self.length[layer] = len(self.tokens)
+
+    def keep(self, seen: Tensor) -> int:
+        """Remove every token that is not `seen`, bool [tokens]; returns how many were removed."""
+        if seen.all():
+            return 0
+        index = seen.nonzero()[:, 0]
+        left = len(index)
+        for layer, keys in self.keys.items():
+            values = self.values[layer]
+            index = index.to(keys.device)
+            keys[:, :, :left] = keys[:, :, index]
+            values[:, :, :left] = values[:, :, index]
+            self.length[layer] = left
+        removed = len(self.tokens) - left
+        self.tokens = self.tokens.select(seen.tolist())
+        return removed
 
 
 @dataclass
@@ -126,26 +152,26 @@ class Decision:
     position: int
     text_tokens: int
     visual_tokens: int
-    kept: list[int]         # Cache.kept
     narration: Narration | None
-    forced: bool            # narrates whatever p_skip is: frame 0, the last frame, given narrations
-    fed: Tokens             # what was fed with this frame, without the narration
-    pruned: int             # how many tokens were removed after the narration
+    fed: Tokens                     # what was fed with this frame, without the narration
+    pruned: int                     # how many tokens were removed after the narration
+
+    @property
+    def forced(self) -> bool:
+        """Whether it narrates although p([SKIP]) does not say so: frame 0, or the last frame."""
+        if self.narration is None:
+            return False
+        return self.p_skip is None or self.p_skip > self.theta
 
 
 class Context:
-    """What a stream carries from frame to frame, and the steps of Algorithm 2 that act on it.
+    """What a stream carries from frame to frame, and the steps of Algorithm 2 that act on it."""
 
-    This is the plain form: one pass of the language model for a frame, one for a word, through the
-    modules of transformers.
-    """
-
-    def __init__(self, narrator: Narrator):
+    def __init__(self, narrator: Narrator):                             # lines 1-3
         self.narrator = narrator
         self.layout = narrator.layout
-        self.cache = Cache(narrator.device)                 # C^vid, C^nar
-        self.state = narrator.memory.initial_state().to(narrator.device)  # S_t
-        self.readable = self.state                          # the state that M_t is read from
+        self.cache = Cache()                                # C^vid, C^nar
+        self.state = narrator.memory.initial_state().to(narrator.device)    # S_t
         self.queries = narrator.memory.queries()            # Q: the same all the time
         self.memory: Tensor | None = None                   # M_{t_{n-1}}
         self.position = 0                                   # l
@@ -155,14 +181,17 @@ class Context:
         self.now = 0.0                                      # seconds at the latest frame's end
         self.last_narration_time = 0.0                      # seconds, of t_{n-1}
         self.p_skip: float | None = None                    # of the latest frame
-        self.theta: float | None = None
+        self.theta: float | None = None                     # its threshold
+        # the latest frame and the state before it: published weights read M_t in the middle of it
+        self.latest: Tensor | None = None
+        self.state_before = self.state
 
     def seconds(self) -> float:
         """The time that the frame just taken stands for: its end."""
         return (self.frame + 1) / self.narrator.config.fps
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Line 4: the frame tokens X_t, one frame after the other, each at its time (`now`).
+        """Line 4: the frame tokens X_t, one frame after the other.
 
         ValueError unless each is [J, D].
         """
@@ -170,74 +199,63 @@ class Context:
         for x in frames:
             if x.shape != shape:
                 raise ValueError(f"expected frame tokens {list(shape)}, got {list(x.shape)}")
-            self.now = self.seconds()
             yield x.to(self.narrator.device, self.narrator.dtype)
 
     def update_memory(self, x: Tensor) -> None:
-        """Line 5, S_t: the memory absorbs frame tokens x [L, D].
+        """Line 5, Eq. 2: S_t, from S_{t-1} and frame tokens x [J, D]. M_t is read at line 17."""
+        self.latest = x
+        self.state_before = self.state
+        self.state = self.narrator.memory.step(x[None], self.state)
 
-        M_t is read where it is used, at the end of a segment (line 17). It is read after the whole
-        frame; published weights read it after the frame's first token (CLS).
-        """
+    def read_memory(self) -> None:
+        """Line 17: the memory tokens M_t = Q S_t, for the next segment."""
+        if not self.layout.M:
+            return
         memory = self.narrator.memory
-        # M_t has seen the tokens up to `end`; with "cls", the rest of the last frame comes after it
-        end = len(x)
+        state = self.state
         if self.narrator.config.readout == "cls":
-            end -= self.narrator.config.J - 1
-        self.readable = memory.step(x[None, :end], self.state)
-        self.state = self.readable
-        if end < len(x):
-            self.state = memory.step(x[None, end:], self.readable)
-
-    def read_memory(self, ids: list[int] | None = None) -> None:
-        """Line 17: the memory tokens M_t, for the next segment. ids, of the narration before it:
-        for Table 15 alone.
-        """
-        if self.layout.M:
-            self.memory = self.narrator.memory.read(self.readable, self.queries)
+            # Published weights were trained with M_t read after the frame's first token.
+            state = memory.step(self.latest[None, :1], self.state_before)
+        self.memory = memory.read(state, self.queries)
 
     def memory_embedding(self, tokens: Tokens) -> Tensor | None:
-        """Line 7, M_{t_{n-1}}: the memory tokens' embeddings [1, M, D_lm], if `tokens` has them."""
+        """Lines 7 and 9: the memory tokens' embeddings [1, M, D_lm], if `tokens` has their places.
+        """
         if MEMORY not in tokens.ids:
             return None
         return self.narrator.embed_visual(self.memory)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         """Lines 9-12, Fig. 7: new tokens through the language model; logits [V] of the last one."""
-        narrator = self.narrator
-        ids = torch.tensor(tokens.ids, device=narrator.device)
-        e = narrator.embed(ids, x, self.memory_embedding(tokens))                   # line 9
-        next_position = self.position + len(tokens)
-        positions = torch.arange(self.position, next_position, device=narrator.device)  # line 10
-        self.position = next_position                                               # line 11
-        # Keys and values of the new tokens go into free slots, wherever these are. A token sees the
-        # slots whose positions are up to its own; free ones are at EMPTY, after all positions.
-        slots = self.cache.reserve(len(tokens))
-        self.cache.insert(tokens, slots)
-        mask = self.cache.place_and_mask(positions, torch.from_numpy(slots).to(narrator.device))
-        hidden = narrator.run(e, positions, mask, self.cache)                       # line 12
-        return narrator.logits(hidden[-1:])[0]
+        ids = torch.tensor(tokens.ids, device=self.narrator.device)
+        e = self.narrator.embed(ids, x, self.memory_embedding(tokens))              # line 9
+        positions = torch.arange(self.position, self.position + len(tokens), device=e.device)  # 10
+        self.position += len(tokens)                                                # line 11
+        return self.run(tokens, e, positions)                                       # line 12
+
+    def run(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
+        """Line 12: one pass over embeddings e [N, D_lm]. Their keys and values go into the cache."""
+        mask = self.cache.mask(tokens.ids).to(e.device)
+        hidden = self.narrator.run(e, positions, mask, self.cache)
+        self.cache.tokens += tokens
+        return self.narrator.logits(hidden[-1:])[0]
 
     def trigger(self, logits: Tensor) -> float:
         """Eq. 1: p([SKIP]), from the logits [V] after the frame's last token."""
         return logits.softmax(-1)[self.layout.skip].item()
 
-    def likeliest(self, logits: Tensor) -> int:
-        """Greedy decoding: the id of the likeliest next token, from logits [V]."""
-        return int(logits.argmax())
-
     def discard(self, now: int) -> int:
         """Line 18: remove what a token of segment `now` does not see; returns how many tokens."""
-        cache, config = self.cache, self.narrator.config
-        seen = visible(cache.kind, cache.segment, cache.number, now, config.last_k, config.prune)
-        return cache.keep(seen)
+        config = self.narrator.config
+        kind, segment, number = self.cache.tokens.for_rule()
+        return self.cache.keep(visible(kind, segment, number, now, config.last_k, config.prune))
 
 
 def threshold(elapsed: float, config: Config, static: bool) -> float:
     """The active threshold (§3.2), `elapsed` seconds after the last narration: theta_low at first,
     then theta.
     """
-    rounding = 1e-6                                 # of times that are sums of frames [s]
+    rounding = 1e-6                     # seconds; times are sums of frames
     if static or elapsed > config.refractory + rounding:
         return config.theta
     return config.theta_low
@@ -250,11 +268,10 @@ def generate(c: Context, given: list[int] | None = None) -> list[int]:
         for token in given:
             c.feed(c.layout.narration(c.segment, [token]))
         return list(given)
-    # The end of text is not fed here: it opens the next segment (`Layout.opening`).
     ids: list[int] = []
     while len(ids) < c.narrator.config.max_new_tokens:
-        token = c.likeliest(logits)
-        if token == c.layout.eot:
+        token = int(logits.argmax())
+        if token == c.layout.eot:       # not fed here: it opens the next segment (`Layout.opening`)
             break
         ids.append(token)
         logits = c.feed(c.layout.narration(c.segment, [token]))
@@ -268,7 +285,7 @@ def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Nar
     ids = generate(c, given)                                                    # line 15
     text = one_line(c.layout.decode(ids))
     narration = Narration(c.segment, t, start, c.now, text, c.p_skip, ids)      # line 16
-    c.read_memory(ids)                                                          # line 17
+    c.read_memory()                                                             # line 17
     pruned = c.discard(now=c.segment + 1)                                       # line 18
     c.segment += 1                                                              # line 19
     c.opening = c.layout.opening(c.segment)
@@ -277,51 +294,56 @@ def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Nar
 
 @torch.no_grad()
 def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
-            forced: dict[int, list[int] | None] | None = None,
+            given: dict[int, list[int] | None] | None = None,
             context: Context | None = None) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there
     is one.
 
-    As published, frame 0 always narrates, and so does the last frame (unless `forced`): if it has
-    not, a second Decision of it follows.
+    As published, frame 0 always narrates, and so does the last frame: if it has not, a second
+    Decision of it follows.
 
     static      one threshold, theta
-    forced      narrations (frame -> ids) that are fed instead of the model's own, the first at
-                frame 0; where ids are None, the model writes
+    given       narrations (frame -> ids) that are fed instead of the model's own, the first at
+                frame 0; where ids are None, the model writes. Their frames replace the trigger's
     context     how to stream (streams/), and from which frame on; default: a new plain Context
     """
-    if forced is not None and 0 not in forced:
+    if given is not None and 0 not in given:
         raise ValueError("given narrations begin with one of frame 0")
     c = Context(narrator) if context is None else context               # lines 1-3
     for x in c.take(frames):                                            # line 4
         t = c.frame
+        c.now = c.seconds()
         c.update_memory(x)                                              # line 5
         if c.opening is not None:                                       # line 6: b_new
-            fed = c.opening                                             # line 7: [M_{t_{n-1}}; X_t]
-            c.opening = None
+            tokens = c.opening                                          # line 7: [M_{t_{n-1}}; X_t]
+            c.opening = None                                            # line 8
         else:
-            fed = c.layout.frame(c.segment)
-        logits = c.feed(fed, x)                                         # lines 9-12
+            tokens = c.layout.frame(c.segment)
+        logits = c.feed(tokens, x)                                      # lines 9-12
         if t > 0:                           # frame 0 stands in the prompt, and always narrates
             c.p_skip = c.trigger(logits)                                # Eq. 1
             c.theta = threshold(c.now - c.last_narration_time, narrator.config, static)
-        # Given narrations replace the trigger: theirs are the frames that narrate.
-        must = t == 0 if forced is None else t in forced
-        given = None if forced is None else forced.get(t)
+
+        ends = t == 0 or c.p_skip <= c.theta                            # line 13
+        words = None                        # the model's own
+        if given is not None:
+            ends = t in given
+            words = given.get(t)
         narration = None
         pruned = 0
-        if must or (forced is None and c.p_skip <= c.theta):            # line 13
-            narration, pruned = end_segment(c, t, given)                # lines 14-19
-        c.frame = t + 1
-        yield decision(c, t, narration, must, fed, pruned)
+        if ends:
+            narration, pruned = end_segment(c, t, words)                # lines 14-19
+        c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
+        yield decision(c, t, tokens, narration, pruned)
+
     # As published, the last frame narrates whatever p([SKIP]) is, unless it just has.
-    segment_is_open = c.opening is None
-    if forced is None and segment_is_open:
-        narration, pruned = end_segment(c, c.frame - 1)
-        yield decision(c, c.frame - 1, narration, True, Tokens(), pruned)
+    if given is None and c.opening is None:
+        t = c.frame - 1
+        narration, pruned = end_segment(c, t)
+        yield decision(c, t, Tokens(), narration, pruned)
 
 
-def decision(c: Context, t: int, narration: Narration | None, forced: bool, fed: Tokens,
+def decision(c: Context, t: int, fed: Tokens, narration: Narration | None,
              pruned: int) -> Decision:
     return Decision(
         frame=t,
@@ -330,9 +352,7 @@ def decision(c: Context, t: int, narration: Narration | None, forced: bool, fed:
         position=c.position,
         text_tokens=c.cache.text,
         visual_tokens=c.cache.visual,
-        kept=c.cache.kept,
         narration=narration,
-        forced=forced,
         fed=fed,
         pruned=pruned,
     )

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from narrator import FRAME, Config, Narrator
+from stream import Cache, Context
 from support.common.errors import BadData
 from support.engine.family import cache_argument
 from support.engine.linear import speed_up
-from support.engine.slots import Slots
 
 # Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
 # judge a token by.
@@ -43,8 +42,8 @@ LAYERS = {
 
 
 class Routing:
-    """Gives routers to layers of a language model, tells them which tokens of the present pass
-    belong to frames, and finds slots for the tokens that they keep.
+    """Gives routers to layers of a language model, and tells them which tokens of the present pass
+    belong to frames.
 
     keep    k / J
     which   the layers: one of LAYERS
@@ -84,49 +83,37 @@ class Routing:
         chosen = self.frames.gather(1, best)
         return torch.cat([self.text, chosen.flatten()]).sort().values
 
-    def assign_routed_slots(self, cache: Slots, frame: np.ndarray, positions: np.ndarray,
-                            slots: np.ndarray) -> np.ndarray:
-        """Take slots for the tokens of a pass in the layers with routers.
 
-        frame, positions, slots [N]: of all tokens; `slots` are the stream's own.
-        Returns positions and slots [2, n] of the tokens in these layers.
-        """
-        if cache.routed is None:
-            cache.routed = RoutedSlots(cache)
-        place_in_frame = (frame.cumsum() - 1) % self.J
-        takes_part = ~frame | (place_in_frame < self.k)
-        routed_slots = cache.routed.take_for(slots[takes_part], len(cache.used))
-        return np.stack([positions[takes_part], routed_slots])
+class RoutedCache(Cache):
+    """A cache in which layers with routers hold fewer tokens of each frame.
 
-
-class RoutedSlots(Slots):
-    """Keys and values of the layers with routers, beside the stream's own slots.
-
-    These layers keep different tokens of a frame, but equally many, and in order. All these layers
-    therefore share one set of slots and one mask: that of the frame's first k tokens, although each
-    layer may keep other tokens. Rotations are of the tokens' own positions.
+    They may hold different ones, but equally many, and in order. Nothing is ever pruned: a kept
+    token sees all that its layer holds, and the kept ones before it (`MoDLayer.context`).
     """
 
-    def __init__(self, stream_slots: Slots):
-        # 192, not 256 as the stream's own: of equal sizes, a compiler would make one
-        super().__init__(stream_slots.positions.device, capacity=192)
-        self.graphs = stream_slots.graphs       # captured passes are over the buffers of both
-        self.slot_of = np.zeros(0, int)         # slot of the stream's own -> slot here, or -1
+    def __init__(self, routing: Routing, device: torch.device):
+        super().__init__()
+        self.routing = routing
+        self.device = device
 
-    def take_for(self, slots: np.ndarray, count: int) -> np.ndarray:
-        """Slots for the tokens that the stream has in `slots`, of `count` in all."""
-        if len(self.slot_of) < count:
-            added = count - len(self.slot_of)
-            self.slot_of = np.pad(self.slot_of, (0, added), constant_values=-1)
-        routed = self.reserve(len(slots))
-        self.slot_of[slots] = routed
-        return routed
+    def mask(self, ids: list[int]) -> Tensor:
+        frame = torch.tensor(ids, device=self.device) == FRAME
+        self.routing.start_pass(frame, ids.count(FRAME) // self.routing.J)
+        return super().mask(ids)
 
-    def release_for(self, slots: np.ndarray) -> None:
-        """Free the slots that belong to these of the stream's own."""
-        routed = self.slot_of[slots]
-        self.slot_of[slots] = -1
-        self.release(routed[routed >= 0])
+    def crop(self) -> None:
+        super().crop()
+        frames = self.tokens.ids.count(FRAME) // self.routing.J
+        for layer in self.routing.layers:
+            self.length[layer] -= frames * (self.routing.J - self.routing.k)
+
+
+class RoutedContext(Context):
+    """A Context whose cache knows of routers."""
+
+    def __init__(self, narrator: RoutedNarrator):
+        super().__init__(narrator)
+        self.cache = RoutedCache(narrator.routing, narrator.device)
 
 
 class MoDLayer(nn.Module):
@@ -177,8 +164,6 @@ class MoDLayer(nn.Module):
 
     def context(self, mask: Tensor | None, cache, n: int) -> tuple:
         """The mask of n kept tokens (None: causal), and the cache (None: there is none)."""
-        if isinstance(cache, Slots):
-            return cache.routed.mask[None, None], cache.routed
         if mask is not None:                    # nothing is pruned: they see all tokens before them
             before = 0 if cache is None else cache.get_seq_length(self.number)
             mask = mask.new_ones(n, before + n).tril(before)[None, None]
@@ -200,12 +185,3 @@ class RoutedNarrator(Narrator):
             frames = 0 if x is None else x.numel() // (self.config.J * self.config.width)
             self.routing.start_pass(ids == FRAME, frames)
         return super().embed(ids, x, memory)
-
-    def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
-        if self.routing is not None and isinstance(cache, Slots):
-            frame = self.routing.frame.cpu().numpy()
-            slots = cache.into.cpu().numpy()
-            routed = self.routing.assign_routed_slots(cache, frame, positions.cpu().numpy(), slots)
-            routed_positions, routed_slots = torch.from_numpy(routed).to(positions.device)
-            cache.routed.place_and_mask(routed_positions, routed_slots)
-        return super().run(e, positions, mask, cache)

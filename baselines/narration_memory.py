@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from clam import CLAM
-from narrator import VISUAL, Config, Layout, Narrator, Past, Tokens
+from narrator import NARRATION, VISUAL, Config, Layout, Narrator, Past, Tokens
 from stream import Context
 from support.common.errors import BadData
 
@@ -80,9 +80,12 @@ class HistoryNarrator(Narrator):
         for _, words in narrations:
             ids += self.layout.assistant + words + [self.layout.eot]
             ends.append(len(ids))
+        return self.embed_words(ids), torch.tensor([ends]).long()
+
+    def embed_words(self, ids: list[int]) -> Tensor:
+        """What the narration memory absorbs of tokens with these ids [1, L, D_lm]."""
         ids = torch.tensor([ids], dtype=torch.long, device=self.device)
-        e = self.llm.get_input_embeddings()(ids).to(self.dtype)
-        return e, torch.tensor([ends]).long()
+        return self.llm.get_input_embeddings()(ids).to(self.dtype)
 
     def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
                        past: Past) -> Tensor | None:
@@ -132,19 +135,22 @@ class HistoryNarrator(Narrator):
 class HistoryContext(Context):
     """A Context with the state of the narration memory."""
 
-    def __init__(self, narrator: HistoryNarrator, **options):
-        super().__init__(narrator, **options)
+    def __init__(self, narrator: HistoryNarrator):
+        super().__init__(narrator)
         memory = narrator.narration_memory
         self.history_state = memory.initial_state().to(narrator.device)
         self.history_queries = memory.queries()
         self.history: Tensor | None = None              # the latest read-out [1, N, D_lm]
 
-    def read_memory(self, ids: list[int] | None = None) -> None:
-        """Also absorb the narration with these ids. None: after a restart there is none."""
-        super().read_memory(ids)
-        if ids is not None:
+    def read_memory(self) -> None:
+        """Also absorb the narration of the present segment. After a restart there is none."""
+        super().read_memory()
+        tokens = self.cache.tokens
+        words = [i for i, kind, number in zip(tokens.ids, tokens.kind, tokens.number)
+                 if kind == NARRATION and number == self.segment]
+        if words:
             memory = self.narrator.narration_memory
-            e, _ = self.narrator.embed_narrations([(self.frame, ids)])
+            e = self.narrator.embed_words(words + [self.layout.eot])
             self.history_state = memory.step(e, self.history_state)
             self.history = memory.read(self.history_state, self.history_queries)
 

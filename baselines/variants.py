@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from baselines.lionfs import LionNarrator
-from baselines.mod import RoutedNarrator
+from baselines.mod import RoutedContext, RoutedNarrator
 from baselines.narration_memory import HistoryContext, HistoryNarrator
 from narrator import Config, Narrator
 from stream import Context
@@ -27,11 +27,13 @@ def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
     return narrator_class(config)(llm, tokenizer, config)
 
 
-def new_context(narrator: Narrator) -> Context:
-    """What a narrator knows of a stream that begins, without the fast paths of streams/."""
+def context_class(narrator: Narrator) -> type[Context]:
+    """What a narrator carries through a stream."""
     if isinstance(narrator, HistoryNarrator):
-        return HistoryContext(narrator)
-    return Context(narrator)
+        return HistoryContext
+    if isinstance(narrator, RoutedNarrator) and narrator.routing is not None:
+        return RoutedContext
+    return Context
 
 
 def load_narrator(source: str, llm: str | None = None, device: str = "cpu",

@@ -23,24 +23,25 @@ key only needs the rotation of the difference.
 """
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from math import ceil
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from narrator import NARRATION, VISUAL, Narrator, Tokens
-from stream import Context
+from baselines.variants import context_class
+from narrator import NARRATION, PROMPT, VISUAL, Narrator
+from stream import Cache
+from streams.ahead import Ahead
 from support.common.errors import BadData
-from support.engine.passes import STATIC, PassInput, rope_type
-from support.engine.slots import Slots
+from support.engine.family import STATIC, rope_type
 
 # of live sources; the longest videos in training reach position 18,300
 LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}
 
 
-def most_tokens(narrator, words: int | None = None, ahead: int = 0) -> int:
+def most_tokens(narrator: Narrator, words: int | None = None, ahead: int = 0) -> int:
     """The formula above: how many tokens the cache can hold at most.
 
     words       tokens of a narration; default: as many as the model may say
@@ -60,161 +61,149 @@ def most_tokens(narrator, words: int | None = None, ahead: int = 0) -> int:
     return text + memory + brackets - 1 + (layout.J + 1) * frames
 
 
-def decoder_pass(narrator) -> Callable[[PassInput], Tensor]:
-    """The function that runs one pass of the language model for one stream: input -> logits."""
-    def run(pass_input: PassInput) -> Tensor:
-        return narrator.decoder([pass_input])[0]
-    return run
+class Bounded(Ahead):
+    """A Context that is bounded by `max_segment` and `max_position`, where these are not None.
 
-
-# ---------------------------------------------------------------------- restarts
-
-class Bounds:
-    """Decides for one stream when its segment is restarted, and turns its positions back.
-
-    first_length    the number of tokens that are fed with frame 0: kept narrations begin there
-    segment_start   the counter where the frames of the present segment begin
-    start_frame     the first frame since the last narration or restart
-    start_time      the time of that frame (seconds)
-    restart_asked   a restart before the next frame is wanted. It has no effect where that frame
-                    opens a segment anyway, or where nothing is pruned
-    restarts        how many restarts there were
-    rewound         how often positions were turned back
-    frequencies     of the rotations of keys; None if positions are never turned back
+    clock       returns the time (seconds) of the frame just taken, for live sources; None: the time
+                follows from the frame's number
     """
 
-    def __init__(self, narrator, run: Callable[[PassInput], Tensor]):
+    def __init__(self, narrator: Narrator, clock: Callable[[], float] | None = None, **options):
+        super().__init__(narrator, **options)
         config = narrator.config
         self.config = config
-        self.first_length = len(narrator.layout.first())
-        self.segment_start = self.first_length
-        self.start_frame = 0
-        self.start_time = 0.0
-        self.restart_asked = False
-        self.restarts = 0
-        self.rewound = 0
-        self.frequencies = None
+        self.clock = clock
+        assert clock is None or self.lookahead == 1     # its time is that of the frame just taken
+        self.restart_asked = False      # before the next frame, unless it opens a segment anyway
+        self.restarts = 0               # how many there were
+        self.rewound = 0                # how often positions were turned back
+        self.start_frame = 0            # the first frame since the last narration or restart
+        self.start_time = 0.0           # seconds, of that frame
+        # The counter where the visual tokens of the present segment begin, and where each of the
+        # last k narrations begins
+        self.segment_start = 0
+        self.narration_starts: deque[int] = deque(maxlen=config.last_k)
+        self.frequencies = None         # of the rotations of keys
         if config.max_position is not None:
-            self.frequencies = rotation_frequencies(narrator, run)
+            self.frequencies = rotation_frequencies(narrator)
 
-    def overdue(self, t: int, now: float, new: bool) -> bool:
-        """Whether the segment must be restarted before frame t, taken at `now` seconds.
+    def seconds(self) -> float:
+        if self.clock is not None:
+            return self.clock()
+        return super().seconds()
 
-        It must if it has lasted `max_segment` seconds, by the clock or by its number of frames, or
-        if a restart was asked for. If so, the restart is counted.
-
-        new     whether frame t opens a segment anyway
-        """
-        config = self.config
-        restart = False
-        if config.prune and not new:
-            restart = self.restart_asked
-            if config.max_segment is not None:
-                by_frames = (t - self.start_frame) / config.fps
-                by_clock = now - self.start_time
-                if max(by_frames, by_clock) + 1e-6 >= config.max_segment:
-                    restart = True
-        if new or restart:
-            self.start_frame = t
-            self.start_time = now
-            self.restart_asked = False
-        if restart:
-            self.restarts += 1
-        return restart
-
-    def rewind(self, cache: Slots, position: int) -> int:
-        """Turn all positions after the prompt back, if the counter has passed `max_position`.
-
-        Returns the counter. Called after a narration, when no visual token is left.
-        """
-        if self.config.max_position is None or position <= self.config.max_position:
-            return position
-        positions = cache.positions.cpu().numpy()
-        slots = np.flatnonzero(cache.used & (positions >= self.first_length))
-        # without kept narrations, count from where the last segment began
-        oldest = positions[slots].min() if len(slots) > 0 else self.segment_start
-        back = int(oldest) - self.first_length
-        if back != 0:
-            rotate_keys(cache, slots, back, self.frequencies)
-            self.rewound += 1
-        return position - back
-
-    def report(self) -> str:
-        """The number of restarts, for the last line of a command."""
-        if self.restarts == 0:
-            return ""
-        return f", {self.restarts} restarts"
-
-
-class Bounded(Context):
-    """A Context that is bounded by `max_segment` and `max_position`, where these are not None."""
-
-    def __init__(self, narrator: Narrator, **options):
-        super().__init__(narrator, **options)
-        # `run` is an attribute of Fast (streams/fast.py)
-        run = getattr(self, "run", None) or decoder_pass(narrator)
-        self.bounds = Bounds(narrator, run)
+    # ------------------------------------------------------------------ restarts
 
     def restart(self) -> None:
         """Restart the present segment before the next frame, for example after a camera's outage."""
-        self.bounds.restart_asked = True
+        self.restart_asked = True
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         for x in super().take(frames):
-            if self.bounds.overdue(self.frame, self.now, new=self.opening is not None):
+            if self.opening is None and self.overdue():
                 self.reopen()
+            if self.opening is not None:
+                self.start_frame = self.frame
+                self.start_time = self.seconds()
+                self.restart_asked = False
+                # The end of text and the newline of the last narration come before visual tokens.
+                self.segment_start = self.position + self.opening.kind.index(VISUAL)
             yield x
+
+    def overdue(self) -> bool:
+        """Whether the segment has lasted `max_segment` seconds, by the clock or by its number of
+        frames, or a restart was asked for. Without pruning, nothing is ever restarted.
+        """
+        config = self.config
+        if not config.prune:
+            return False
+        if self.restart_asked:
+            return True
+        if config.max_segment is None:
+            return False
+        by_frames = (self.frame - self.start_frame) / config.fps
+        by_clock = self.seconds() - self.start_time
+        rounding = 1e-6
+        return max(by_frames, by_clock) >= config.max_segment - rounding
 
     def reopen(self) -> None:
         """Restart the segment: read the memory, drop the frames, and open the segment again."""
+        self.restarts += 1
         self.read_memory()
-        self.cache.keep(self.cache.kind != VISUAL)
-        self.position = self.bounds.segment_start
+        self.take_back()
+        self.cache.keep(torch.tensor(self.cache.tokens.kind) != VISUAL)
+        self.position = self.segment_start
         self.opening = self.layout.memory_and_frame(self.segment)
 
-    def feed(self, tokens: Tokens, x: Tensor | None = None):
-        if x is not None and tokens.kind[0] == NARRATION:
-            # A new segment. The end of text and the newline of the last narration come first
-            self.bounds.segment_start = self.position + tokens.kind.index(VISUAL)
-        return super().feed(tokens, x)
+    # ------------------------------------------------------------------ positions
 
     def discard(self, now: int) -> int:
+        """Line 18. Then turn all positions after the prompt back, if the counter has passed
+        `max_position`.
+        """
+        narration = [kind == NARRATION and number == now - 1
+                     for kind, number in zip(self.cache.tokens.kind, self.cache.tokens.number)]
+        self.narration_starts.append(self.position - sum(narration))
         pruned = super().discard(now)
-        self.position = self.bounds.rewind(self.cache, self.position)
+
+        limit = self.config.max_position
+        if limit is not None and self.position > limit:
+            self.rewind()
         return pruned
 
+    def rewind(self) -> None:
+        """Move the kept narrations right behind the prompt. No visual token is left."""
+        prompt = len(self.layout.first())
+        # without kept narrations, count from where the last segment began
+        oldest = self.narration_starts[0] if self.narration_starts else self.segment_start
+        back = oldest - prompt
+        if back == 0:
+            return
+        first = self.cache.tokens.kind.count(PROMPT)
+        rotate_keys(self.cache, first, back, self.frequencies)
+        self.narration_starts = deque([start - back for start in self.narration_starts],
+                                      self.config.last_k)
+        self.position -= back
+        self.rewound += 1
 
-# ---------------------------------------------------------------------- positions
 
-def rotate_keys(cache: Slots, slots: np.ndarray, back: int, frequencies: Tensor) -> None:
-    """Move the tokens in these slots back by `back` positions (< 0: forward).
+def open_stream(narrator: Narrator, **options) -> Bounded:
+    """A new stream, as the commands use it: it reads ahead, and is bounded where the settings say
+    so. Options as for Bounded and Ahead.
+    """
+    plain = context_class(narrator)             # baselines have one of their own
+    if issubclass(Bounded, plain):
+        return Bounded(narrator, **options)
+    return type("BoundedBaseline", (Bounded, plain), {})(narrator, **options)
+
+
+def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> None:
+    """Move the tokens from number `first` on back by `back` positions (< 0: forward).
 
     With R(p) the rotation for position p: R(p - back) k = R(-back) R(p) k.
 
     frequencies     [c/2], or fewer where only the first channels rotate; fp64, because rounding
                     errors grow with the angle
     """
-    slots = torch.from_numpy(slots).to(cache.positions.device)
     half = len(frequencies)
-    cos = (back * frequencies).cos().float().to(slots.device)           # [c/2]
-    sin = (back * frequencies).sin().float().to(slots.device)
-    for keys in cache.keys:
-        k = keys[slots].float()                                         # [n, G, c]
+    for layer, buffer in cache.keys.items():
+        k = buffer[0, :, first:cache.length[layer]]                     # [G, n, c], a view
+        cos = (back * frequencies).cos().float().to(k.device)           # [c/2]
+        sin = (back * frequencies).sin().float().to(k.device)
         # channel i and channel i + c/2 are the two coordinates that rotate together
-        a = k[..., :half].clone()                                       # [n, G, c/2]
-        b = k[..., half:2 * half].clone()
-        k[..., :half] = a * cos + b * sin
-        k[..., half:2 * half] = b * cos - a * sin
-        keys[slots] = k.to(keys.dtype)
-    cache.positions[slots] -= back
+        a = k[..., :half].float().clone()                               # [G, n, c/2]
+        b = k[..., half:2 * half].float().clone()
+        k[..., :half] = (a * cos + b * sin).to(k.dtype)
+        k[..., half:2 * half] = (b * cos - a * sin).to(k.dtype)
 
 
-def rotation_frequencies(narrator, run: Callable[[PassInput], Tensor]) -> Tensor:
+@torch.no_grad()
+def rotation_frequencies(narrator: Narrator) -> Tensor:
     """The frequencies with which a language model rotates its keys [c/2], fp64.
 
-    They are tested in all layers: a few tokens go through `run` once at position 0 and once at
-    position 1000. The keys of the second pass, rotated back, must be those of the first pass.
-    Raises BadData if the rotations depend on the length of the context, or are of another kind.
+    They are tested in all layers: a few tokens are fed once at position 0 and once at position
+    1000. The keys of the second pass, rotated back, must be those of the first pass. Raises BadData
+    if the rotations depend on the length of the context, or are of another kind.
     """
     kind = rope_type(narrator.llm.model)
     rotary = getattr(narrator.llm.model, "rotary_emb", None)
@@ -225,17 +214,20 @@ def rotation_frequencies(narrator, run: Callable[[PassInput], Tensor]) -> Tensor
         raise refusal
     frequencies = rotary.inv_freq.cpu().double()
     ids = narrator.layout.prompt[:8]
-    near = Slots(narrator.device, 64)
-    far = Slots(narrator.device, 64)
-    for cache, start in ((near, 0), (far, 1000)):
-        slots = cache.reserve(len(ids))                            # the same in both
-        positions = range(start, start + len(ids))
-        plan = torch.tensor([ids, positions, slots.tolist()]).to(narrator.device)
-        run(PassInput(plan, None, None, cache, slice(-1, None)))
-    rotate_keys(far, slots, 1000, frequencies)
-    for keys, rotated in zip(near.keys, far.keys):
-        error = (keys.float() - rotated.float()).norm() / keys.float().norm()
-        tolerance = 1e-3 if narrator.llm.dtype == torch.float32 else 5e-2
+    e = narrator.embed(torch.tensor(ids, device=narrator.device))
+    caches = []
+    for start in (0, 1000):
+        cache = Cache()
+        positions = torch.arange(start, start + len(ids), device=e.device)
+        narrator.run(e, positions, cache.mask(ids).to(e.device), cache)
+        caches.append(cache)
+    near, far = caches
+    rotate_keys(far, 0, 1000, frequencies)
+    tolerance = 1e-3 if narrator.llm.dtype == torch.float32 else 5e-2
+    for layer in near.keys:
+        keys = near.keys[layer][:, :, :len(ids)].float()
+        rotated = far.keys[layer][:, :, :len(ids)].float()
+        error = (keys - rotated).norm() / keys.norm()
         if not error <= tolerance:                              # NaN is refused, too
             raise refusal
     return frequencies
@@ -243,7 +235,7 @@ def rotation_frequencies(narrator, run: Callable[[PassInput], Tensor]) -> Tensor
 
 # ---------------------------------------------------------------------- live sources
 
-def live_bounds(narrator, given: Container[str] = ()) -> str:
+def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
     """Give a narrator's settings the bounds of a live source; returns a line that reports them.
 
     given       names of settings that the user has given, which stay
@@ -268,7 +260,7 @@ def live_bounds(narrator, given: Container[str] = ()) -> str:
                 f"segments of {config.max_segment:g} s at most")
     if config.max_position is not None and "max_position" not in given:
         try:
-            rotation_frequencies(narrator, decoder_pass(narrator))
+            rotation_frequencies(narrator)
         except BadData:             # rotations of another kind: positions grow without bound
             config.max_position = None
     max_segment = config.max_segment or float("inf")

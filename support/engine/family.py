@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from support.common.errors import BadData, first_line
 from support.engine import attention
-from support.engine.passes import STATIC, rope_type
-from support.engine.slots import Slots
+
+# rotations that do not depend on the length of the context
+STATIC = ("default", "linear", "llama3", "yarn")
 
 
 def adapt(llm: nn.Module, pruned: bool) -> None:
@@ -106,14 +107,14 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
 @torch.no_grad()
 def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Tensor:
     """The last hidden state [D_lm] of the last token, streamed in two passes from `begin` on."""
-    slots = Slots(llm.device, 64)
+    from transformers import DynamicCache
+    cache = DynamicCache()
     for new in (places[begin:begin + 1], places[begin + 1:]):
-        into = torch.from_numpy(slots.reserve(len(new))).to(llm.device)
         positions = new.to(llm.device)
-        slots.place_and_mask(positions, into)
+        mask = places[begin:int(new[-1]) + 1] <= new[:, None]
         hidden = llm.model(inputs_embeds=e[None, positions], position_ids=positions[None],
-                           attention_mask=slots.mask[None, None], use_cache=True,
-                           **{cache_argument(type(llm.model)): slots}).last_hidden_state
+                           attention_mask=mask[None, None].to(llm.device), use_cache=True,
+                           **{cache_argument(type(llm.model)): cache}).last_hidden_state
     return hidden[0, -1]
 
 
@@ -127,6 +128,12 @@ def cache_argument(kind: type[nn.Module]) -> str:
 
 
 # ---------------------------------------------------------------------- rotations
+
+def rope_type(model: nn.Module) -> str:
+    """The kind of rotations that a model of transformers gives its keys."""
+    parameters = getattr(model.config, "rope_parameters", None) or {}
+    return parameters.get("rope_type", "default")
+
 
 def warn_of_rotations(llm: nn.Module) -> None:
     """One line on stderr, once, if rotations depend on the length of the context.
