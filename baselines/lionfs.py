@@ -81,6 +81,7 @@ class Aggregation(nn.Module):
 
 class TwoEncoders(nn.Module):
     """Both encoders of the toy as one (narrator.py: `VisionEncoder`): the stand-in is second."""
+    channels = 6                                        # of a picture and the one before it
 
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()

@@ -134,6 +134,7 @@ class HistoryNarrator(Narrator):
 
 class HistoryContext(Context):
     """A Context with the state of the narration memory."""
+    FURTHER_TENSORS = "history_state", "history"        # streams/suspend.py saves them, too
 
     def __init__(self, narrator: HistoryNarrator):
         super().__init__(narrator)

@@ -18,7 +18,7 @@ import narrator as nar
 import stream
 from baselines import variants
 from commands.scores import print_scores
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.devices import device_and_dtype, rank, vision_dtype
 from support.common.disk import check_distinct, check_writable, write_json
 from support.common.errors import BadData, command_line

@@ -8,7 +8,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, groupby, islice
 
@@ -17,32 +17,32 @@ from tqdm import tqdm
 
 from baselines.variants import load_narrator
 from commands.narrator import spell
-from narrator import VISUAL, Config, Layout, Narrator, VisionEncoder
-from stream import Decision, narrate
-from streams.bounds import live_bounds
+from narrator import NARRATION, VISUAL, Config, Layout, Narrator, Tokens, VisionEncoder
+from stream import Cache, Decision, narrate
+from streams.ahead import GUESSED_WORDS
+from streams.bounds import live_bounds, open_stream
 from streams.camera import open_pictures, paced
 from streams.checks import check_stream
-from streams.fast import open_stream, try_passes
 from streams.serve import Page, Pages, page_options
 from streams.sources import all_live, source_option
 from streams.speech import Speaker, speech_options
 from streams.subtitles import Writers, outputs, timestamp
-from streams.suspend import State, save_on_ctrl_c
-from streams.together import SharedPasses, Failed, side_by_side
+from streams.suspend import State
 from support.common.devices import device_and_dtype, dtype_name, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, frame_rate, lookahead_option, model_options,
+    DEFAULT_MODEL, Parser, config_changes, frame_rate, model_options,
     non_negative_int, positive_float, positive_int, trigger_options,
 )
 from support.common.progress import progress
 from support.common.text import without_secrets
-from support.engine.passes import compile_memory
+from support.engine.compiled import compile_narrator
 from support.engine.vision import check_vision
 from support.engine.weights import advise
 from support.files.features import is_features, open_frames
 from toy.read_out import in_words, load_read_out
 
+LOOKAHEAD = 4                           # frames in one pass, of a recording
 TOY_SIZE = (96, 96)                     # pixels of the videos that the bundled narrator was trained on
 LEGEND = """\
 legend: fed: prompt, x a token of the frame, m of the memory, n of the narrations' memory, $ end of text
@@ -61,7 +61,13 @@ def restarted(decision: Decision, layout: Layout) -> bool:
     return len(fed) > 0 and fed.kind[0] == VISUAL and fed.ids[0] != layout.skip
 
 
-def trace_row(decision: Decision, layout: Layout) -> dict:
+def kept_narrations(tokens: Tokens) -> list[int]:
+    """Numbers of the first and the last narration in the cache; [] if there are none."""
+    numbers = [number for kind, number in zip(tokens.kind, tokens.number) if kind == NARRATION]
+    return [min(numbers), max(numbers)] if numbers else []
+
+
+def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
     """A line of --trace."""
     row = {
         "frame": decision.frame,
@@ -72,7 +78,7 @@ def trace_row(decision: Decision, layout: Layout) -> dict:
         "text_tokens": decision.text_tokens,
         "visual_tokens": decision.visual_tokens,
         "forced": decision.forced,
-        "kept": decision.kept,
+        "kept": kept_narrations(cache.tokens),
     }
     if restarted(decision, layout):
         row["restart"] = True
@@ -144,35 +150,30 @@ class Input:
         self.knows: dict[int, str] = {}
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None,
-                  args: argparse.Namespace, ask: SharedPasses) \
-            -> Iterator[tuple[Decision, dict | None]]:
+                  args: argparse.Namespace) -> Iterator[tuple[Decision, dict | None]]:
         """Narrate the input, and write its files.
 
         Yields each Decision, and the JSONL row of its narration if it has one. (In a file that a
-        camera's rows are appended to, "n" and "frame" go on from its last ones.) The models run
-        through `ask`, so that several inputs share passes.
+        camera's rows are appended to, "n" and "frame" go on from its last ones.)
         """
         # The state is locked first and released last, after the files are closed. The page ends
         # with the input, also if nothing is narrated.
         with self.state, ExitStack() as stack:
             stack.enter_context(self.page)
             lookahead = args.lookahead
-            if self.live or args.pace:
-                lookahead = 1                           # the next frame is not there yet
+            if lookahead is None:
+                # of a live source, the next frame is not there yet
+                lookahead = 1 if self.live or args.pace or args.explain else LOOKAHEAD
+            guesses = 0 if args.explain else args.guesses
             self.context = open_stream(
                 narrator,
                 lookahead=lookahead,
+                guesses=guesses,
                 clock=(lambda: self.video.time) if self.live else None,
-                run=lambda pass_input: ask(narrator.decoder, pass_input),
             )
-            if narrator.device.type == "cuda":
-                try_passes(self.context)
-            encode = None
-            if encoder is not None:
-                encode = partial(ask, encoder.encode_batches)
-            if not self.state.resume(narrator, encode, args.static):
+            if not self.state.resume(narrator, encoder, args.static):
                 return
-            frames = self.open(narrator, encoder, args, ask, lookahead)
+            frames = self.open(narrator, encoder, args, lookahead)
             if not self.live:
                 # A URL or a pipe is there when its first frame is: only then are files replaced.
                 first = list(islice(frames, 1))
@@ -189,7 +190,7 @@ class Input:
             stack.callback(getattr(self.video, "close", lambda: None))
 
             for decision in narrate(narrator, frames, args.static, context=self.context):
-                trace = trace_row(decision, narrator.layout)
+                trace = trace_row(decision, narrator.layout, self.context.cache)
                 row = None
                 if decision.narration is not None:
                     row = vars(decision.narration)
@@ -208,22 +209,20 @@ class Input:
                 self.peak = max(self.peak, tokens)
                 self.state.save_if_due(writers, narrated=row is not None)
                 yield decision, row
-                if self.state.stopped:
-                    return
             self.state.end(writers)
         if self.live and self.count == 0:
             raise BadData(f"{without_secrets(self.source)} has no frames")
 
     def open(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
-             ask: SharedPasses, lookahead: int) -> Iterator[Tensor]:
+             lookahead: int) -> Iterator[Tensor]:
         """The input's frame tokens [J, D]; sets `video` and `total`."""
-        def encode(pictures: list) -> list[Tensor]:
-            return ask(encoder.encode_batches, self.page.see(pictures))
+        def encode(pictures: Tensor) -> Tensor:
+            return encoder(self.page.see(pictures))
 
         largest = None                                  # pixels; no larger picture is needed
         if encoder is not None:
             largest = 2 * encoder.image_size
-        open_source = partial(open_pictures, args=args, wait=ask.wait)
+        open_source = partial(open_pictures, args=args)
         frames, self.total, self.video = open_frames(
             self.source, narrator.config, encode, lookahead, largest, open_source, self.state.skip
         )
@@ -234,7 +233,7 @@ class Input:
                      "For other videos, give --model a narrator trained for them, such as "
                      "zeyun-zhong/flownar-1B-ego4d")
         if args.pace:
-            frames = paced(frames, args.pace * narrator.config.fps, ask.wait)
+            frames = paced(frames, args.pace * narrator.config.fps)
         return frames
 
     def report(self, began: float) -> None:
@@ -247,8 +246,9 @@ class Input:
         name = f"{self.name}: " if self.name else ""
         rate = (self.count - self.state.first_frame) / (time.perf_counter() - began)
         cache = self.context.cache
+        restarts = f", {self.context.restarts} restarts" if self.context.restarts else ""
         tqdm.write(f"{name}{self.count} frames, {self.context.segment} narrations"
-                   f"{self.context.bounds.report()}, {rate:.1f} frames/s; "
+                   f"{restarts}, {rate:.1f} frames/s; "
                    f"cache at most {self.peak} tokens, now {cache.text} text + "
                    f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
         if self.video is not None:
@@ -278,38 +278,23 @@ def run_files(args: argparse.Namespace) -> None:
         encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
-    if narrator.slow_because:
-        print(f"{narrator.config.llm} {narrator.slow_because}: it takes the plain path, "
-              f"which is slower", file=sys.stderr)
     if args.explain:
         read_out = load_read_out(model)
         for run in runs:
             run.read_out = read_out
     if args.compile:
-        compile_memory(narrator.memory)
-        narrator.decoder.compile()
+        compile_narrator(narrator)
 
-    jobs = [partial(run.decisions, narrator, encoder, args) for run in runs]
-    width = len(runs)
-    if not live:                                        # no camera waits for the end of another
-        width = min(args.batch, len(runs))
-    began = time.perf_counter()
-    with save_on_ctrl_c(runs), closing(side_by_side(jobs, width)) as items:
-        failed = show(items, runs, narrator, args)
-    if not live:                                        # live inputs have reported
-        for run in runs:
-            if run not in failed:
-                run.report(began)
+    failed = show(runs, narrator, encoder, args)
     if failed:
         raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
     pages.wait()
 
 
-def show(items: Iterator, runs: list[Input], narrator: Narrator,
+def show(runs: list[Input], narrator: Narrator, encoder: VisionEncoder | None,
          args: argparse.Namespace) -> list[Input]:
-    """Print the narrations of all inputs as they come; returns the inputs that failed.
-
-    items       (number of the input, its Decision and row, or Failed)
+    """Narrate one input after the other, and print the narrations as they come; returns the inputs
+    that failed.
     """
     failed = []
     if args.explain:
@@ -319,32 +304,38 @@ def show(items: Iterator, runs: list[Input], narrator: Narrator,
     delay = 0 if runs[0].live else 0.5
     bar = progress(None, "streaming", unit="frame", leave=False, mininterval=0.5, delay=delay)
     with bar, Speaker(args) as speaker:
-        for number, item in items:
-            run = runs[number]
-            if isinstance(item, Failed):
-                if len(runs) == 1 or not isinstance(item.error, BadData | OSError):
-                    raise item.error
+        for run in runs:
+            began = time.perf_counter()
+            try:
+                for decision, row in run.decisions(narrator, encoder, args):
+                    update_bar(bar, runs, run, decision)
+                    print_decision(run, decision, row, narrator, args, speaker)
+            except (BadData, OSError) as error:
+                if len(runs) == 1:
+                    raise
                 failed.append(run)
-                tqdm.write(f"{run.name}: {item.error}", sys.stderr)
-                continue
-
-            decision, row = item
-            update_bar(bar, runs, run, decision)
-            name = f"{run.name} " if run.name else ""
-            lines = []
-            if args.explain:
-                explained = explain(decision, narrator.layout, narrator.config, args.static)
-                lines.append(name + explained)
-            knows = run.knows.pop(decision.frame, None)
-            if row is not None and (args.repeats or "repeat" not in row):
-                lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
-                speaker.say(row["text"])
-            if knows is not None:
-                lines.append(f"{name}memory: {knows}")
-            if lines:
-                with tqdm.external_write_mode(file=sys.stdout):
-                    print("\n".join(lines), flush=True)
+                tqdm.write(f"{run.name}: {error}", sys.stderr)
+            else:
+                if not run.live:                                # live inputs have reported
+                    run.report(began)
     return failed
+
+
+def print_decision(run: Input, decision: Decision, row: dict | None, narrator: Narrator,
+                   args: argparse.Namespace, speaker: Speaker) -> None:
+    name = f"{run.name} " if run.name else ""
+    lines = []
+    if args.explain:
+        lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
+    if row is not None and (args.repeats or "repeat" not in row):
+        lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
+        speaker.say(row["text"])
+    knows = run.knows.pop(decision.frame, None)
+    if knows is not None:
+        lines.append(f"{name}memory: {knows}")
+    if lines:
+        with tqdm.external_write_mode(file=sys.stdout):
+            print("\n".join(lines), flush=True)
 
 
 def update_bar(bar: tqdm, runs: list[Input], run: Input, decision: Decision) -> None:
@@ -400,10 +391,6 @@ def main() -> None:
     parser = Parser(description="Narrate a video as it plays.")
     input_options(parser)
     parser.add_argument(
-        "--batch", type=positive_int, default=16, metavar="B",
-        help="inputs that are narrated at once and share the passes of the models (default 16); "
-             "the narrations are those of each alone in float32, in bfloat16 up to rounding")
-    parser.add_argument(
         "--fps", type=frame_rate, help="frames per second (default: the checkpoint's, 2)")
     model_options(parser)
     trigger_options(parser)
@@ -411,10 +398,17 @@ def main() -> None:
         "--keep-newline", action="store_true", default=None,
         help="with --last-k: keep every newline, as the published code does (the cache then "
              "grows)")
-    lookahead_option(parser)
+    parser.add_argument(
+        "--lookahead", type=positive_int, metavar="K",
+        help=f"frames in one pass of the language model (default {LOOKAHEAD}; live 1); the "
+             "narrations are the same in float32, in bfloat16 up to rounding")
+    parser.add_argument(
+        "--guesses", type=non_negative_int, default=GUESSED_WORDS, metavar="N",
+        help=f"words that are guessed in one pass, at most (default {GUESSED_WORDS}); "
+             "--lookahead 1 --guesses 0 is the plain form")
     parser.add_argument(
         "--compile", action="store_true",
-        help="compile CLAM and, for one input, the model's passes")
+        help="compile the visual memory and the language model (torch.compile)")
     parser.add_argument(
         "--explain", action="store_true", help="print what each frame fed, decided and pruned")
     for form in ("jsonl", "srt", "vtt"):

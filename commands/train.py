@@ -129,7 +129,7 @@ def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
     given = dict(video.narrations[:number]) | {frame: None}     # None: the narrator writes it
     context = variants.new_context(narrator)
     narrator.eval()
-    *_, last = stream.narrate(narrator, video.x[:frame + 1], forced=given, context=context)
+    *_, last = stream.narrate(narrator, video.x[:frame + 1], given=given, context=context)
     narrator.train()
     written = shorten(last.narration.text, 100, placeholder=" ...")
     say(f"after {step} steps: {written!r}, where the truth is {narrator.layout.decode(true)!r}")

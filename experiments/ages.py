@@ -26,7 +26,7 @@ from baselines.variants import load_narrator
 from evaluate import average
 from experiments.paper import AGES_OF_WORDS
 from narrator import Narrator
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.errors import command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser
@@ -57,7 +57,7 @@ def narrated_words(narrator: Narrator, x: Tensor, kitchen: world.Kitchen) -> lis
 
     words = []
     read_at = 0                                                # where this segment began
-    for step in stream.narrate(narrator, x, forced=forced, context=open_stream(narrator)):
+    for step in stream.narrate(narrator, x, given=forced, context=open_stream(narrator)):
         if not step.narration:
             continue
         true = true_at[step.frame]

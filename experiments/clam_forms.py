@@ -16,7 +16,7 @@ from clam import CLAM
 from support.common.devices import synchronise
 from support.common.errors import command_line
 from support.common.options import Parser, positive_int
-from support.engine.passes import compile_memory
+from support.engine.compiled import compile_memory
 
 
 # ------------------------------------------------------------- what a piece of code costs

@@ -44,7 +44,7 @@ from support.common.figures import print_table, pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, Parser, device_options, positive_int
 from support.common.progress import progress
 from support.engine import checkpoint
-from support.engine.passes import compile_memory
+from support.engine.compiled import compile_memory
 from support.files.features import encode_pictures
 from support.files.video import Video
 
@@ -199,7 +199,7 @@ def macs(narrator: nar.Narrator, work: Work) -> int:
     frames, forced = work.given(narrator)
     context = new_context(narrator)        # computes CLAM's queries, once: they are not counted
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        for _ in stream.narrate(narrator, frames, forced=forced, context=context):
+        for _ in stream.narrate(narrator, frames, given=forced, context=context):
             pass
     return counter.get_total_flops() // 2
 

@@ -32,7 +32,7 @@ from experiments.frequency import frequency_options
 from experiments.learning import learning_options
 from experiments.words import words_options
 from streams.checks import check_input
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable, is_number, read_jsonl
 from support.common.errors import BadData, command_line

@@ -214,7 +214,7 @@ def measure(model: str, vision: str | None, clip: Path, frames: int, lookahead: 
     ids = (narrator.layout.newline * SENTENCE)[:SENTENCE]
     forced = {t: ids for t in [0, *range(EVERY - 1, frames, EVERY)]}
     with watch("stream"):
-        steps = list(stream.narrate(narrator, x, forced=forced, context=context))
+        steps = list(stream.narrate(narrator, x, given=forced, context=context))
     passes = sum(len(step.narration.tokens) + 1 for step in steps if step.narration)
     costs |= {"peak": most(costs["load peak"], narrator.device), "frames": len(steps)}
     for clock, seconds in (("wall", watch.wall), ("processor", watch.processor)):

@@ -39,7 +39,7 @@ from baselines.variants import load_narrator
 from experiments.efficiency import peak_memory
 from experiments.timing import state_bytes
 from streams.bounds import LIVE_BOUNDS, live_bounds, most_tokens
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from streams.suspend import model_answers, read_state, unpack, write_state
 from support.common.devices import device_and_dtype, vision_dtype
 from support.common.errors import BadData, command_line
@@ -110,7 +110,7 @@ def stream_the_day(narrator: nar.Narrator, day: Day,
     context = open_stream(narrator, **options)
     saved = False
     while True:
-        decisions = stream.narrate(narrator, day, forced=day.narrations, context=context)
+        decisions = stream.narrate(narrator, day, given=day.narrations, context=context)
         for decision in decisions:
             yield context, decision
             if not saved and decision.frame >= save_at and not context.ahead:
@@ -138,7 +138,7 @@ def soak(narrator: nar.Narrator, day: Day, other_day: Day,
     """
     aged = stream_the_day(narrator, day, lookahead)
     fresh_context = open_stream(narrator, lookahead=lookahead, guesses=0)
-    fresh = stream.narrate(narrator, other_day, forced=other_day.narrations, context=fresh_context)
+    fresh = stream.narrate(narrator, other_day, given=other_day.narrations, context=fresh_context)
     compared = min(COMPARED, day.part)
     rows = []
     tokens = 0

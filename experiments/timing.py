@@ -91,7 +91,7 @@ class Meter:
         frames, narrations = work.given(narrator)
         timed = TimedHistory if isinstance(narrator, HistoryNarrator) else Timed
         self.context = timed(narrator, self.watch, lookahead=work.lookahead, guesses=0)
-        self.decisions = stream.narrate(narrator, frames, forced=narrations, context=self.context)
+        self.decisions = stream.narrate(narrator, frames, given=narrations, context=self.context)
         self.rows = []
         self.stages = Counter()
         self.tokens = 0
@@ -152,7 +152,7 @@ def shared(narrator: nar.Narrator, work: Work, ask: Callable) -> Iterator[stream
 
     frames, narrations = work.given(narrator)
     context = open_stream(narrator, run=run, guesses=0)
-    return stream.narrate(narrator, frames, forced=narrations, context=context)
+    return stream.narrate(narrator, frames, given=narrations, context=context)
 
 
 def total(rows: list[dict], name: str) -> float:

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from functools import partial
 from itertools import chain, islice
 from math import inf
 from threading import Condition, Event, Thread
@@ -31,7 +30,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from streams.sources import address, is_pipe_or_url, is_live, without_secrets_numbered
-from streams.together import DirectPasses
 from support.common.errors import BadData
 from support.common.text import without_secrets
 from support.files.video import READABLE, Video, open_container, to_rgb, video_stream
@@ -55,20 +53,17 @@ class ThreadedSource:
 
     source, fps, largest    see sources.py; as in Video
     options                 of FFmpeg, beside ours
-    wait                    how to wait for the next picture (together.py: SharedPasses.wait, so
-                            that other streams go on meanwhile)
     """
     frames = None                                   # as in Video; not known before
     size = None
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None, wait: Callable = DirectPasses().wait):
+                 options: dict[str, str] | None = None):
         self.source = source
         self.name = without_secrets(source)
         self.fps = float(fps)
         self.largest = largest
         self.options = options or {}
-        self.wait = wait
         self.items = deque()                        # that the thread has put, and nobody has taken
         self.changed = Condition()                  # of `items` and `closed`
         self.closed = Event()
@@ -78,7 +73,9 @@ class ThreadedSource:
         self.thread.start()
         try:
             while True:
-                item = self.wait(self._next)
+                item = None
+                while item is None:
+                    item = self._next(0.1)
                 if item is StopIteration:
                     return
                 if isinstance(item, Exception):
@@ -375,24 +372,12 @@ def reason_of(error: Exception) -> str:
     return str(error)
 
 
-def paced(items: Iterable, rate: float, wait: Callable) -> Iterator:
-    """The items of a recording, `rate` a second from now on; late items come at once.
-
-    wait: as of ThreadedSource.
-    """
+def paced(items: Iterable, rate: float) -> Iterator:
+    """The items of a recording, `rate` a second from now on; late items come at once."""
     began = time.monotonic()
     for number, item in enumerate(items):
-        wait(partial(reach, began + number / rate))
+        time.sleep(max(0, began + number / rate - time.monotonic()))
         yield item
-
-
-def reach(moment: float, seconds: float) -> bool | None:
-    """True when the moment (of time.monotonic) has come; None if it does not come within so many
-    seconds."""
-    left = moment - time.monotonic()
-    if left > 0:
-        time.sleep(min(left, seconds))
-    return True if left <= seconds else None
 
 
 def readable(packet) -> list[av.VideoFrame]:
@@ -403,17 +388,16 @@ def readable(packet) -> list[av.VideoFrame]:
         return []
 
 
-def open_pictures(source: str, fps: float, largest: int | None, args,
-                  wait: Callable) -> Video | ThreadedSource:
+def open_pictures(source: str, fps: float, largest: int | None, args) -> Video | ThreadedSource:
     """The pictures of an input of the command line.
 
     args: its options (commands/stream.py: input_options).
     """
     options = dict(args.source_option)
     if is_live(source, args.live):
-        video = Camera(source, fps, largest, options=options, wait=wait, retries=args.retries)
+        video = Camera(source, fps, largest, options=options, retries=args.retries)
     elif is_pipe_or_url(source):
-        video = Recording(source, fps, largest, options, wait)
+        video = Recording(source, fps, largest, options)
     else:
         return Video(source, fps, largest)
     video.name = without_secrets_numbered(source, args.input)

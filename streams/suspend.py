@@ -4,22 +4,22 @@
 
 Kill this command and repeat it: the stream continues as if it had never been stopped.
 
-The file holds everything that a Context (stream.py) carries from frame to frame: the keys and
-values of the slots in use, the states of the memories, and numbers. It also holds the length of
+The file holds everything that a Context (stream.py) carries from frame to frame, and the length of
 each output file. It is written between two frames, at a moment when nothing has been read ahead.
 The passes after that moment are those of a stream that was not interrupted, bit for bit. Output
 written after the last save is truncated and narrated again.
 
 A live source cannot be seen again. Therefore it is also saved after each narration, its segment is
 restarted, and its output files keep every whole line. Ctrl-C saves a recording before it ends. No
-two processes share a file: it is locked until the stream or its process ends (`take_lock`).
+two processes share a file: it is locked until the stream or its process ends.
 
 A state that does not belong to this stream is refused. That is a state with another source,
 tokenizer, connector or memory, or with other settings that shape the cache. Other thresholds and
 bounds are allowed and reported. The language model and the vision model are tested by their answers
 to the prompt and to a test picture. So no large file is hashed, and device and dtype may differ.
 
-The format is safetensors, with the numbers as JSON in the metadata; no pickle.
+The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
+everything shows damage.
 """
 from __future__ import annotations
 
@@ -30,31 +30,29 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
 
-import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from streams.fast import empty
+from narrator import Tokens
+from stream import Cache
+from streams.bounds import Bounded
 from streams.sources import is_pipe_or_url
 from streams.subtitles import hash_of_end, timestamp
 from support.common.disk import check_distinct, check_writable, write_tensors
 from support.common.errors import BadData
 from support.common.text import without_secrets
-from support.engine.passes import PassInput
-from support.engine.slots import Slots
-from support.files.predictions import digest
 
-FORMAT = 2                             # format 1 can be read, too
+FORMAT = 3
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
 DIGEST_BYTES = 2 ** 20                 # at each end of a source file
@@ -69,14 +67,12 @@ FREE = {
     *MAY_DIFFER,
 }
 
-# Attributes that are saved: of a Context (tensors that can be None or missing, and numbers),
-TENSORS = ("state", "readable", "memory", "history_state", "history")
-NUMBERS = ("position", "segment", "frame", "now", "last_narration_time", "p_skip", "theta")
-# of its Bounds (and their names in format 1),
-BOUNDS = ("start_frame", "start_time", "restart_asked", "segment_start", "restarts", "rewound")
-OLD_BOUNDS = ("began", "since", "asked", "mark", "count", "turned")
-# and of its Cache, for each slot in use
-TOKENS = ("kind", "segment", "number")
+# What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache.
+# A baseline's Context names what it adds (FURTHER_TENSORS).
+TENSORS = ("state", "state_before", "latest", "memory")
+NUMBERS = ("position", "segment", "frame", "now", "last_narration_time", "p_skip", "theta",
+           "segment_start", "start_frame", "start_time", "restart_asked", "restarts", "rewound")
+LISTS = ("words", "narration_starts")
 
 
 class State:
@@ -89,14 +85,13 @@ class State:
     skip            the number of frames of a recording that need not be encoded again
     live_clock      of a live source: (the time of day at which its time was 0, the sentence
                     reported last); None for a recording
-    stopping        the stream shall end as soon as it can be saved (`save_on_ctrl_c`)
-    stopped         the stream has been saved because of `stopping`
+    stopping        Ctrl-C came: the stream ends as soon as it can be saved
 
-    As a context manager, it releases its lock at the end.
+    As a context manager, it holds the lock of the file, and lets Ctrl-C wait for a save.
     """
 
     def __init__(self, path: str | None, owner):
-        self.path = path
+        self.path = Path(path) if path else None
         self.owner = owner
         self.writers = None
         self.saved_files = None
@@ -105,83 +100,99 @@ class State:
         self.live_clock = None
         self.save_time = time.monotonic()
         self.stopping = False
-        self.stopped = False
-        self.lock: BinaryIO | None = None
+        self.handlers: dict = {}
 
     def __enter__(self) -> State:
+        if self.path is None:
+            return self
+        owner = self.owner
+        outputs = [file for file in owner.files.values() if file]
+        check_distinct(self.path, "" if owner.live else owner.source, *outputs)
+        check_writable(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0)
+        try:
+            self.lock.acquire()
+        except Timeout as error:
+            raise BadData(f"{self.path}: is in use by another stream.py; "
+                          f"end that one first, or give another --state") from error
+        # A live source is saved after each narration anyway, and a pipe could delay Ctrl-C for ever.
+        waits = owner.live or is_pipe_or_url(owner.source)
+        # Python allows signal handlers in the main thread only.
+        if not waits and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         return self
 
     def __exit__(self, *_) -> None:
-        if self.lock is not None:
-            release_lock(self.lock)
-            self.lock = None
+        if self.path is not None:
+            self.restore_handlers()
+            self.lock.release()
 
-    def resume(self, narrator, encode: Callable[[Tensor], Tensor] | None,
+    def stop(self, *_) -> None:
+        """Ctrl-C: end when the stream can be saved. A second Ctrl-C ends at once."""
+        self.stopping = True
+        self.restore_handlers()
+
+    def restore_handlers(self) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        self.handlers = {}
+
+    # ------------------------------------------------------------------ resume
+
+    def resume(self, narrator, encoder: Callable[[Tensor], Tensor] | None,
                static: bool = False) -> bool:
         """Load the file, if it exists, into the new Context of the input.
 
         Returns whether there is anything left to narrate.
 
-        encode      the vision model, or None: pictures uint8 [B, H, W, 3] -> frame tokens
+        encoder     the vision model, or None: pictures uint8 [B, H, W, 3] -> frame tokens
         static      as in `narrate`
 
-        Raises BadData, before anything is changed, if the file is damaged, belongs to another
-        stream, or is used by another process.
+        Raises BadData, before anything is changed, if the file is damaged or belongs to another
+        stream.
         """
-        if not self.path:
+        if self.path is None:
             return True
-        if self.stopping:                      # Ctrl-C came before this input had its turn
-            self.stopped = True
-            return False
         owner = self.owner
-        path = Path(self.path)
-        outputs = [file for file in owner.files.values() if file]
-        check_distinct(path, "" if owner.live else owner.source, *outputs)
-        check_writable(path)
-        self.lock = take_lock(path)
-
         self.settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER}
         self.settings["static"] = static
         self.identity = identity(narrator, owner.source, owner.live)
-        exists = path.exists()
+        self.dtype = str(narrator.llm.dtype)
+        exists = self.path.exists()
         if exists:
-            header, tensors = read_state(path)
-            refuse_another_stream(path, header.get("whose", {}), self.identity)
+            header, tensors = read_state(self.path)
+            refuse_another_stream(self.path, header["whose"], self.identity)
             if header["done"]:
-                print(f"{path}: {without_secrets(owner.source)} is narrated to its end; "
+                print(f"{self.path}: {without_secrets(owner.source)} is narrated to its end; "
                       f"delete it to begin anew", file=sys.stderr)
                 return False
-
-        self.dtype = str(narrator.llm.dtype)
-        self.answers = model_answers(narrator, owner.context, encode)
+        self.answers = model_answers(narrator, encoder)
         if exists:
-            self.load(path, header, tensors)
+            self.load(header, tensors)
         return True
 
-    def load(self, path: Path, header: dict, tensors: dict[str, Tensor]) -> None:
+    def load(self, header: dict, tensors: dict[str, Tensor]) -> None:
         """See `resume`."""
         owner = self.owner
-        try:
-            exact = header["dtype"] == self.dtype == "torch.float32"
-            check_model_answers(path, tensors, self.answers, tolerance=1e-3 if exact else 5e-2)
-            check_files(path, owner.files, header["files"], owner.live)
-            unpack(owner.context, header["stream"], tensors)
-            owner.peak = header["peak"]
-            self.saved_files = header["files"]
-            self.live_clock = header["live"]
-        except BadData:
-            raise
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(path, error) from error
+        exact = header["dtype"] == self.dtype == "torch.float32"
+        tolerance = 1e-3 if exact else 5e-2
+        check_model_answers(self.path, tensors, self.answers, tolerance)
+        check_files(self.path, owner.files, header["files"], owner.live)
+        unpack(owner.context, header["stream"], tensors)
+        owner.peak = header["peak"]
         owner.count = owner.context.frame
+        self.saved_files = header["files"]
+        self.live_clock = header["live"]
         self.first_frame = owner.count
         if owner.live:
             owner.context.restart()            # the camera may show something else by now
         else:
             self.skip = owner.count
-        tqdm.write(f"{path}: goes on after {owner.count} frames, {owner.context.segment} narrations",
-                   sys.stderr)
-        tell_changes(path, header.get("settings", {}), self.settings)
+        tqdm.write(f"{self.path}: goes on after {owner.count} frames, "
+                   f"{owner.context.segment} narrations", sys.stderr)
+        tell_changes(self.path, header["settings"], self.settings)
 
     def live_frames(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         """The frames of a live source, whose time continues by the wall clock.
@@ -204,23 +215,27 @@ class State:
                 self.save()
             raise
 
+    # ------------------------------------------------------------------ save
+
     def save_if_due(self, writers, narrated: bool) -> None:
         """Save the stream between two frames, if it is time and nothing has been read ahead.
 
         narrated    whether the frame before has a narration
+
+        Raises KeyboardInterrupt after the save if Ctrl-C came.
         """
         self.writers = writers
         after_live_narration = narrated and self.owner.live
         long_ago = time.monotonic() - self.save_time >= EVERY
         due = after_live_narration or long_ago or self.stopping
-        if not self.path or not due or self.owner.context.ahead:
+        if self.path is None or not due or self.owner.context.guessed:
             return
         self.save()
         if self.stopping:
-            self.stopped = True
             tqdm.write(f"{self.path}: saved; the same command goes on after "
                        f"{self.owner.count} frames, at {timestamp(self.owner.context.now)}",
                        sys.stderr)
+            raise KeyboardInterrupt
 
     def end(self, writers) -> None:
         """Finish the output files and save the stream, after the last frame."""
@@ -249,232 +264,106 @@ class State:
         self.save_time = time.monotonic()
 
 
-def write_state(path: str | Path, context, header: dict, extra: dict[str, Tensor]) -> None:
+# ---------------------------------------------------------------------- the file
+
+def write_state(path: str | Path, context: Bounded, header: dict,
+                extra: dict[str, Tensor]) -> None:
     """Write a Context with nothing read ahead, a header (for JSON), and extra tensors to a file."""
     numbers, tensors = pack(context)
-    tensors |= extra
     # safetensors refuses tensors that share memory
-    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    header = header | {"format": FORMAT, "stream": numbers}
-    write_tensors(path, copies, {"state": json.dumps(header)})
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in (tensors | extra).items()}
+    text = json.dumps(header | {"format": FORMAT, "stream": numbers})
+    about = {"state": text, "digest": digest_of(text, tensors)}
+    write_tensors(path, tensors, about)
 
 
 def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
     """Read what `write_state` wrote: header, tensors. header["stream"]: the Context's numbers.
 
-    Raises BadData if the file is damaged, is no state, or has an unknown format.
+    Raises BadData if the file is damaged, is no state, or has another format.
     """
     try:
         with safe_open(path, "pt") as file:
-            header = json.loads(file.metadata()["state"])
+            about = file.metadata() or {}
             # copies, not views: the file is replaced by the next save
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+        intact = about["digest"] == digest_of(about["state"], tensors)
+        header = json.loads(about["state"])
         version = header["format"]
-        if version == 1:
-            header["stream"] = from_format_1(header["stream"])
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise damaged(path, error) from error
-    if version not in (1, FORMAT):
+        raise damaged(path, type(error).__name__) from error
+    if version != FORMAT:
         raise BadData(f"{path}: has format {version}, not {FORMAT}; "
                       f"go on with the version that wrote it, or delete it")
+    if not intact:
+        raise damaged(path, "its digest differs")
     return header, tensors
 
 
-def damaged(path: str | Path, error: Exception) -> BadData:
-    return BadData(f"{path}: is damaged, or no state of a stream ({type(error).__name__}); "
+def digest_of(text: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of a header and of tensors with their names, dtypes and shapes."""
+    hashed = sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        # as bytes, because NumPy has no bfloat16
+        as_bytes = tensor.contiguous().flatten().view(torch.uint8)
+        hashed.update(as_bytes.numpy())
+    return hashed.hexdigest()
+
+
+def damaged(path: str | Path, reason: str) -> BadData:
+    return BadData(f"{path}: is damaged, or no state of a stream ({reason}); "
                    f"delete it, or give another --state (a recording then begins anew, and its "
                    f"outputs with it; those of a live source go on)")
 
 
-# ---------------------------------------------------------------------- one process, and how it ends
-
-def take_lock(path: Path) -> BinaryIO:
-    """Create and lock .NAME.lock beside a file; returns the open lock file.
-
-    The lock lasts until `release_lock`, or until the process ends, in whatever way. Raises BadData
-    if another process has it.
-    """
-    lock_path = path.with_name(f".{path.name}.lock")
-    while True:
-        try:
-            lock_path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(lock_path, "ab")
-        except OSError as error:
-            raise BadData(f"{lock_path}: cannot be written ({error.strerror}); "
-                          f"choose another --state") from error
-        try:
-            if os.name == "nt":
-                import msvcrt
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            file.close()
-            raise BadData(f"{path}: is in use by another stream.py; "
-                          f"end that one first, or give another --state") from error
-        except OSError as error:               # some network file systems have no locks
-            print(f"{path}: cannot be locked here ({error.strerror}); "
-                  f"see to it that no other process uses it", file=sys.stderr)
-            return file
-        # The process that had the lock may have removed the file after we opened it. Then ours is
-        # the lock of a file that is gone, and we try again.
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock_path)):
-                return file
-        file.close()
-
-
-def release_lock(file: BinaryIO) -> None:
-    """Remove and close the file of `take_lock`.
-
-    It is removed while it is locked, so that nobody can lock a file that is gone. Windows removes
-    only files that are closed, and that no other process has opened.
-    """
-    if os.name == "nt":
-        file.close()
-    with suppress(OSError):
-        os.unlink(file.name)
-    file.close()
-
-
-@contextmanager
-def save_on_ctrl_c(runs: list) -> Iterator[None]:
-    """Within it, Ctrl-C or SIGTERM ends recordings that have a state as soon as they can be saved.
-
-    That is after the frames that have been read ahead. Then KeyboardInterrupt is raised. A second
-    Ctrl-C is raised at once. It has no effect if an input has no state, is live (and so is saved
-    anyway), or comes through a pipe, which could delay Ctrl-C for ever.
-    """
-    can_wait = all(
-        run.state.path and not run.live and not is_pipe_or_url(run.source) for run in runs
-    )
-    # Python allows signal handlers in the main thread only
-    if not can_wait or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def restore_handlers() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-    def stop(*_) -> None:
-        for run in runs:
-            run.state.stopping = True
-        restore_handlers()
-
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        restore_handlers()
-    if any(run.state.stopped for run in runs):
-        raise KeyboardInterrupt
-
-
-# ---------------------------------------------------------------------- what a stream carries
-
-def pack(context) -> tuple[dict, dict[str, Tensor]]:
+def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     """The numbers (for JSON) and the tensors of a Context with nothing read ahead."""
     cache = context.cache
     numbers = {name: getattr(context, name) for name in NUMBERS}
+    numbers |= {name: list(getattr(context, name)) for name in LISTS}
     numbers["opens"] = context.opening is not None
-    numbers["narrated"] = list(context.narrated)
-    numbers["bounds"] = {name: getattr(context.bounds, name) for name in BOUNDS}
+    numbers["tokens"] = asdict(cache.tokens)
     tensors = {}
-    for name in TENSORS:
-        tensor = getattr(context, name, None)
-        if tensor is not None:
-            tensors[name] = tensor
-    for name in TOKENS:
-        of_each_slot = getattr(cache, name)
-        tensors[f"cache.{name}"] = torch.from_numpy(of_each_slot[cache.used])
-    if context.unabsorbed:
-        tensors["waiting"] = torch.stack(context.unabsorbed)
-    for name, slots in all_slots(cache).items():
-        used = torch.from_numpy(np.flatnonzero(slots.used))
-        numbers[name] = len(slots.used)
-        tensors[f"{name}.slots"] = used
-        for key, buffer in buffers(name, slots).items():
-            tensors[key] = buffer[used.to(slots.positions.device)]
-    if cache.routed is not None:
-        tensors["fewer.of"] = torch.from_numpy(cache.routed.slot_of)
+    for name in tensors_of(context):
+        if getattr(context, name) is not None:
+            tensors[name] = getattr(context, name)
+    for layer, length in cache.length.items():
+        tensors[f"keys.{layer}"] = cache.keys[layer][:, :, :length]
+        tensors[f"values.{layer}"] = cache.values[layer][:, :, :length]
     return numbers, tensors
 
 
-def from_format_1(old: dict) -> dict:
-    """The numbers of a state of format 1, converted to format 2."""
-    p_skip, theta, now = old["decided"]
-    numbers = dict(old)
-    numbers["now"] = now
-    numbers["last_narration_time"] = old["told"]
-    numbers["p_skip"] = p_skip
-    numbers["theta"] = theta
-    numbers["opens"] = old["new"] or old["frame"] == 0
-    numbers["narrated"] = old["said"]
-    numbers["bounds"] = {name: old["bounds"][key] for name, key in zip(BOUNDS, OLD_BOUNDS)}
-    return numbers
-
-
-def unpack(context, numbers: dict, tensors: dict[str, Tensor]) -> None:
-    """Load what `pack` gave into a new Context: each token goes into the slot that it had.
-
-    The Context's buffers must exist already (`model_answers`).
-    """
-    cache = context.cache
-    device = cache.positions.device
+def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
+    """Load what `pack` gave into a new Context."""
+    narrator = context.narrator
     for name in NUMBERS:
         setattr(context, name, numbers[name])
-    for name in BOUNDS:
-        setattr(context.bounds, name, numbers["bounds"][name])
-    for name in TENSORS:
-        if hasattr(context, name):
-            tensor = tensors.get(name)
-            setattr(context, name, None if tensor is None else tensor.to(device))
+    for name in LISTS:
+        newest = getattr(context, name).maxlen
+        setattr(context, name, deque(numbers[name], newest))
+    for name in tensors_of(context):
+        tensor = tensors.get(name)
+        setattr(context, name, None if tensor is None else tensor.to(narrator.device))
     context.opening = None
     if numbers["opens"]:
-        layout = context.layout
-        if context.frame > 0:
-            context.opening = layout.opening(context.segment)
+        if context.frame == 0:
+            context.opening = context.layout.first()
         else:
-            context.opening = layout.first()
-    context.narrated.extend(numbers["narrated"])
-    context.unabsorbed = []
-    if "waiting" in tensors:
-        context.unabsorbed = list(tensors["waiting"].to(device))
+            context.opening = context.layout.opening(context.segment)
 
-    for name, slots in all_slots(cache).items():
-        # on CUDA, a first test (commands/stream.py: try_passes) may have added more slots already
-        slots.grow(max(0, numbers[name] - len(slots.used)))
-        used = tensors[f"{name}.slots"]
-        slots.used[used.numpy()] = True
-        slots.recount()
-        for key, buffer in buffers(name, slots).items():
-            buffer[used.to(device)] = tensors[key].to(buffer)
-    for name in TOKENS:
-        of_each_slot = getattr(cache, name)
-        of_each_slot[cache.used] = tensors[f"cache.{name}"].numpy()
-    if cache.routed is not None:
-        cache.routed.slot_of = tensors["fewer.of"].numpy()
+    cache = context.cache
+    for name, tensor in tensors.items():
+        kind, _, layer = name.partition(".")
+        if kind == "keys":
+            values = tensors[f"values.{layer}"]
+            cache.update(tensor.to(narrator.device, narrator.llm.dtype),
+                         values.to(narrator.device, narrator.llm.dtype), int(layer))
+    cache.tokens = Tokens(**numbers["tokens"])
 
 
-def all_slots(cache: Slots) -> dict[str, Slots]:
-    """The slots of all layers, and those of layers with routers (baselines/mod.py), if any.
-
-    The names are part of the file's format.
-    """
-    if cache.routed is None:
-        return {"cache": cache}
-    return {"cache": cache, "fewer": cache.routed}
-
-
-def buffers(name: str, slots: Slots) -> dict[str, Tensor]:
-    """The tensors with an entry for each slot: positions, and keys and values of each layer."""
-    tensors = {f"{name}.positions": slots.positions}
-    for kind, layers in (("keys", slots.keys), ("values", slots.values)):
-        for layer, buffer in enumerate(layers):
-            tensors[f"{name}.{kind}.{layer}"] = buffer
-    return tensors
+def tensors_of(context: Bounded) -> tuple[str, ...]:
+    return TENSORS + getattr(context, "FURTHER_TENSORS", ())
 
 
 # ---------------------------------------------------------------------- whose state it is
@@ -492,11 +381,9 @@ def identity(narrator, source: str, live: bool) -> dict:
     for name, value in asdict(narrator.config).items():
         if name not in FREE:
             same[name] = value
-    modules = {name: module for name, module in narrator.named_children() if name != "llm"}
-    routers = [layer.router for layer in narrator.llm.model.layers if hasattr(layer, "router")]
-    modules["routers"] = torch.nn.ModuleList(routers)
-    for name, module in modules.items():
-        same[f"weights of its {name}"] = digest(module)[:12]
+    # the connector, the memory, and what baselines add; LoRA is merged, and tested by its answers
+    trained = {name: weight.detach().cpu() for name, weight in narrator.trainable().items()}
+    same["connector or memory"] = digest_of("", trained)[:12]
     return same
 
 
@@ -527,35 +414,27 @@ def refuse_another_stream(path: Path, saved: dict, present: dict) -> None:
 
 def tell_changes(path: Path, saved: dict, present: dict) -> None:
     """Report thresholds and bounds that differ from those of a state."""
-    changes = []
-    for name, value in present.items():
-        # earlier versions did not save all of them
-        if name in saved and saved[name] != value:
-            changes.append(f"{name} = {value} (was {saved[name]})")
+    changes = [f"{name} = {value} (was {saved[name]})"
+               for name, value in present.items() if saved[name] != value]
     if changes:
         tqdm.write(f"{path}: goes on with {', '.join(changes)}", sys.stderr)
 
 
 @torch.no_grad()
-def model_answers(narrator, context,
-                  encode: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
-    """The models' answers to a test.
-
-    These are the logits [V] after the prompt, and the tokens [J, D] of a test picture. Afterwards
-    the cache of the new Context has buffers, with nothing in them.
+def model_answers(narrator, encoder: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
+    """The models' answers to a test: the logits [V] after the prompt, and the tokens [J, D] of a
+    test picture.
     """
-    cache = context.cache
     ids = narrator.layout.prompt
-    slots = cache.reserve(len(ids))
-    plan = torch.tensor([ids, range(len(ids)), slots.tolist()]).to(narrator.device)
-    last = slice(-1, None)
-    answers = {"proof.language": context.run(PassInput(plan, None, None, cache, last))[0]}
-    empty(cache)
-    if encode is not None:
-        # with two encoders, a picture is a pair, one for each (support/files/features.py)
-        channels = 6 if narrator.config.width_second else 3
+    cache = Cache()
+    e = narrator.embed(torch.tensor(ids, device=narrator.device))
+    positions = torch.arange(len(ids), device=e.device)
+    hidden = narrator.run(e, positions, cache.mask(ids).to(e.device), cache)
+    answers = {"proof.language": narrator.logits(hidden[-1])}
+    if encoder is not None:
+        channels = getattr(encoder, "channels", 3)      # of two encoders, 6: a picture is a pair
         pixels = torch.arange(48 * 64 * channels).remainder(251).to(torch.uint8)
-        answers["proof.vision"] = encode(pixels.view(1, 48, 64, channels))[0]
+        answers["proof.vision"] = encoder(pixels.view(1, 48, 64, channels))[0]
     return answers
 
 
@@ -563,11 +442,11 @@ def check_model_answers(path: Path, saved: dict[str, Tensor], present: dict[str,
                         tolerance: float) -> None:
     """BadData if a model's answer differs from the saved one by more than a relative tolerance."""
     for name, answer in present.items():
-        now = answer.float()
+        now = answer.float().cpu()
         before = saved[name].float()
         # a constant added to all logits changes no probability
-        now = now.cpu() - now.mean().cpu()
-        before = before.cpu() - before.mean().cpu()
+        now = now - now.mean()
+        before = before - before.mean()
         if now.shape != before.shape or not (now - before).norm() <= tolerance * before.norm():
             if name == "proof.language":
                 which = "language model, or with another LoRA"
@@ -587,7 +466,6 @@ def check_files(path: Path, files: dict[str, str | None], saved: dict, live: boo
     saved       what `Writers.written` returned
     """
     sizes = saved["bytes"]
-    ends = saved.get("ends", {})               # older states have none
     files = {form: file for form, file in files.items() if file}
     if files.keys() != sizes.keys():
         listed = " ".join(f"--{form}" for form in sizes) or "no output files"
@@ -599,7 +477,7 @@ def check_files(path: Path, files: dict[str, str | None], saved: dict, live: boo
             problem = "missing"
         elif os.path.getsize(file) < sizes[form]:
             problem = "shorter than it was"
-        elif ends.get(form) not in (None, hash_of_end(file, sizes[form])):
+        elif saved["ends"][form] != hash_of_end(file, sizes[form]):
             problem = "not the file that it was"
         else:
             continue

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import narrator as nar
 import stream
 from baselines import variants
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.engine.checkpoint import load_llm, load_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -155,7 +155,7 @@ def published_mask(model: nar.Narrator, ids: list[int]):
     return tokens, mask
 
 
-def narrate(model, frames, static=False, forced=None, context=None, lookahead=1, clock=None):
+def narrate(model, frames, static=False, given=None, context=None, lookahead=1, clock=None):
     """stream.py's `narrate` with the Context of the commands, which reads ahead, or a given one."""
     if context is None:
         context = open_stream(model)

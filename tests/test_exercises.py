@@ -40,7 +40,7 @@ class Outcomes:
 def kitchen(frames):
     import stream
     from narrator import Narrator
-    from streams.fast import open_stream
+    from streams.bounds import open_stream
     from support.common.errors import BadData
     try:
         narrator = Narrator.load("toy/checkpoint").merge()

@@ -75,7 +75,7 @@ def test_training_is_streaming_with_smollm2(model):
                         (9, " You take a cup."), (13, " You leave.")):
         narrations.append((frame, model.layout.encode(text)))
     logits = record_plain(model)
-    list(stream.narrate(model, x, forced=dict(narrations)))
+    list(stream.narrate(model, x, given=dict(narrations)))
     del model.run
     with torch.no_grad():
         parallel = model.logits(model(x, narrations)[0])

@@ -25,7 +25,7 @@ from commands.narrator import spell
 from helpers import GOLDEN, ROOT, TOY, grouped, record_plain, tiny, video
 from streams import checks
 from streams.camera import paced
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from streams.together import DirectPasses
 from support.common.errors import BadData
@@ -59,7 +59,7 @@ def streamed_logits(model, x, narrations):
     if model.config.narration_memory:
         context = HistoryContext(model)
     logits = record_plain(model)
-    steps = list(stream.narrate(model, x, forced=dict(narrations), context=context))
+    steps = list(stream.narrate(model, x, given=dict(narrations), context=context))
     del model.run
     return torch.stack(logits), steps, context
 
@@ -191,7 +191,7 @@ def test_the_middle_of_a_long_stream(variant):
         context.state = state
     context.readable = context.state
     logits = record_plain(model)
-    list(stream.narrate(model, x[:16], forced=dict(narrations), context=context))
+    list(stream.narrate(model, x[:16], given=dict(narrations), context=context))
     del model.run
 
     with torch.no_grad():
@@ -227,7 +227,7 @@ def test_a_narration_memory_is_constant():
     prompt = model.layout.first().kind.count(nar.PROMPT)
     context = HistoryContext(model)
     states = []
-    for step in stream.narrate(model, x, forced=dict(narrations), context=context):
+    for step in stream.narrate(model, x, given=dict(narrations), context=context):
         states.append(context.history_state)
         if step.narration:
             assert step.text_tokens == prompt
@@ -349,7 +349,7 @@ def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
     assert model.config.keep_newline == keep_newline
     x, _ = video(model, frames=30)
     every_frame = {t: [5, 6, 7] for t in range(30)}
-    text = [step.text_tokens for step in stream.narrate(model, x, forced=every_frame)]
+    text = [step.text_tokens for step in stream.narrate(model, x, given=every_frame)]
     if keep_newline:
         assert text[-1] - text[9] == 20
     else:
@@ -388,7 +388,7 @@ def test_frames_are_taken_one_by_one():
             taken.append(t)
             yield frame
 
-    for step in stream.narrate(model, source(), forced={0: [5], 4: [6]}):
+    for step in stream.narrate(model, source(), given={0: [5], 4: [6]}):
         assert taken[-1] == step.frame
 
 

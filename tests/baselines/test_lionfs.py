@@ -16,7 +16,7 @@ from baselines.lionfs import Aggregation, TwoEncoders, motion
 from baselines.variants import load_narrator
 from commands import evaluate as evaluate_command, train as train_command
 from helpers import ROOT, TOY, grouped, narrate, tiny, video
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.errors import BadData
 from support.engine.passes import PassInput
 from support.files.features import encode_pictures, open_frames, pairs

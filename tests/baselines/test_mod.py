@@ -13,7 +13,7 @@ from baselines.variants import load_narrator
 from commands import train as train_command
 from experiments import efficiency, timing
 from helpers import TOY, grouped, tiny, video
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.errors import BadData
 from support.engine import passes, slots
 from test_evaluate import assert_segments_go_on

@@ -175,7 +175,7 @@ def test_models_that_drop_the_mask_are_refused(name):
         hidden, _, _ = model(x, narrations)
         parallel = model.logits(hidden)
         streamed = record_plain(model)
-        list(stream.narrate(model, x[:16], forced=dict(narrations)))
+        list(stream.narrate(model, x[:16], given=dict(narrations)))
     assert (torch.stack(streamed) - parallel[:-1]).abs().max() < 1e-3 * parallel.std()
 
 

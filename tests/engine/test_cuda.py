@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import (
 
 from helpers import ROOT, TOY, narrate, tiny, video
 from narrator import Narrator
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.engine import attention, flex
 from support.engine.shared import SharedRows
 from support.files.features import open_frames

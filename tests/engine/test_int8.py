@@ -7,7 +7,7 @@ import narrator as nar
 from baselines.variants import load_narrator
 from helpers import TOY, tiny, video
 from stream import narrate
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common import devices
 from support.common.errors import BadData
 from support.engine import int8
@@ -91,7 +91,7 @@ def test_narrations_are_nearly_those_of_fp32():
             pictures = torch.randint(0, 255, size, dtype=torch.uint8, generator=generator)
             x = model.vision_encoder()(pictures)
             ids = model.layout.encode(" You look.")
-        steps = narrate(model, x, forced={0: ids, 7: ids}, context=open_stream(model, guesses=0))
+        steps = narrate(model, x, given={0: ids, 7: ids}, context=open_stream(model, guesses=0))
         found[dtype] = torch.tensor([step.p_skip or 0.0 for step in steps])
     assert (found[torch.float32] - found[torch.int8]).abs().max() < 0.1
 

@@ -21,7 +21,7 @@ from helpers import ROOT, TOY, grouped, narrate, record, record_plain, tiny, vid
 from streams.bounds import (
     LIVE_BOUNDS, decoder_pass, live_bounds, most_tokens, rotate_keys, rotation_frequencies,
 )
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.errors import BadData
 from support.files.video import Video
 from test_commands import call
@@ -45,7 +45,7 @@ def restarted(model, x, forced=None, restarts=(), lookahead=1, context=None):
     if context is None:
         context = open_stream(model)
     steps = []
-    for step in narrate(model, x, forced=forced, context=context, lookahead=lookahead):
+    for step in narrate(model, x, given=forced, context=context, lookahead=lookahead):
         steps.append(step)
         if step.frame + 1 in restarts:
             context.restart()
@@ -221,7 +221,7 @@ def test_where_a_restart_changes_nothing():
         steps = restarted(model, x, dict(narrations), asked, context=context)
         assert not any(was_restarted(model, step) for step in steps)
         assert context.bounds.restarts == 0
-        without = narrate(model, x, forced=dict(narrations))
+        without = narrate(model, x, given=dict(narrations))
         assert traced(model, steps) == traced(model, without)
 
 
@@ -284,7 +284,7 @@ def test_turned_keys(rope, fast):
     for back in (0, -100):
         context = open_stream(model)
         logits = record(context)
-        for step in narrate(model, x[:16], forced=given, context=context):
+        for step in narrate(model, x[:16], given=given, context=context):
             if step.frame == 8 and back:
                 slots = np.flatnonzero(context.cache.used)
                 before = [keys.clone() for keys in context.cache.keys]
@@ -354,7 +354,7 @@ def test_positions_are_bounded(changes):
     context = open_stream(model)
     shifts = []                                             # frames
     highest = 0
-    for step in narrate(model, x, forced=given, context=context):
+    for step in narrate(model, x, given=given, context=context):
         highest = max(highest, step.position)
         if step.narration and context.bounds.rewound > len(shifts):
             shifts.append(step.frame)
@@ -374,10 +374,10 @@ def test_turned_back_is_a_young_stream():
     x, _ = video(model, 30)
     given = {t: [5, 6, 7] for t in range(0, 30, 6)}
     model.config.max_position = 1
-    old = list(narrate(model, x, forced=given))
+    old = list(narrate(model, x, given=given))
     model.config.max_position = None
     later = {t - 12: given[t] for t in given if t > 12}
-    young = list(narrate(model, torch.cat([x[:1], x[13:]]), forced={0: [5, 6, 7]} | later))
+    young = list(narrate(model, torch.cat([x[:1], x[13:]]), given={0: [5, 6, 7]} | later))
     for old_step, young_step in zip(old[13:18], young[1:6], strict=True):
         assert abs(old_step.p_skip - young_step.p_skip) < 1e-6
 
@@ -418,7 +418,7 @@ def test_published_weights_are_bounded_live(tmp_path):
     model = load_narrator(str(tmp_path))
     live_bounds(model)
     x, _ = video(model, frames=18)
-    steps = list(narrate(model, x, forced={t: [5, 6] for t in range(18)}))
+    steps = list(narrate(model, x, given={t: [5, 6] for t in range(18)}))
     assert len({step.text_tokens for step in steps[12:]}) == 1
 
 

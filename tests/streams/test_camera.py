@@ -31,7 +31,7 @@ from commands.stream import restarted
 from helpers import ROOT, TOY, narrate, tiny, video
 from streams import camera, sources
 from streams.camera import Camera, Recording
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from streams.subtitles import outputs
 from streams.together import DirectPasses, Failed, side_by_side
 from support.common.errors import BadData

@@ -27,7 +27,7 @@ from commands.stream import trace_row
 from helpers import ROOT, grouped, narrate, tiny, video
 from narrator import NARRATION
 from streams import page as player, serve
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.errors import BadData
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
@@ -138,7 +138,7 @@ def narrated(model, record, context, frames, at):
     """Narrate at the given frames, as stream.py does; the record gets each Decision before it is
     yielded."""
     x, narrations = video(model, frames, at)
-    for decision in narrate(model, x, forced=dict(narrations), context=context):
+    for decision in narrate(model, x, given=dict(narrations), context=context):
         narration = None
         if decision.narration:
             narration = vars(decision.narration)

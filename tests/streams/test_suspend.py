@@ -24,7 +24,7 @@ from commands import data as data_command, stream as stream_command
 from commands.stream import trace_row
 from helpers import ROOT, grouped, narrate, tiny, video
 from streams import camera, suspend
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from streams.subtitles import Writers
 from streams.suspend import pack, model_answers, read_state, unpack, write_state
 from streams.together import DirectPasses
@@ -38,7 +38,7 @@ def talking(**changes):
     """A tiny narrator that narrates every few frames, and 40 frames for it."""
     model = tiny(llm=grouped(), max_new_tokens=4, **changes)
     x, _ = video(model, 40)
-    steps = narrate(model, x, forced={0: [5]})
+    steps = narrate(model, x, given={0: [5]})
     p_skip = sorted(step.p_skip for step in islice(steps, 1, 16))
     model.config.theta = (p_skip[4] + p_skip[5]) / 2
     model.config.theta_low = (p_skip[2] + p_skip[3]) / 2
