@@ -34,7 +34,6 @@ from torch import Tensor
 
 import narrator as nar
 from support.common.errors import BadData
-from support.engine.family import cache_argument
 from support.common.java import java_line, java_problem, ptb
 from support.files.narrations import Sentence, Truth
 
@@ -465,7 +464,7 @@ def keys_and_values(llm: torch.nn.Module) -> Iterator:
     cache = DynamicCache()
 
     def with_cache(module, args, kwargs):
-        return args, kwargs | {cache_argument(type(llm)): cache, "use_cache": True}
+        return args, kwargs | {"cache": cache, "use_cache": True}
 
     hook = llm.register_forward_pre_hook(with_cache, with_kwargs=True)
     try:

@@ -36,10 +36,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from baselines.memories import (
-    KMeans, MovieChat, NoMemory, RecentFrames, RetNet, ScalarGate, TokenMLP,
-)
-from clam import CLAM
+from baselines.memories import MEMORIES, new_memory
 from support.common.errors import BadData
 from support.engine import attention, checkpoint, family, lora
 from support.engine.encoder import pictures_at_once, speed_up_encoder
@@ -54,8 +51,9 @@ SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 
-MEMORIES = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
-            "moviechat": MovieChat, "kmeans": KMeans, "recent": RecentFrames, "none": NoMemory}
+# Above so many tokens `Narrator.forward` attends segment by segment, which is then faster than with
+# a mask of all pairs (support/engine/attention.py).
+LARGEST_MASK = 640
 
 
 @dataclass
@@ -370,31 +368,35 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
         narration tokens fed in its own segment: the end of text that opens it, and its own words.
     Without pruning (VideoLLM-online) it sees everything. Tensors or NumPy arrays, which broadcast.
 
-    And only what was fed before it, and itself: `segment_rows` adds that in training; in streaming
-    nothing else is there. Training attends by this rule (`Narrator.forward`), and the cache is
-    pruned by it (stream.py: `Context.discard`).
+    And only what was fed before it, and itself: `attention_mask` adds that in training; in
+    streaming nothing else is there. Training attends by this rule (`Narrator.forward`), and the
+    cache is pruned by it (stream.py: `Context.discard`).
     """
     in_segment = segment == now
-    kept = number >= 0 if last_k is None else number >= now - last_k
+    if last_k is None:
+        is_kept = number >= 0
+    else:
+        is_kept = number >= now - last_k
+    # in_segment: only last_k = 0 needs it, where even a token's own narration would be hidden
+    narration = (kind == NARRATION) & (is_kept | in_segment)
     visual = (kind == VISUAL) & in_segment
-    narration = (kind == NARRATION) & (kept | in_segment)
     return (kind == PROMPT) | visual | narration | (not prune)
 
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
                    device="cpu") -> Tensor:
-    """The training mask (§3.5, Fig. 4) as a matrix, bool [L, L]: to look at, for tests, and for
-    short sequences.
+    """The training mask (§3.5, Fig. 4), bool [L, L].
 
-    A query (row) attends to the visible keys (columns) up to itself. Training on videos computes
-    the same without the matrix (`segment_rows`).
+    A query (row) attends to the visible keys (columns) up to itself.
     """
     kind, segment, number = tokens.for_rule(device)
     return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
 
 
-def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """The same rule without an [L, L] tensor.
+def segment_rows(tokens: Tokens, last_k: int | None = None,
+                 device="cpu") -> list[tuple[Tensor, Tensor]]:
+    """The same rule without an [L, L] tensor, for long videos: of most pairs of tokens, neither
+    sees the other.
 
     For each segment: the indices of its tokens (queries) [q], and of all tokens that at least one
     of them sees (keys) [k]. A query attends to those of the keys that do not come after it.
@@ -406,7 +408,7 @@ def segment_rows(tokens: Tokens, last_k: int | None = None) -> list[tuple[Tensor
         upto = int(queries[-1]) + 1
         now = segment[queries[-1]]
         keys = visible(kind[:upto], segment[:upto], number[:upto], now, last_k).nonzero()[:, 0]
-        rows.append((queries, keys))
+        rows.append((queries.to(device), keys.to(device)))
     return rows
 
 
@@ -430,7 +432,7 @@ class Narrator(nn.Module):
             raise ValueError("these settings are of a baseline; baselines/variants.py makes its "
                              "narrator")
         self.config = config
-        family.adapt(llm, config.prune)             # its attention takes the rows of `segment_rows`
+        family.adapt(llm, config.prune)             # its attention takes `segments`, too
         self.llm = llm.requires_grad_(False)
         self.add_connector(llm.config.hidden_size)
         self.add_memory(llm.config.hidden_size)
@@ -438,7 +440,6 @@ class Narrator(nn.Module):
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         speed_up(self)
         self.merged = False
-        self.rectangles = attention.rectangles      # (rows, length, device) -> what attention takes
 
     def add_connector(self, hidden: int) -> None:
         """The MLP of E = MLP(X): D -> D_lm."""
@@ -450,15 +451,7 @@ class Narrator(nn.Module):
 
     def add_memory(self, hidden: int) -> None:
         """The visual memory (§3.3, clam.py)."""
-        config = self.config
-        memory = MEMORIES[config.memory]
-        if memory is NoMemory:
-            self.memory = NoMemory(config.width)
-        elif issubclass(memory, CLAM):
-            self.memory = memory(config.width, config.memory_tokens, heads=config.memory_heads,
-                                 target=config.memory_target, dropout=config.memory_dropout)
-        else:
-            self.memory = memory(config.width, config.memory_tokens, J=config.J)
+        self.memory = new_memory(self.config)
 
     def new_layout(self, tokenizer) -> Layout:
         return Layout(tokenizer, self.config.J, self.memory.M, self.config.keep_newline)
@@ -498,15 +491,20 @@ class Narrator(nn.Module):
 
     # ------------------------------------------------------------------ one pass
 
-    def run(self, e: Tensor, positions: Tensor, mask: Tensor, cache=None) -> Tensor:
-        """Embeddings [L, D_lm], positions [L], mask [L, keys] -> last hidden states [L, D_lm]."""
+    def run(self, e: Tensor, positions: Tensor, mask: Tensor | None = None, cache=None,
+            **attention) -> Tensor:
+        """Embeddings [L, D_lm], positions [L], mask [L, keys] -> last hidden states [L, D_lm].
+
+        mask        what each token sees; None: all tokens up to itself
+        attention   what the layers' attention takes instead of a mask (`segments`)
+        """
         output = self.llm.model(
             inputs_embeds=e[None],
             position_ids=positions[None],
-            attention_mask=mask[None, None],
+            attention_mask=None if mask is None else mask[None, None],
+            cache=cache,
             use_cache=cache is not None,
-            # the argument's name depends on the version of transformers
-            **{family.cache_argument(type(self.llm.model)): cache},
+            **attention,
         )
         return output.last_hidden_state[0]
 
@@ -528,19 +526,16 @@ class Narrator(nn.Module):
         memory = self.memory_at_ends(x, narrations, past)   # of all segments but the first
         e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
         positions = tokens.positions(past.tokens).to(self.device)
-        rectangles = None                                   # nothing pruned: causal attention
-        if self.config.prune:                               # the rows of Fig. 4, without an [L, L]
-            rows = segment_rows(tokens, self.config.last_k)
-            rectangles = self.rectangles(rows, len(tokens), self.device)
-        # transformers hands `rectangles` on to each layer's attention: `in_rectangles`, which took
-        # its place when the narrator was made (support/engine/attention.py: `install`)
-        output = self.llm.model(
-            inputs_embeds=e[None],
-            position_ids=positions[None],
-            use_cache=False,
-            rectangles=rectangles,
-        )
-        return output.last_hidden_state[0], tokens.labels(), tokens
+        last_k, prune = self.config.last_k, self.config.prune
+        if len(tokens) <= LARGEST_MASK:
+            mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
+            hidden = self.run(e, positions, mask)
+        elif prune:
+            # the same, segment by segment (support/engine/attention.py)
+            hidden = self.run(e, positions, segments=segment_rows(tokens, last_k, self.device))
+        else:
+            hidden = self.run(e, positions)         # nothing is pruned: causal attention
+        return hidden, tokens.labels(), tokens
 
     def used_frames(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> Tensor:
         """The frames up to the last narration, on the model's device.

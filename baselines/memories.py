@@ -250,3 +250,26 @@ class ScalarGate(CLAM):
         to_rank = nn.Linear(width, rank, bias=False)
         self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, heads))
         self.reset_parameters()
+
+
+MEMORIES = {
+    "clam": CLAM,
+    "scalar": ScalarGate,
+    "retnet": RetNet,
+    "tokenmlp": TokenMLP,
+    "moviechat": MovieChat,
+    "kmeans": KMeans,
+    "recent": RecentFrames,
+    "none": NoMemory,
+}
+
+
+def new_memory(config) -> nn.Module:
+    """The memory that a narrator's settings describe (narrator.py: Config), with random weights."""
+    memory = MEMORIES[config.memory]
+    if memory is NoMemory:
+        return NoMemory(config.width)
+    if issubclass(memory, CLAM):
+        return memory(config.width, config.memory_tokens, heads=config.memory_heads,
+                      target=config.memory_target, dropout=config.memory_dropout)
+    return memory(config.width, config.memory_tokens, J=config.J)

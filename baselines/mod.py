@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
-from support.engine.family import cache_argument
 from support.engine.linear import speed_up
 
 # Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
@@ -130,16 +129,14 @@ class MoDLayer(nn.Module):
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
                 position_embeddings: tuple[Tensor, Tensor], **options) -> Tensor:
-        # the inner layer may get another cache, by the name that this transformers has for it
-        argument = cache_argument(type(self.inner))
-        given_cache = options.pop(argument, None)
+        given_cache = options.pop("cache", None)        # the inner layer may get another one
 
         def layer(h: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             """The inner layer on the kept tokens, h [n, D_lm]."""
             mask, cache = self.context(attention_mask, given_cache, len(h))
             output = self.inner(h[None], attention_mask=mask, position_ids=positions[None],
                                 position_embeddings=(cos[None], sin[None]),
-                                **options, **{argument: cache})
+                                cache=cache, **options)
             return output[0]
 
         cos, sin = position_embeddings

@@ -1,12 +1,11 @@
 """Which language models can be narrators (not in the paper): where training is streaming.
 
-Training hides removed tokens by `rectangles` (support/engine/attention.py); streaming removes them from
-the cache. Both are tried once with three tokens: some families do not hand `rectangles` on to their
+Training hides removed tokens by `segments` (support/engine/attention.py); streaming removes them from
+the cache. Both are tried once with three tokens: some families do not hand `segments` on to their
 attention, some carry the past in other ways than by keys and values, some are built differently.
 """
 from __future__ import annotations
 
-import inspect
 import sys
 from functools import cache
 
@@ -80,10 +79,10 @@ def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
     parts = None
     if pruned:
         rows = [(places[:1], places[:1]), (places[1:], places[1:])]
-        parts = attention.rectangles(rows, 3, llm.device)
+        parts = [(queries.to(llm.device), keys.to(llm.device)) for queries, keys in rows]
     with torch.enable_grad():
         trained = llm.model(inputs_embeds=e[None], position_ids=places[None].to(llm.device),
-                            use_cache=False, rectangles=parts).last_hidden_state[0]
+                            use_cache=False, segments=parts).last_hidden_state[0]
         if pruned:
             later = (trained[1:].float() * direction[1:].to(llm.device)).sum()
             gradient, = torch.autograd.grad(later, e)
@@ -114,17 +113,8 @@ def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Ten
         mask = places[begin:int(new[-1]) + 1] <= new[:, None]
         hidden = llm.model(inputs_embeds=e[None, positions], position_ids=positions[None],
                            attention_mask=mask[None, None].to(llm.device), use_cache=True,
-                           **{cache_argument(type(llm.model)): cache}).last_hidden_state
+                           cache=cache).last_hidden_state
     return hidden[0, -1]
-
-
-@cache
-def cache_argument(kind: type[nn.Module]) -> str:
-    """The name of the argument that gives a module of transformers its cache: `cache` since
-    transformers 5.24, before that `past_key_values`.
-    """
-    arguments = inspect.signature(kind.forward).parameters
-    return "cache" if "cache" in arguments else "past_key_values"
 
 
 # ---------------------------------------------------------------------- rotations
