@@ -48,7 +48,7 @@ from support.common.iterate import prefetch
 from support.common.options import (
     dataset, in_range, kept_narrations, positive_float, positive_int, probability, non_negative_int,
 )
-from support.engine import checkpoint, flex
+from support.engine import checkpoint
 from support.engine.training import Run, portable_path, order, sum_gradients, summed
 from support.files import own_videos
 from toy import stages
@@ -170,9 +170,6 @@ class Options:
     checkpointing: bool = option(False,
         "recompute activations in the backward pass: less memory, more time",
     )
-    flex: bool = option(False,
-        "attend by PyTorch's FlexAttention: the same numbers, for CUDA only",
-    )
     device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
     dtype: str = option("auto",
         "of the frozen language model; auto: bfloat16 on CUDA",
@@ -254,8 +251,7 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing",
-              "flex"}
+MAY_CHANGE = {"output", "device", "resume", "overwrite", "save_every", "val_limit", "checkpointing"}
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], tuple[float, int]],
@@ -302,8 +298,6 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     """
     process, processes = rank()
     narrator.train()
-    if options.flex:
-        narrator.rectangles = flex.block_mask
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     steps = max(1, round(options.epochs * len(examples) / options.batch))
@@ -490,8 +484,6 @@ def train_annotated(options: Options, choose_length: Callable | None = None,
     """
     process, processes = rank()
     device, dtype = device_and_dtype(options.device, options.dtype)
-    if options.flex:
-        flex.check_flex(device)
 
     def load(split: str, limit: int | None) -> list[data.Sample]:
         samples = data.load_dataset(options.data, options.root, split, limit)

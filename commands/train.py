@@ -27,7 +27,7 @@ from toy.train import train_toy
 from train import Example, Options, mean_loss, train_annotated
 
 ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look", "quick"}
-NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "flex"}
+NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
 # what only a new narrator has, or learns in the toy before the paper's training
 ONLY_NEW = {"start", "look", "no_recall", "llm_width"}
 
@@ -64,8 +64,6 @@ def parse() -> Options:
                      "so does --quick")
     if options.memory == "none" and "memory_tokens" in options.given:
         parser.error("--memory none has no --memory-tokens")
-    if options.flex and options.no_prune:
-        parser.error("--flex: with --no-prune, attention is causal, and needs no mask")
     if toy and options.device not in ("auto", "cpu"):
         parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options

@@ -59,7 +59,6 @@ def large_parts() -> dict[str, list[str]]:
         "--inner", "8192", "--heads", "32", "--kv-heads", "8", "--rank", "128", "--frames", "800",
     ]
     commands["training, 1b"] = training
-    commands["training, 1b, flex"] = [*training, "--flex"]
     commands["compiled, 1b, live"] = [
         *EFFICIENCY, "--config", "1b", "--dtype", "bfloat16", "--frames", "500",
         "--lookahead", "1", "--variants", "FlowNar-C", "--compile",

@@ -30,7 +30,7 @@ from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
-from support.engine import checkpoint, flex
+from support.engine import checkpoint
 
 
 def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
@@ -51,8 +51,6 @@ def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
     config = nar.Config(lora_rank=args.rank, lora_alpha=2 * args.rank)
     config = replace(config, **VARIANTS[name])
     narrator = new_narrator(llm, tokenizer, config).to(device).train()
-    if args.flex:
-        narrator.rectangles = flex.block_mask
     return narrator
 
 
@@ -115,9 +113,7 @@ def in_turn(args: argparse.Namespace) -> dict[str, dict]:
 
 def run_steps(args: argparse.Namespace) -> None:
     # a wrong device is refused before processes start
-    device, _ = device_and_dtype(args.device, args.dtype)
-    if args.flex:
-        flex.check_flex(device)
+    device_and_dtype(args.device, args.dtype)
     if args.width % (2 * args.heads) or args.heads % args.kv_heads:
         raise BadData("the width must be a multiple of twice the number of heads, and that one of "
                       "--kv-heads")
@@ -163,8 +159,6 @@ def parser() -> argparse.ArgumentParser:
                          metavar="NAME",
                          help="variants that recompute activations in the backward pass: "
                               f"{', '.join(VARIANTS)}")
-    options.add_argument("--flex", action="store_true",
-                         help="attend by FlexAttention, on CUDA")
     options.add_argument("--device", default="auto",
                          help="cpu, cuda, mps (default: the best there is)")
     options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])

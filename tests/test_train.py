@@ -605,7 +605,6 @@ def test_every_option_with_a_value_has_a_wrong_one():
     ["--start", "published", "--init", "x"],
     ["--data", "toy", "--max-frames", "9"],
     ["--data", "toy", "--device", "cuda"],
-    ["--data", "toy", "--flex"],
     ["--data", "ek100", "--idle", "0.5"],
     ["--world", "hard"],
     ["--data", "ek100", "--grid", "0"],
@@ -613,7 +612,6 @@ def test_every_option_with_a_value_has_a_wrong_one():
     ["--data", "toy", "--no-recall", "--init", "narrator"],
     ["--data", "toy", "--quick", "--llm-width", "256"],
     ["--memory", "none", "--memory-tokens", "5"],
-    ["--memory", "none", "--flex", "--no-prune"],
 ], ids=" ".join)
 def test_invalid_options_are_refused_at_once(line, monkeypatch, capsys):
     """Before an hour of training, not after: exit code 2, and the last line names the option."""
