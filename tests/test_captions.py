@@ -1,4 +1,4 @@
-"""The caption scores of §4.1 by hand (test_golden.py: against the published evaluator's values)."""
+"""The caption scores of §4.1 by hand (method/test_golden.py: against the published evaluator's values)."""
 import json
 
 import numpy as np

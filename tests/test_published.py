@@ -1,14 +1,15 @@
 """The published format with the full vocabulary: gradients, probabilities and PEFT, against what
-the published implementation computed. What needs no licensed tokenizer is in test_golden.py.
+the published implementation computed. What needs no licensed tokenizer is in method/test_golden.py.
 """
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from baselines.variants import load_narrator
-from helpers import GOLDEN, TOY, published, tiny, video
+from helpers import GOLDEN, ROOT, TOY, published, tiny, video
 from support.common.errors import BadData
 
 golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
@@ -49,19 +50,6 @@ def test_loss_and_gradients(name):
 
 
 # ---------------------------------------------------------------------- PEFT
-
-@golden
-def test_both_pefts_adapters_load(tmp_path):
-    """PEFT >= 0.12 also stores a copy of the head's base weight; it is ignored."""
-    source = GOLDEN / "flownar" / "checkpoint"
-    weights = load_file(source / "adapter_model.safetensors")
-    head = {"base_model.model.lm_head.base_layer.weight": torch.zeros(4, 4)}
-    save_file(weights | head, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
-    model = load_narrator(str(tmp_path), llm=str(GOLDEN / "base_llm"))
-    for name, p in model.trainable().items():
-        assert torch.equal(p, weights[name]), name
-
 
 def test_our_checkpoints_load_in_peft(tmp_path):
     """PEFT's own LoRA around the language model computes our logits; connector and CLAM are its
@@ -108,3 +96,15 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     with pytest.raises(BadData, match="could it be fetched") as error:
         load_narrator("nobody/nothing")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["flownar", "flownar_c"])
+def test_a_copied_head_is_ignored(name, tmp_path):
+    """PEFT >= 0.12 may also store a copy of the head's base weight."""
+    weights = load_file(ROOT / "tests" / "golden" / name / "adapter_model.safetensors")
+    head = {"base_model.model.lm_head.base_layer.weight": torch.zeros(4, 4)}
+    save_file(weights | head, tmp_path / "adapter_model.safetensors")
+    shutil.copy(ROOT / "tests" / "golden" / name / "adapter_config.json", tmp_path)
+    model = load_narrator(str(tmp_path), llm=str(ROOT / "tests" / "golden" / "llm"))
+    for key, p in model.trainable().items():
+        assert torch.equal(p, weights[key]), key

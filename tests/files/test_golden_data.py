@@ -1,0 +1,84 @@
+"""The published loaders of data sets (App. B.4): the same samples from the same files, against what
+they gave (tests/golden/data)."""
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import data
+from helpers import ROOT
+from support.files import annotations
+
+DATA = ROOT / "tests" / "golden" / "data"
+EXPECTED = json.loads((DATA / "expected.json").read_text())
+
+
+def assert_is_of(case, x):
+    assert list(x.shape) == case["shape"]
+    assert x.sum().item() == pytest.approx(case["sum"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ek100", "ego4d"])
+@pytest.mark.parametrize("max_frames, suffix", [(None, ""), (14, "_max_num_frames_14")])
+def test_training_samples(name, max_frames, suffix):
+    """Frames, sentences and features of the published loader, and one sentence that it loses.
+
+    "You take two carrots." comes within half a second of another sentence; here it stands one frame
+    later, and its repetition at 6.0 s is left out, as there.
+    """
+    expected = EXPECTED[f"{name}_narration{suffix}"]
+    folder = DATA / name
+    samples = list(data.load_dataset(name, folder, "val"))
+    if max_frames:
+        samples = [data.shorten(sample, max_frames) for sample in samples]
+    assert len(samples) == len(expected)
+    for sample, case in zip(samples, expected):
+        frames = case["shape"][0]
+        narrations = [(frame, text) for frame, text in case["narrations"] if frame < frames]
+        if (4, "You take a carrot.") in narrations:
+            narrations.append((5, "You take two carrots."))
+        assert sample.narrations == sorted(narrations)
+        assert_is_of(case, sample.read(0, sample.num_frames))
+
+
+@pytest.mark.parametrize("name", ["ek100", "ego4d"])
+def test_streaming_samples(name):
+    expected = EXPECTED[f"{name}_segment_summary"]
+    samples = list(data.load_dataset(name, DATA / name, "val", streaming=True))
+    assert [sample.name for sample in samples] == [case["name"] for case in expected]
+    for sample, case in zip(samples, expected):
+        assert_is_of(case, torch.stack(list(sample.tokens())))
+        if name == "ek100":                    # begins with its first narration
+            start = sample.tracks[0][0][0]
+            origin = 0.0
+        else:                                  # its name holds its first frame
+            start = float(sample.name.split("_")[1]) / 2
+            origin = sample.offset
+        assert sample.offset == pytest.approx(start, abs=0.5)
+        assert sample.origin == origin
+
+
+def test_ego4d_tags_are_removed():
+    for text, cleaned in EXPECTED["clean"]:
+        assert annotations.clean(text) == cleaned, text
+
+
+def test_frames_of_single_narrations(tmp_path):
+    """From features that say which frame they are."""
+    narrations = {}
+    videos = {}
+    x = {}
+    expected = []
+    numbers = EXPECTED["ceil"]
+    for n, (time, fps, _, duration, rounded) in enumerate(numbers):
+        narrations[str(n)] = [{"time": time, "text": "You look."}]
+        videos[str(n)] = {"duration": duration, "path": str(n)}
+        x[str(n)] = torch.arange(30.0)[:, None, None].expand(30, 10, 4).clone()
+        expected.append([int(fps * rounded)])
+    (tmp_path / "refined_val_narrations.json").write_text(json.dumps(narrations))
+    (tmp_path / "features_metadata.json").write_text(json.dumps(videos))
+    save_file(x, tmp_path / "features.safetensors")
+    samples = data.load_dataset("ek100", tmp_path, "val")
+    frames = [sample.read(0, sample.num_frames)[:, 0, 0].tolist() for sample in samples]
+    assert frames == expected
