@@ -4,6 +4,7 @@ import os
 import random
 import socket
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import stream
 from baselines import variants
 from streams.bounds import open_stream
 from support.engine.checkpoint import load_llm, load_tokenizer
+from support.files.video import Video
 
 ROOT = Path(__file__).parent.parent
 TOY = ROOT / "toy" / "checkpoint"
@@ -76,6 +78,13 @@ def video(model: nar.Narrator, frames: int = 20, at: tuple[int, ...] = (0, 3, 9,
         length = numbers.randint(1, 8)
         narrations.append((frame, [numbers.randrange(2, vocabulary) for _ in range(length)]))
     return x, narrations
+
+
+def kitchen_tokens(frames: int | None = None) -> torch.Tensor:
+    """Frame tokens [T, J, D] of toy/kitchen.mp4, or of its first frames."""
+    encoder = nar.VisionEncoder(str(TOY / "vision"))
+    pictures = islice(Video(ROOT / "toy" / "kitchen.mp4", nar.Config.fps), frames)
+    return torch.cat([encoder(torch.from_numpy(picture)[None]) for picture in pictures])
 
 
 def published(model: nar.Narrator, x: torch.Tensor, case: dict):

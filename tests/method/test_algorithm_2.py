@@ -11,8 +11,7 @@ import torch
 
 import stream
 from baselines.variants import load_narrator
-from data import read_sample
-from helpers import ROOT, TOY, tiny, video
+from helpers import TOY, kitchen_tokens, tiny, video
 from narrator import INSTRUCTION, SYSTEM
 
 
@@ -152,6 +151,4 @@ def test_of_a_random_narrator(last_k):
 
 def test_of_the_bundled_narrator_in_its_kitchen():
     narrator = load_narrator(str(TOY)).eval()
-    kitchen = read_sample(ROOT / "toy" / "kitchen.json")
-    frames = [x for x, _ in zip(kitchen.tokens(narrator.vision_encoder(), 16), range(24))]
-    assert_is_algorithm_2(narrator, frames, narrations=3)
+    assert_is_algorithm_2(narrator, kitchen_tokens(24), narrations=3)

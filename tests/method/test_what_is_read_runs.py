@@ -1,0 +1,107 @@
+"""What is read is what runs: `python stream.py toy/kitchen.mp4` enters every function that the README
+names for the stream, and each of them, spoiled, changes what is printed."""
+import inspect
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from textwrap import dedent
+from unittest import mock
+
+import pytest
+from safetensors.torch import save_file
+
+import narrator as nar
+import stream
+from clam import CLAM
+from commands import stream as stream_command
+from helpers import ROOT, kitchen_tokens
+from test_readme import code_rows
+
+# what the README's table names for training, or as an oracle
+OF_TRAINING = {
+    "CLAM.recurrent", "CLAM.chunked", "Narrator.forward", "Narrator.loss", "Tokens.positions",
+    "Tokens.labels", "attention_mask", "segment_rows",
+}
+
+
+def printed(source: str) -> str:
+    """What the command prints of an input on stdout."""
+    out = io.StringIO()
+    with (mock.patch("sys.argv", ["stream.py", source]), redirect_stdout(out),
+          redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as end):
+        stream_command.main()
+    assert not end.value.code
+    return out.getvalue()
+
+
+# ------------------------------------------------------------- every function is entered
+
+def names_of_the_stream() -> list[tuple[str, str]]:
+    """(file, function or class) of the README's table, but for what is of training."""
+    names = []
+    for _, code in code_rows("README.md"):
+        for file, of_file in code.items():
+            if file in ("stream.py", "narrator.py", "clam.py"):
+                names += [(file, name) for name in of_file if name not in OF_TRAINING]
+    return names
+
+
+def test_the_first_command_enters_what_the_readme_names(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    entered = set()
+
+    def note(frame, event, argument):
+        if event == "call":
+            entered.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        text = printed("toy/kitchen.mp4")
+    finally:
+        sys.setprofile(None)
+    assert len(text.splitlines()) == 43
+    functions = {(Path(file).name, name) for file, name in entered
+                 if Path(file).parent == ROOT}
+    names = names_of_the_stream()
+    assert len(names) > 20
+    for file, name in names:
+        assert any(of_file == file and (function == name or function.startswith(f"{name}."))
+                   for of_file, function in functions), f"{file}: {name} is never entered"
+
+
+# ------------------------------------------------------------- and each of them counts
+
+@pytest.fixture(scope="module")
+def short_kitchen(tmp_path_factory):
+    """The frame tokens of the kitchen's first half minute, and what is printed of them."""
+    file = tmp_path_factory.mktemp("kitchen") / "kitchen.safetensors"
+    save_file({"x": kitchen_tokens(60)}, file)
+    text = printed(str(file))
+    assert printed(str(file)) == text
+    return str(file), text
+
+
+@pytest.mark.parametrize("function, line, spoiled", [
+    # Eq. 1, and the threshold that it is compared with
+    (stream.Context.trigger, "return logits.softmax(-1)[self.layout.skip].item()", "return 1.0"),
+    (stream.threshold, "return config.theta_low", "return config.theta"),
+    # the rule: what is discarded at line 18
+    (nar.visible, "visual = (kind == VISUAL) & in_segment", "visual = kind == VISUAL"),
+    # the position counter, line 11
+    (stream.Context.feed, "self.position += len(tokens)", "pass"),
+    # Eq. 2, line 5
+    (stream.Context.update_memory, "self.state = self.narrator.memory.step(x[None], self.state)",
+     "pass"),
+    (CLAM.step, "states.append(decay[..., None] * s + update)", "states.append(update)"),
+    # M_t = Q S_t, line 17
+    (CLAM.read, "return self.norm_m(y + self.mlp(y))", "return torch.zeros_like(y)"),
+], ids=lambda value: getattr(value, "__qualname__", "-"))
+def test_a_spoiled_line_changes_what_is_printed(function, line, spoiled, short_kitchen, monkeypatch):
+    source = dedent(inspect.getsource(function))
+    assert source.count(line) == 1
+    changed = {}
+    exec(source.replace(line, spoiled), function.__globals__, changed)
+    monkeypatch.setattr(function, "__code__", changed[function.__name__].__code__)
+    file, before = short_kitchen
+    assert printed(file) != before
