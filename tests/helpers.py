@@ -3,7 +3,6 @@ several tests."""
 import os
 import random
 import socket
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -164,33 +163,22 @@ def published_mask(model: nar.Narrator, ids: list[int]):
     return tokens, mask
 
 
-def narrate(model, frames, static=False, given=None, context=None, lookahead=1, clock=None):
-    """stream.py's `narrate` with the Context of the commands, which reads ahead, or a given one."""
+def narrate(model, frames, static=False, given=None, context=None, **options):
+    """stream.py's `narrate` with the Context of the commands, which reads ahead, or a given one.
+
+    options     of `open_stream`. Given words are fed as they are: none is guessed.
+    """
     if context is None:
-        context = open_stream(model)
-    context.lookahead = lookahead
-    context.clock = clock
-    if forced is not None:
-        context.guesses = 0
-    return stream.narrate(model, frames, static, forced, context)
+        if given is not None:
+            options.setdefault("guesses", 0)
+        context = open_stream(model, **options)
+    return stream.narrate(model, frames, static, given, context)
 
 
-def record(context) -> list[torch.Tensor]:
-    """A list that gets the logits of all tokens that go through a Context from now on."""
-    logits = []
-    run = context.run
-
-    def recording(part):
-        every_row = run(replace(part, rows=slice(None)))
-        logits.extend(every_row)
-        return every_row[part.rows]
-
-    context.run = recording
-    return logits
-
-
-def record_plain(model) -> list[torch.Tensor]:
-    """As `record`, for a plain Context of this model."""
+def record(model) -> list[torch.Tensor]:
+    """A list that gets the logits of all tokens that go through the language model from now on,
+    until `del model.run`.
+    """
     logits = []
     run = model.run
 

@@ -19,18 +19,16 @@ import narrator as nar
 import stream
 import train
 from baselines.narration_memory import HistoryContext
-from baselines.variants import load_narrator
+from baselines.variants import context_class, load_narrator
 from commands import stream as stream_command
 from commands.narrator import spell
-from helpers import GOLDEN, ROOT, TOY, grouped, record_plain, tiny, video
+from helpers import GOLDEN, ROOT, TOY, grouped, record, tiny, video
 from streams import checks
 from streams.camera import paced
 from streams.bounds import open_stream
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
-from streams.together import DirectPasses
 from support.common.errors import BadData
 from support.common.text import one_line
-from support.engine.slots import EMPTY
 from support.files.features import encode_pictures, load_features
 from support.files.video import Video, write_video
 from test_commands import call
@@ -55,10 +53,8 @@ VARIANTS = {
 
 def streamed_logits(model, x, narrations):
     """The logits of all tokens through the plain Context, the Decisions, and the Context."""
-    context = stream.Context(model)
-    if model.config.narration_memory:
-        context = HistoryContext(model)
-    logits = record_plain(model)
+    context = context_class(model)(model)
+    logits = record(model)
     steps = list(stream.narrate(model, x, given=dict(narrations), context=context))
     del model.run
     return torch.stack(logits), steps, context
@@ -189,8 +185,7 @@ def test_the_middle_of_a_long_stream(variant):
         other_pasts.append(nar.Past((state[0], None), 5000))
     else:
         context.state = state
-    context.readable = context.state
-    logits = record_plain(model)
+    logits = record(model)
     list(stream.narrate(model, x[:16], given=dict(narrations), context=context))
     del model.run
 
@@ -312,7 +307,7 @@ def test_cache_is_bounded():
     visual = layout.M + 8 * (layout.J + 1) + len(2 * layout.open + layout.close)
     assert max(step.text_tokens for step in steps) <= text
     assert max(step.visual_tokens for step in steps) <= visual
-    assert len(context.cache.positions) <= 2 * (text + visual)
+    assert context.cache.keys[0].shape[2] <= 2 * (text + visual)
     assert [step.visual_tokens for step in steps if step.narration] == [0] * len(at)
     # the counter continues as in training
     assert context.position == len(layout.sequence(narrations)) - 1
@@ -330,11 +325,11 @@ def test_cache_counts_what_it_holds():
     x, narrations = video(model)
     _, steps, context = streamed_logits(model, x[:16], narrations)
     cache = context.cache
-    used = cache.positions != EMPTY
-    assert used.sum() == cache.text + cache.visual
-    assert used.sum() == steps[-1].text_tokens + steps[-1].visual_tokens
-    assert cache.bytes() > 0
-    assert cache.bytes() == sum(tensor[used].nbytes for tensor in cache.keys + cache.values)
+    assert len(cache.tokens) == cache.text + cache.visual
+    assert len(cache.tokens) == steps[-1].text_tokens + steps[-1].visual_tokens
+    layers = model.llm.config.num_hidden_layers
+    of_a_token = 2 * cache.keys[0][:, :, 0].nbytes          # its key and its value
+    assert cache.bytes() == layers * of_a_token * len(cache.tokens)
 
 
 @pytest.mark.parametrize("keep_newline", [False, True])
@@ -365,16 +360,21 @@ def test_no_narration_is_kept():
     assert [step.text_tokens for step in steps if step.narration] == [prompt] * 4
 
 
-def test_slots_are_used_again():
-    """Tokens that are removed make room; the others keep their place and their position."""
-    cache = stream.Cache(capacity=4)
-    tokens = nar.Tokens().add([1, 2, 3], nar.VISUAL, segment=0).add([4], nar.PROMPT, segment=0)
-    cache.insert(tokens, cache.reserve(4))
-    cache.positions.copy_(torch.arange(4))
-    assert cache.keep(cache.kind == nar.PROMPT) == 3
-    assert (cache.text, cache.visual, cache.span) == (1, 0, 4)
-    assert cache.reserve(2).tolist() == [0, 1]
-    assert cache.positions.tolist() == [EMPTY, EMPTY, EMPTY, 3]
+def test_what_is_removed_from_the_cache():
+    """Keys and values of the others move together, in order; what was read ahead is forgotten."""
+    cache = stream.Cache()
+    keys = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 3)
+    cache.update(keys, -keys, 0)
+    cache.tokens = nar.Tokens().add([1, 2], nar.VISUAL, segment=0).add([3, 4], nar.PROMPT, segment=0)
+    cache.crop()                                            # the fifth was read ahead
+    assert cache.get_seq_length() == 4
+    assert cache.mask([7, 8]).tolist() == [[True] * 5 + [False], [True] * 6]
+    assert cache.keep(torch.tensor([False, False, True, True])) == 2
+    assert (cache.tokens.ids, cache.text, cache.visual) == ([3, 4], 2, 0)
+    more = torch.full((1, 2, 100, 3), 9.0)
+    all_keys, all_values = cache.update(more, -more, 0)
+    assert all_keys[0, 0, :, 0].tolist() == [2, 3] + [9] * 100
+    assert torch.equal(all_keys, -all_values)
 
 
 def test_frames_are_taken_one_by_one():
@@ -699,7 +699,7 @@ def test_folders_of_outputs_are_made(tmp_path, monkeypatch):
     options = [f"--{name}={name}/new/{name}" for name in names]
     assert call(stream_command, ["a.safetensors", *options])[0] == 0
     assert call(stream_command, ["a.safetensors", "--html=html/new/html"])[0] == 0
-    made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("new/*")}
+    made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("new/[!.]*")}
     assert made == {f"{name}/new/{name}" for name in [*names, "html"]}
 
 
@@ -888,7 +888,7 @@ def test_a_bar_knows_the_end_only_of_recordings(inputs, total):
     runs = []
     for frames, count in inputs:
         runs.append(Namespace(total=frames, count=count, live=False, state=state))
-    decision = stream.Decision(0, 0.9, 0.8, 0, 0, 0, [], None, False, nar.Tokens(), 0)
+    decision = stream.Decision(0, 0.9, 0.8, 0, 0, 0, None, nar.Tokens(), 0)
     bar = stream_command.progress(None)
     stream_command.update_bar(bar, runs, runs[0], decision)
     assert bar.total == total
@@ -897,7 +897,7 @@ def test_a_bar_knows_the_end_only_of_recordings(inputs, total):
 def test_a_bar_does_not_count_frames_of_an_earlier_run():
     """The speed, and the time that is left, are those of this one."""
     run = Namespace(total=200, count=101, live=False, state=Namespace(first_frame=100))
-    decision = stream.Decision(0, 0.9, 0.8, 0, 0, 0, [], None, False, nar.Tokens(), 0)
+    decision = stream.Decision(0, 0.9, 0.8, 0, 0, 0, None, nar.Tokens(), 0)
     bar = stream_command.progress(None)
     stream_command.update_bar(bar, [run], run, decision)
     assert bar.n == 101
@@ -920,7 +920,7 @@ def test_a_recording_at_its_own_pace(monkeypatch):
     """Frame i comes i / rate seconds after the first; after a late frame, others catch up."""
     clock = Clock(monkeypatch)
     times = []
-    for i in paced(range(6), 4.0, DirectPasses().wait):
+    for i in paced(range(6), 4.0):
         times.append(round(clock.now, 3))
         if i == 1:
             clock.now += 0.6                            # this frame takes long
