@@ -109,35 +109,6 @@ def test_layout_is_what_the_published_code_streams():
 
 # ------------------------------------------------------------------ the visibility rule (Fig. 4)
 
-@pytest.mark.parametrize("last_k", [None, 0, 1, 2])
-def test_visible_is_the_rule(last_k):
-    layout = tiny(memory_tokens=2).layout
-    tokens = layout.sequence([(0, [5, 6]), (2, [7]), (3, [8, 9]), (6, [5])])
-    mask = nar.attention_mask(tokens, last_k)
-
-    def sees(i, j):
-        """Whether token i sees token j, in words of the paper."""
-        if j > i:
-            return False
-        same_segment = tokens.segment[j] == tokens.segment[i]
-        if tokens.kind[j] == nar.PROMPT or same_segment:
-            return True
-        if tokens.kind[j] == nar.VISUAL:
-            return False
-        return last_k is None or tokens.number[j] >= tokens.segment[i] - last_k
-
-    for i in range(len(tokens)):
-        for j in range(len(tokens)):
-            assert mask[i, j] == sees(i, j), (i, j)
-    assert mask.diagonal().all()
-
-
-def test_without_pruning_causal():
-    tokens = tiny().layout.sequence([(0, [5]), (2, [6])])
-    causal = torch.ones(len(tokens), len(tokens)).tril().bool()
-    assert torch.equal(nar.attention_mask(tokens, prune=False), causal)
-
-
 def test_hidden_frames_have_no_influence():
     """Without memory and past narrations, other frames change their own segment and nothing after.
     """
