@@ -73,26 +73,18 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
 
     Raises BadData, which names the videos that only one of the two has.
     """
-    if len(truths) == 1 and len(predictions) == 1:
-        predictions = dict(zip(truths, predictions.values()))
-    missing = truths.keys() - predictions.keys()
-    extra = predictions.keys() - truths.keys()
     if not truths and not predictions:
         raise BadData("there is nothing to score")
-    if missing and (extra or not partial):
-        hint = " (--partial scores the others)" if len(missing) < len(truths) else ""
-        raise BadData(unpaired(missing, gt, pred) + hint)
+    if len(truths) == 1 and len(predictions) == 1:
+        predictions = dict(zip(truths, predictions.values()))
+    missing = sorted(truths.keys() - predictions.keys())
+    extra = sorted(predictions.keys() - truths.keys())
     if extra:
-        raise BadData(unpaired(extra, pred, gt))
+        raise BadData(f"{len(extra)} videos of {pred} are not in {gt}: {', '.join(extra[:3])}")
+    if missing and not partial:
+        raise BadData(f"{len(missing)} videos of {gt} are not in {pred}: {', '.join(missing[:3])} "
+                      f"(--partial scores the others)")
     return {video: truth for video, truth in truths.items() if video in predictions}, predictions
-
-
-def unpaired(videos: set[str], source: str, other: str) -> str:
-    """The error for videos that only `source` has."""
-    names = ", ".join(sorted(videos)[:3])
-    if len(videos) > 3:
-        names += " ..."
-    return f"{len(videos)} videos of {source} are not in {other}: {names}"
 
 
 def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:

@@ -118,17 +118,13 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
         split_of = split_by_hash(names)
     for listed_split in listed_splits:
         file = folder / f"{listed_split}.txt"
-        for line in read_text(file).splitlines():
-            entry = line.strip()
-            if not entry:
-                continue
-            # an entry is a name, or a file name with its ending
-            name = entry
-            if Path(entry).suffix.lower() in (*VIDEOS, *NARRATIONS):
-                name = Path(entry).stem
-            if name not in names:
-                raise BadData(f"{file}: {folder} has no video {entry[:60]!r} with narrations")
-            if split_of.setdefault(name, listed_split) != listed_split:
+        for name in read_text(file).split("\n"):
+            name = name.strip()
+            if Path(name).suffix.lower() in (*VIDEOS, *NARRATIONS):
+                name = Path(name).stem         # a file name with its ending
+            if name and name not in names:
+                raise BadData(f"{file}: {folder} has no video {name[:60]!r} with narrations")
+            if name and split_of.setdefault(name, listed_split) != listed_split:
                 raise BadData(f"{file}: {name} is in {split_of[name]}.txt, too; "
                               f"a video is of one split")
 

@@ -35,10 +35,8 @@ class Predictions:
         file = self.folder / "settings.json"
         kept = read_json(file) if file.exists() else settings
         if kept != settings:
-            if not isinstance(kept, dict):
-                kept = {}
             different = [key for key in settings | kept
-                         if key not in kept or kept[key] != settings.get(key)]
+                         if kept.get(key, ...) != settings.get(key, ...)]
             raise BadData(f"{self.folder} holds predictions made with other settings "
                           f"({', '.join(different)}): choose another --output, or delete it")
         write_json(file, settings)
@@ -73,8 +71,7 @@ class Predictions:
 
 
 def digest(module: torch.nn.Module) -> str:
-    """SHA-256 of all weights, with their names, dtypes and shapes. Those that are packed for a
-    processor or in int8 (support/engine) are no weights of the module any more, and not in it."""
+    """SHA-256 of all weights, with their names, dtypes and shapes."""
     weights_hash = sha256()
     for name, weight in module.state_dict().items():
         weights_hash.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())

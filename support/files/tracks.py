@@ -7,8 +7,6 @@ from math import ceil
 from typing import TypeVar
 
 
-# --------------------------------------------------------------------- tracks, and times as frames
-
 AnyNarration = TypeVar("AnyNarration")         # text, or an object with the text
 
 
@@ -65,7 +63,7 @@ def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: flo
     separates narrations that share a frame (the published loader loses one of the two).
 
     duration        of the video (seconds)
-    frames_in_file    the number of frames in the feature file, if known. Otherwise the file is
+    frames_in_file  the number of frames in the feature file, if known. Otherwise the file is
                     assumed to have a frame at the very end, as published
     """
     last = int(duration * fps)
@@ -79,7 +77,7 @@ def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: flo
         if time > duration:
             frame = last + 1                   # `one_frame_each` counts these narrations
         else:
-            frame = min(max(ceil(time * fps), 0), last)
+            frame = min(ceil(time * fps), last)
         placed.append((frame, text))
     return one_frame_each(placed, last, notes)
 
@@ -95,24 +93,20 @@ def one_frame_each(placed: list[tuple[int, AnyNarration]], last: int,
     left_out = max(beyond - 1, 0)
     notes.add("narrations beyond the end of their video moved to its last frame", min(beyond, 1))
     notes.add("narrations beyond the end of their video left out", left_out)
-    kept = [(min(frame, last), narration)
-            for frame, narration in placed[:len(placed) - left_out]]
-
-    frame_count = last + 1
+    kept = placed[:len(placed) - left_out]
     notes.add("narrations left out of videos with more narrations than frames",
-              max(0, len(kept) - frame_count))
-    kept = kept[:frame_count]
+              max(0, len(kept) - (last + 1)))
+    kept = kept[:last + 1]
 
-    frames = []
-    for frame, _ in kept:
-        if frames:
-            frame = max(frame, frames[-1] + 1)
-        frames.append(frame)
-    # that may have moved frames past the end: each has to leave room for the narrations after it
-    for i in range(len(frames)):
-        narrations_after = len(frames) - 1 - i
-        frames[i] = min(frames[i], last - narrations_after)
-
-    moved = sum(1 for frame, (wanted, _) in zip(frames, kept) if frame != wanted)
-    notes.add("narrations moved by a frame or more, because another one has their frame", moved)
-    return [(frame, narration) for frame, (_, narration) in zip(frames, kept)]
+    on_frames = []
+    next_free = 0
+    for number, (wanted, narration) in enumerate(kept):
+        wanted = min(wanted, last)
+        # each leaves room for the narrations after it
+        narrations_after = len(kept) - 1 - number
+        frame = min(max(wanted, next_free), last - narrations_after)
+        if frame != wanted:
+            notes.add("narrations moved by a frame or more, because another one has their frame")
+        on_frames.append((frame, narration))
+        next_free = frame + 1
+    return on_frames

@@ -108,7 +108,6 @@ def test_four_commands(toys, tmp_path, capsys):
     """
     _, own = toys
     out = tmp_path / "out"
-    encode(own)
     data_command.run(["stats", "--data", str(own), "--json"])
     printed = capsys.readouterr().out
     stats = json.loads(printed.splitlines()[-1])
@@ -161,16 +160,6 @@ def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
     assert "2 frames a second, the narrator needs 1" in message
 
 
-def test_options_of_training():
-    """Few videos need small batches. Options that are given stay."""
-    few = train.Options(data=".")
-    many = train.Options(data="ego4d")
-    assert few.batch == 2
-    assert (many.batch, many.epochs) == (64, 2.0)
-    assert few.lr == many.lr
-    assert train.Options(data=".", batch=3).batch == 3
-
-
 @pytest.mark.parametrize("loss, videos, width, epochs, rate", [
     (0.4, 9, 128, 10, 2e-4),                   # known words
     (6.5, 9, 128, 100 / 3, 8e-4),              # new ones, a small language model
@@ -182,11 +171,12 @@ def test_length_of_training(loss, videos, width, epochs, rate):
     assert chosen == pytest.approx({"epochs": epochs, "lr": rate})
 
 
-def test_new_words_are_learned_longer(tmp_path, capsys):
-    """Options that are given stay."""
+def test_new_words_are_learned_longer(capsys):
+    """In small batches. Options that are given stay."""
     model = tiny()
     examples = [train.Example(*video(model))]
     options = train.Options(data=".", lr=1e-3)
+    assert options.batch == 2
     train_command.choose_length(model, examples, options)
     assert (options.epochs, options.lr) == (300, 1e-3)
     assert "300 epochs, peak learning rate 0.001" in capsys.readouterr().err
@@ -395,8 +385,6 @@ def test_split_by_share(tmp_path):
     make_folder(folder, {f"w{n}": 20 for n in range(40)})
     assert set(names(folder, "val")) >= set(for_validation)
 
-
-def test_split_of_two_videos_and_of_one(tmp_path):
     pair = make_folder(tmp_path / "pair", {"a": 20, "b": 20})
     assert len(names(pair, "val")) == 1
     assert {*names(pair, "train"), *names(pair, "val")} == {"a", "b"}
@@ -406,30 +394,32 @@ def test_split_of_two_videos_and_of_one(tmp_path):
         samples(single, "val")
 
 
-def test_split_by_file(tmp_path, capsys):
+@pytest.mark.parametrize("files, split, expected", [
+    ({"val": "b.mp4\n\ne.f\n"}, "train", ["a", "c", "d"]),
+    ({"val": "b.mp4\n\ne.f\n"}, "val", ["b", "e.f"]),
+    ({"val": "b", "test": "c"}, "train", ["a", "d", "e.f"]),
+    ({"val": "b", "test": "c"}, "test", ["c"]),
+    # with train.txt and val.txt, other videos are left out; with train.txt alone, they are for
+    # validation
+    ({"val": "b", "train": "a"}, "train", ["a"]),
+    ({"val": "b", "train": "a"}, "val", ["b"]),
+    ({"train": "a", "test": "c"}, "val", ["b", "d", "e.f"]),
+])
+def test_split_by_file(tmp_path, capsys, files, split, expected):
     folder = make_folder(tmp_path, dict.fromkeys(["a", "b", "c", "d", "e.f"], 20))
-    (folder / "val.txt").write_text("b.mp4\n\ne.f\n")
-    assert names(folder, "train") == ["a", "c", "d"]
-    assert names(folder, "val") == ["b", "e.f"]
-    assert [sample.name for sample in samples(folder, "train", limit=2)] == ["a", "c"]
-    (folder / "test.txt").write_text("c")
-    assert names(folder, "train") == ["a", "d"]
-    assert names(folder, "test") == ["c"]
-    # with train.txt and val.txt, other videos are left out
-    (folder / "train.txt").write_text("a")
-    capsys.readouterr()
-    assert names(folder, "train") == ["a"]
-    assert "1 videos of no split left out" in capsys.readouterr().err
-    # with train.txt alone, they are for validation
-    (folder / "val.txt").unlink()
-    assert names(folder, "val") == ["b", "d", "e.f"]
+    for name, content in files.items():
+        (folder / f"{name}.txt").write_text(content)
+    assert names(folder, split) == expected
+    assert [sample.name for sample in samples(folder, split, limit=1)] == expected[:1]
+    left_out = "3 videos of no split left out" in capsys.readouterr().err
+    assert left_out == ({"train", "val"} <= files.keys())
 
 
 @pytest.mark.parametrize("files, split, message", [
     ({}, "test", r"none of its 3 videos is for test; write their names into .*test\.txt"),
     ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
     ({"train": "a\nc\n", "test": "c"}, "all", r"test\.txt: c is in train\.txt, too"),
-    ({"test": "x.mp4\n"}, "all", r"test\.txt: .* has no video 'x\.mp4' with narrations"),
+    ({"test": "x.mp4\n"}, "all", r"test\.txt: .* has no video 'x' with narrations"),
     ({"test": "a.2\n"}, "all", r"test\.txt: .* has no video 'a\.2' with narrations"),
 ])
 def test_bad_splits_are_refused(tmp_path, files, split, message):
