@@ -54,14 +54,15 @@ def stats_command(options: argparse.Namespace) -> None:
     if not options.split:
         options.split = "val" if options.data in DATASETS else "all"
     samples = load_dataset(options.data, options.root, options.split, options.limit)
-    unit = "words"
-    count = number_of_words
     if options.llm:
         tokenizer = load_tokenizer(options.llm)
         unit = "tokens"
 
         def count(text: str) -> int:
             return len(token_ids(tokenizer, text))
+    else:
+        unit = "words"
+        count = number_of_words
 
     stats = statistics(progress(samples, options.data, unit="video"), count)
     print(f"        videos   length [s]          segments  seg. dur. [s]  "

@@ -1,7 +1,6 @@
 """Options that several commands have, each written once, and the types of their values."""
 from __future__ import annotations
 
-import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -63,14 +62,6 @@ frame_rate = in_range(float, 1e-3, 1e3, "a number from 0.001 to 1000")
 def kept_narrations(text: str) -> int | str:
     """An argparse type: a number of narrations, or "all"."""
     return text if text == "all" else non_negative_int(text)
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """An argparse type: "I/N", I from 1 to N -> (I - 1, N)."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ArgumentTypeError(f"must be I/N with I from 1 to N, such as 1/4, not {text!r}")
-    return int(match[1]) - 1, int(match[2])
 
 
 def named_file(text: str) -> tuple[str, Path]:

@@ -163,7 +163,7 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     assert references[names[0]] == ["You were in a kitchen."]
     interval["anno-2"]["summary"] = 3
     bad = write(tmp_path / "bad.json", content)
-    assert '"summary" must be text' in run_summary("--pred", pred, "--gt", bad, ok=False)
+    assert "bad.json: does not hold what" in run_summary("--pred", pred, "--gt", bad, ok=False)
 
 
 @pytest.mark.parametrize("raw, cleaned", [

@@ -19,7 +19,7 @@ import evaluate
 from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
 from support.common.errors import BadData
-from support.files import encoding, own_videos
+from support.files import own_videos
 from support.files.cues import read_cues
 from support.files.narrations import read_predictions, read_truth
 from support.files.tracks import Notes
