@@ -21,25 +21,25 @@ from narrator import NARRATION, VISUAL, Config, Layout, Narrator, Tokens, Vision
 from stream import Cache, Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import live_bounds, open_stream
-from streams.camera import open_pictures, paced
-from streams.checks import check_stream
-from streams.serve import Page, Pages, page_options
-from streams.sources import all_live, source_option
-from streams.speech import Speaker, speech_options
+from streams.live import Camera, Recording, is_live, is_pipe_or_url, paced, source_option
+from streams.serve import HOST, PORT, Page, serve
+from streams.speech import Speaker, find_voice
 from streams.subtitles import Writers, outputs, timestamp
 from streams.suspend import State
 from support.common.devices import device_and_dtype, dtype_name, vision_dtype
+from support.common.disk import check_writable
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, frame_rate, model_options,
-    non_negative_int, positive_float, positive_int, trigger_options,
+    DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
+    non_negative_int, positive_float, positive_int, report_static, trigger_options,
 )
 from support.common.progress import progress
 from support.common.text import without_secrets
 from support.engine.compiled import compile_narrator
 from support.engine.vision import check_vision
 from support.engine.weights import advise
-from support.files.features import is_features, open_frames
+from support.files.features import check_inputs, is_features, open_frames
+from support.files.video import Video
 from toy.read_out import in_words, load_read_out
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
@@ -127,7 +127,7 @@ class Input:
     total           the number of frames expected, or None
     count           the number of frames narrated so far
     peak            the most tokens that the cache has held after a frame
-    page            its page in the browser (--serve)
+    page            its page (--html, --serve), or None
     state           its state file (--state)
     read_out        says what the memory holds (--explain); None: there is none for the narrator
     knows           {frame of a narration: what the memory holds after it}, until it is printed
@@ -144,7 +144,8 @@ class Input:
         self.total = None
         self.count = 0
         self.peak = 0
-        self.page = Page(source, wanted=False)
+        self.html = files.pop("html", None)
+        self.page = None
         self.state = State(state_file, self)
         self.read_out = None
         self.knows: dict[int, str] = {}
@@ -153,27 +154,23 @@ class Input:
                   args: argparse.Namespace) -> Iterator[tuple[Decision, dict | None]]:
         """Narrate the input, and write its files.
 
-        Yields each Decision, and the JSONL row of its narration if it has one. (In a file that a
-        camera's rows are appended to, "n" and "frame" go on from its last ones.)
+        Yields each Decision, and the JSONL row of its narration if it has one.
         """
         # The state is locked first and released last, after the files are closed. The page ends
         # with the input, also if nothing is narrated.
         with self.state, ExitStack() as stack:
-            stack.enter_context(self.page)
-            lookahead = args.lookahead
-            if lookahead is None:
-                # of a live source, the next frame is not there yet
-                lookahead = 1 if self.live or args.pace or args.explain else LOOKAHEAD
+            if self.page is not None:
+                stack.enter_context(self.page)
             guesses = 0 if args.explain else args.guesses
             self.context = open_stream(
                 narrator,
-                lookahead=lookahead,
+                lookahead=args.lookahead,
                 guesses=guesses,
                 clock=(lambda: self.video.time) if self.live else None,
             )
             if not self.state.resume(narrator, encoder, args.static):
                 return
-            frames = self.open(narrator, encoder, args, lookahead)
+            frames = self.open(narrator, encoder, args)
             if not self.live:
                 # A URL or a pipe is there when its first frame is: only then are files replaced.
                 first = list(islice(frames, 1))
@@ -201,7 +198,8 @@ class Input:
                 writers.trace(trace)
                 if row is not None:
                     writers.sentence(row)
-                self.page.tell(trace, row)
+                if self.page is not None:
+                    self.page.tell(trace, row)
                 if self.read_out is not None and decision.narration:
                     self.knows[decision.frame] = in_words(self.read_out, self.context.memory[0])
                 self.count = decision.frame + 1
@@ -213,18 +211,26 @@ class Input:
         if self.live and self.count == 0:
             raise BadData(f"{without_secrets(self.source)} has no frames")
 
-    def open(self, narrator: Narrator, encoder: VisionEncoder | None, args: argparse.Namespace,
-             lookahead: int) -> Iterator[Tensor]:
+    def open(self, narrator: Narrator, encoder: VisionEncoder | None,
+             args: argparse.Namespace) -> Iterator[Tensor]:
         """The input's frame tokens [J, D]; sets `video` and `total`."""
         def encode(pictures: Tensor) -> Tensor:
-            return encoder(self.page.see(pictures))
+            if self.page is not None:
+                self.page.picture = pictures[-1]
+            return encoder(pictures)
 
         largest = None                                  # pixels; no larger picture is needed
         if encoder is not None:
             largest = 2 * encoder.image_size
-        open_source = partial(open_pictures, args=args)
+        options = dict(args.source_option)
+        open_video = Video
+        if self.live:
+            open_video = partial(Camera, options=options, retries=args.retries)
+        elif is_pipe_or_url(self.source):
+            open_video = partial(Recording, options=options)
         frames, self.total, self.video = open_frames(
-            self.source, narrator.config, encode, lookahead, largest, open_source, self.state.skip
+            self.source, narrator.config, encode, args.lookahead, largest, open_video,
+            self.state.skip
         )
         # features have no pictures, and the size of a pipe's pictures is not known yet
         has_size = self.video is not None and (self.live or self.video.size is not None)
@@ -255,13 +261,53 @@ class Input:
             self.video.report()
 
 
+def check_options(args: argparse.Namespace) -> bool:
+    """Refuse what cannot work, before anything is loaded; returns whether the input is live.
+
+    Options without effect are reported on stderr.
+    """
+    first = without_secrets(args.input[0])
+    live = is_live(args.input[0], args.live)
+    if len(args.input) > 1:
+        for source in args.input:
+            if is_live(source, args.live) or is_pipe_or_url(source):
+                raise BadData(f"{without_secrets(source)}: is no file, and the next input would "
+                              f"wait for its end; start a process for each")
+        if args.serve is not None:
+            raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
+    if args.html and args.state:
+        raise BadData("--html with --state would be a page of what came after the last start; "
+                      "make it at the end, by python -m streams.page VIDEO JSONL --trace TRACE")
+    if live and args.pace:
+        raise BadData(f"--pace is for recordings; {first} is live, and comes as it happens")
+    if live and (args.lookahead or 1) > 1:
+        raise BadData(f"--lookahead: {first} is live, and its frames cannot wait for later ones; "
+                      f"leave it out")
+    if args.lookahead is None:
+        args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
+    if args.retries is not None and not live:
+        print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
+    report_static(args)
+
+    if not live and not is_pipe_or_url(args.input[0]):
+        check_inputs(args.input)
+    return live
+
+
 def run_files(args: argparse.Namespace) -> None:
-    live = all_live(args.input, args.live)
+    live = check_options(args)
     has_videos = not all(is_features(source) for source in args.input)
-    check_stream(args, live)
-    device, dtype = device_and_dtype(args.device, args.dtype)
+    voice = find_voice() if args.speak else None
     runs = [Input(source, name, files, live) for source, name, files in outputs(args)]
-    pages = Pages(args, runs)
+    for run in runs:
+        check_writable(*run.files.values(), in_place=True)
+        check_writable(run.html, run.state.path)
+        if run.html or args.serve is not None:
+            run.page = Page(run.source, run.html, live)
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    if args.serve is not None:
+        url = serve(runs[0].page, args.serve)
+        print(f"page: {url}", file=sys.stderr, flush=True)
 
     model = DEFAULT_MODEL if args.model is None else args.model
     changes = config_changes(args)
@@ -285,14 +331,19 @@ def run_files(args: argparse.Namespace) -> None:
     if args.compile:
         compile_narrator(narrator)
 
-    failed = show(runs, narrator, encoder, args)
+    with ExitStack() as stack:
+        speaker = stack.enter_context(Speaker(voice)) if voice else None
+        failed = show(runs, narrator, encoder, args, speaker)
     if failed:
         raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
-    pages.wait()
+    if args.serve is not None:
+        print(f"done; the page stays at {url} until Ctrl-C", file=sys.stderr, flush=True)
+        while True:
+            time.sleep(3600)
 
 
 def show(runs: list[Input], narrator: Narrator, encoder: VisionEncoder | None,
-         args: argparse.Namespace) -> list[Input]:
+         args: argparse.Namespace, speaker: Speaker | None) -> list[Input]:
     """Narrate one input after the other, and print the narrations as they come; returns the inputs
     that failed.
     """
@@ -303,7 +354,7 @@ def show(runs: list[Input], narrator: Narrator, encoder: VisionEncoder | None,
             print(LEGEND_OF_MEMORY, flush=True)
     delay = 0 if runs[0].live else 0.5
     bar = progress(None, "streaming", unit="frame", leave=False, mininterval=0.5, delay=delay)
-    with bar, Speaker(args) as speaker:
+    with bar:
         for run in runs:
             began = time.perf_counter()
             try:
@@ -322,14 +373,15 @@ def show(runs: list[Input], narrator: Narrator, encoder: VisionEncoder | None,
 
 
 def print_decision(run: Input, decision: Decision, row: dict | None, narrator: Narrator,
-                   args: argparse.Namespace, speaker: Speaker) -> None:
+                   args: argparse.Namespace, speaker: Speaker | None) -> None:
     name = f"{run.name} " if run.name else ""
     lines = []
     if args.explain:
         lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
     if row is not None and (args.repeats or "repeat" not in row):
         lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
-        speaker.say(row["text"])
+        if speaker is not None:
+            speaker.say(row["text"])
     knows = run.knows.pop(decision.frame, None)
     if knows is not None:
         lines.append(f"{name}memory: {knows}")
@@ -354,14 +406,14 @@ def update_bar(bar: tqdm, runs: list[Input], run: Input, decision: Decision) -> 
 
 
 def input_options(parser: ArgumentParser) -> None:
-    """Options of inputs (streams/sources.py, streams/camera.py), and of bounds for streams without
-    end (streams/bounds.py).
+    """Options of inputs (streams/live.py), and of bounds for streams without end
+    (streams/bounds.py).
     """
     parser.add_argument(
         "input", nargs="+",
         help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; "
-             "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several, the output "
-             "options name folders")
+             "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several files, "
+             "the output options name folders")
     parser.add_argument(
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
@@ -420,8 +472,15 @@ def main() -> None:
         "--overwrite", action="store_true",
         help="replace output files that stream.py has not written, and narrations beside the "
              "video under its name (a.srt beside a.mp4), which train.py --data takes for your own")
-    page_options(parser)
-    speech_options(parser)
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write a page that plays the video with its narrations")
+    parser.add_argument(
+        "--serve", nargs="?", const=PORT, metavar="PORT",
+        type=in_range(int, 0, 65535, "a port, 0 to 65535 (0: any free one)"),
+        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port")
+    parser.add_argument(
+        "--speak", action="store_true",
+        help="speak the narrations (espeak-ng; on macOS also say)")
     args = parser.parse_args()
     # without it, Ctrl-C takes seconds to free torch
     atexit.register(gc.freeze)

@@ -31,7 +31,6 @@ from experiments.examples import (
 from experiments.frequency import frequency_options
 from experiments.learning import learning_options
 from experiments.words import words_options
-from streams.checks import check_input
 from streams.bounds import open_stream
 from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable, is_number, read_jsonl
@@ -42,7 +41,7 @@ from support.common.options import (
 )
 from support.common.progress import progress
 from support.engine.vision import check_vision
-from support.files.features import is_features, open_frames
+from support.files.features import check_inputs, is_features, open_frames
 from support.files.narrations import Sentence, to_sentences
 
 # ------------------------------------------------------------------------------- attention
@@ -266,7 +265,7 @@ def check_trace(trace: list[dict], source: Path) -> None:
 def narrate_video(args: argparse.Namespace) -> tuple[list[dict], list[Sentence], float, int]:
     """The narrator's stream over a video or its features: trace, sentences, frames per second, and
     the number of memory tokens in a segment."""
-    check_input(args.input)
+    check_inputs([args.input])
     if not is_features(args.input):
         check_vision(args.model, args.vision, nar.Config.vision)
     narrator = narrator_of(args, args.model)

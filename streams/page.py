@@ -7,108 +7,86 @@ frame.
 The page is page.html with the data in it; it needs no network and no server. Beside the video and
 its sentences it shows p([SKIP]) and the context of every frame: prompt, kept sentences, memory
 tokens, frames of the segment. A trace has numbers of tokens and the numbers of the kept sentences.
-From these and the lengths of the sentences, `Record` computes what the tokens are. For an old trace
-without "kept", the text is shown as a whole.
+From these and the lengths of the sentences, `Record` computes what the tokens are.
 """
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
 import mimetypes
 import os
 import re
-import zlib
-from array import array
-from collections.abc import Iterator
-from copy import copy
-from math import isfinite
+from collections import deque
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
-from streams.subtitles import is_ours, read_narrations
+from streams.subtitles import is_ours
 from support.common.disk import check_distinct, is_number, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser
 from support.files.video import Video
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
-ASSISTANT = 2                           # tokens of "Assistant:", for most models
+ASSISTANT = 2                           # tokens of "Assistant:"
 END = 2                                 # tokens after the words of a narration: EOT and newline
-PIECE = 1000                            # numbers or sentences that become JSON at once
-EMBEDDED = 300_000_000                  # bytes of a video that browsers still take inside a page
 TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 class Record:
-    """What a page shows of a stream, at most the last 2 x KEPT rows: columns of the trace, and the
-    narrations.
+    """What a page shows of a stream, the last KEPT rows: columns of the trace, and the narrations.
 
     narrations  each with its `size` in tokens, and how many are `kept` for the segment after it
     sizes       tokens of the prompt, of the memory with its brackets, and of a frame with its
                 [SKIP]; 0: not known yet
     columns     p and theta (in 1/10,000, -1 for None), position, text, visual; time (ms) if the
                 rows have a time (s)
+    restarts    frames before which a segment was opened again
     """
 
     def __init__(self):
-        self.first = 0                              # the number of the first row
-        self.count = 0                              # rows
         names = ("p", "theta", "position", "text", "visual", "time")
-        self.columns = {name: array("q") for name in names}
+        self.columns = {name: deque(maxlen=KEPT) for name in names}
+        self.last = -1                              # the newest frame
         self.narrations = []
         self.sizes = {"prompt": 0, "memory": 0, "frame": 0}
-        self.restarts = []                          # frames before which a segment was opened again
-        self.text_tokens = 0                        # after the last row
-        self.oldest_kept = None                     # of the narrations kept after the last one
+        self.restarts = []
         self.rows_since_narration = 0
-        self.assistant_tokens = ASSISTANT           # before the words of a narration
-        self.assistant_counted = False              # False: this number is the default
 
     def __len__(self) -> int:
-        return self.count
+        """The number of rows."""
+        return len(self.columns["p"])
 
     @property
-    def last(self) -> int:
-        """The newest frame; -1 if there is none."""
-        return self.first + len(self) - 1
-
-    def so_far(self) -> Record:
-        """A record that stays as this one is now.
-
-        The columns, to which rows are only added, are shared, not copied.
-        """
-        record = copy(self)
-        record.narrations = list(self.narrations)
-        record.sizes = dict(self.sizes)
-        record.restarts = list(self.restarts)
-        return record
+    def first(self) -> int:
+        """The oldest frame."""
+        return self.last - len(self) + 1
 
     def add(self, row: dict, narration: dict | None = None) -> dict:
         """Add a row of the trace and the narration of its frame, if any.
 
         Returns the event for the page. The last frame of a file may come twice: the second row
-        replaces the first. BadData if p([SKIP]) is not finite.
+        replaces the first.
         """
-        if row["p_skip"] is not None and not isfinite(row["p_skip"]):
-            raise BadData(f"frame {row['frame']}: p([SKIP]) is {row['p_skip']}, which is not "
-                          f"finite; use --dtype float32, and check the features and the weights")
-        if not len(self):
-            self.first = row["frame"]
-        values = {"p": ten_thousandths(row["p_skip"]), "theta": ten_thousandths(row["theta"]),
-                  "position": row["position"], "text": row["text_tokens"],
-                  "visual": row["visual_tokens"]}
+        values = {
+            "p": ten_thousandths(row["p_skip"]),
+            "theta": ten_thousandths(row["theta"]),
+            "position": row["position"],
+            "text": row["text_tokens"],
+            "visual": row["visual_tokens"],
+        }
         if "time" in row:
             values["time"] = round(row["time"] * 1000)
-        replaces = len(self) > 0 and row["frame"] == self.last
+        if len(self) > 0 and row["frame"] == self.last:
+            for name in values:
+                self.columns[name].pop()
         for name, value in values.items():
-            if replaces:
-                self.columns[name][-1] = value
-            else:
-                self.columns[name].append(value)
-        if not replaces:
-            self.count += 1
+            self.columns[name].append(value)
+        self.last = row["frame"]
 
         second_of_segment = self.rows_since_narration == 1 and not row["narrate"]
         if second_of_segment and not row.get("restart") and len(self) > 2:
@@ -123,15 +101,13 @@ class Record:
             self.rows_since_narration = 0
         else:
             self.rows_since_narration += 1
-        self.text_tokens = row["text_tokens"]
         self.forget()
         return event
 
     def add_narration(self, narration: dict, row: dict | None = None) -> dict:
         """Add a narration with the row of its frame; returns its entry in `narrations`.
 
-        Its place in the cache is known only if it has `tokens` and the row has "kept", which the
-        first traces did not have.
+        Without a row, its place in the cache is not known.
         """
         entry = {}
         for name in ("n", "frame", "start", "end", "text", "wall", "repeat"):
@@ -139,75 +115,61 @@ class Record:
                 entry[name] = narration[name]
         entry |= {"size": 0, "kept": 0}
         self.narrations.append(entry)
-        if row is not None and row.get("kept") is not None and "tokens" in narration:
-            self.measure_text(entry, row, len(narration["tokens"]))
+        if row is not None:
+            entry["size"] = ASSISTANT + len(narration["tokens"]) + END
+            if row["kept"]:
+                first, last = row["kept"]
+                entry["kept"] = last - first + 1
+            self.measure_prompt(entry["kept"], row["text_tokens"])
         return entry
 
-    def measure_text(self, entry: dict, row: dict, words: int):
-        """Count the tokens of a narration with `words` tokens of words, and those of the prompt.
-
-        row: of the narration's frame; its "kept" is (first, last) of the kept narrations, or [].
-        """
-        kept = row["kept"]
-        text_tokens = row["text_tokens"]
-        oldest = kept[0] if kept else None
-        if oldest is not None and oldest == self.oldest_kept and not self.assistant_counted:
-            # Nothing was removed, so the text has grown by "Assistant:" and the words. If the frame
-            # before was narrated, too, the end of that narration has come with this row.
-            assistant_tokens = text_tokens - self.text_tokens - words
-            if self.rows_since_narration == 0:
-                assistant_tokens -= END
-            for earlier in self.narrations[:-1]:
-                earlier["size"] += assistant_tokens - self.assistant_tokens
-            self.assistant_tokens = assistant_tokens
-            self.assistant_counted = True
-            self.sizes["prompt"] = 0
-        self.oldest_kept = oldest
-
-        entry["size"] = self.assistant_tokens + words + END
+    def measure_prompt(self, kept: int, text_tokens: int) -> None:
+        """Count the tokens of the prompt, after a narration: those that are of no kept narration."""
+        if self.sizes["prompt"] or kept > len(self.narrations):
+            return
+        in_cache = self.narrations[len(self.narrations) - kept:]
+        narration_tokens = sum(narration["size"] for narration in in_cache)
         if kept:
-            entry["kept"] = kept[1] - kept[0] + 1
-        if not self.sizes["prompt"] and entry["kept"] <= len(self.narrations):
-            in_cache = self.narrations[len(self.narrations) - entry["kept"]:]
-            narration_tokens = sum(narration["size"] for narration in in_cache)
-            if kept:
-                narration_tokens -= END             # the end of the newest comes with the next row
-            self.sizes["prompt"] = max(0, text_tokens - narration_tokens)
+            narration_tokens -= END             # the end of the newest comes with the next row
+        self.sizes["prompt"] = max(0, text_tokens - narration_tokens)
 
-    def measure_frames(self):
+    def measure_frames(self) -> None:
         """Count the tokens of a frame and of the memory, from the first two frames of a segment."""
-        before, first, second = self.columns["visual"][-3:]
+        visual = self.columns["visual"]
+        before, first, second = visual[-3], visual[-2], visual[-1]
         self.sizes["frame"] = second - first
         # 0 before the first frame: the segment before has been pruned, and the rest is the memory
         self.sizes["memory"] = 0 if before else max(0, 2 * first - second)
 
-    def forget(self):
-        """Remove the oldest rows and narrations, when there are twice as many as are kept."""
-        surplus = len(self) - KEPT
-        if surplus >= KEPT:
-            # new columns, because `so_far` may share the old ones
-            self.columns = {name: column[surplus:] for name, column in self.columns.items()}
-            self.first += surplus
-            self.count -= surplus
-            self.narrations = [narration for narration in self.narrations
-                               if narration["frame"] >= self.first]
-            self.restarts = [frame for frame in self.restarts if frame >= self.first]
+    def forget(self) -> None:
+        """Remove the narrations and restarts of rows that are gone."""
+        while self.narrations and self.narrations[0]["frame"] < self.first:
+            del self.narrations[0]
+        while self.restarts and self.restarts[0] < self.first:
+            del self.restarts[0]
 
-    def content(self, **more) -> dict:
-        """The page's data. A frame is a row."""
-        rows = {name: column[:len(self)] for name, column in self.columns.items()}
-        return {"fps": self.fps(), "said": list(self.narrations),
-                "rows": {"first": self.first, **rows}, "sizes": dict(self.sizes),
-                "restarts": list(self.restarts), **more}
+    def content(self, live: dict | None = None) -> dict:
+        """The page's data, as it is now. A frame is a row.
+
+        live: where and how the page goes on (serve.py); None: it does not
+        """
+        rows = {name: list(column) for name, column in self.columns.items()}
+        return {
+            "fps": self.fps(),
+            "said": list(self.narrations),
+            "rows": {"first": self.first, **rows},
+            "sizes": dict(self.sizes),
+            "restarts": list(self.restarts),
+            "live": live,
+        }
 
     def fps(self) -> float:
         """Rows a second: of the last 100 rows, if rows have times; else of the first narration."""
-        times = self.columns["time"][:len(self)][-101:]
-        steps = sorted(after - before for before, after in zip(times, times[1:]))
-        if steps:
-            median = steps[len(steps) // 2]         # milliseconds
-            if median > 0:
-                return 1000 / median
+        times = list(self.columns["time"])[-101:]   # milliseconds
+        if len(times) > 1:
+            step = median(after - before for before, after in pairwise(times))
+            if step > 0:
+                return 1000 / step
         for narration in self.narrations:
             if "frame" in narration and narration["end"] > 0:
                 # frame f ends at (f + 1) / fps
@@ -220,43 +182,6 @@ def ten_thousandths(value: float | None) -> int:
 
 
 # ---------------------------------------------------------------------- the page
-
-def json_pieces(value) -> Iterator[str]:
-    """json.dumps(value), where an array is a list, in short pieces.
-
-    Other threads wait while a piece is made, so a long list is not made at once.
-    """
-    if isinstance(value, dict):
-        yield "{"
-        for number, (key, item) in enumerate(value.items()):
-            separator = ", " if number else ""
-            yield f"{separator}{json.dumps(key)}: "
-            yield from json_pieces(item)
-        yield "}"
-    elif isinstance(value, list | array):
-        yield "["
-        for begin in range(0, len(value), PIECE):
-            separator = ", " if begin else ""
-            items = json.dumps(list(value[begin:begin + PIECE]))
-            yield separator + items[1:-1]           # without its brackets
-        yield "]"
-    else:
-        yield json.dumps(value)
-
-
-def packed(content: dict) -> str:
-    """The page's data, gzip in base64."""
-    compressor = zlib.compressobj(6, wbits=31)      # 31: gzip
-    pieces = [compressor.compress(piece.encode()) for piece in json_pieces(content)]
-    pieces.append(compressor.flush())
-    return base64.b64encode(b"".join(pieces)).decode()
-
-
-def script_hash(text: str) -> str:
-    """A script or a style as a content security policy names it."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
 
 def make_page(title: str, content: dict, video: str | None = None) -> str:
     """The HTML page.
@@ -275,9 +200,17 @@ def make_page(title: str, content: dict, video: str | None = None) -> str:
               f"media-src {sources} data:; base-uri 'none'; form-action 'none'")
     if live:
         policy += "; connect-src 'self'"
-    values = {"policy": policy, "title": html.escape(title), "data": packed(content),
+    # no sentence is HTML: the data are gzip in base64, and the script shows them as text
+    data = base64.b64encode(gzip.compress(json.dumps(content).encode(), mtime=0)).decode()
+    values = {"policy": policy, "title": html.escape(title), "data": data,
               "video": f'src="{html.escape(video)}"' if video else ""}
     return re.sub(r"@(policy|title|video|data)@", lambda match: values[match[1]], page)
+
+
+def script_hash(text: str) -> str:
+    """A script or a style as a content security policy names it."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def video_address(video: Path, page: Path) -> str:
@@ -291,45 +224,28 @@ def video_address(video: Path, page: Path) -> str:
 
 def embed(video: Path) -> str:
     """The video as a data: address."""
-    if video.stat().st_size > EMBEDDED:
-        raise BadData(f"{video}: is too large for a page ({EMBEDDED // 10 ** 6} MB at most); "
-                      f"leave out --embed")
     kind = mimetypes.guess_type(video.name)[0] or "video/mp4"
     return f"data:{kind};base64,{base64.b64encode(video.read_bytes()).decode()}"
 
 
 # ---------------------------------------------------------------------- files of stream.py
 
-def is_count(value) -> bool:
-    return isinstance(value, int) and is_number(value)
+def read_narrations(path: Path) -> list[dict]:
+    """The rows of a file that stream.py --jsonl wrote: start, end (seconds), text, ...
 
-
-def check_sentence(sentence: dict) -> bool:
-    """Are the fields of a line of --jsonl right that the page needs beside times and text?
-
-    Each of them may be missing.
+    Raises BadData, with the number of the line, if a row is something else.
     """
-    if not isinstance(sentence.get("tokens", []), list):
-        return False
-    if not isinstance(sentence.get("wall") or "", str):
-        return False
-    counts = [sentence.get("n"), sentence.get("frame")]
-    return all(count is None or is_count(count) for count in counts)
-
-
-def check_row(row: dict) -> bool:
-    """Are the fields of a row of --trace right that the page needs?"""
-    kept = row.get("kept", [])
-    if not isinstance(kept, list) or len(kept) not in (0, 2):
-        return False
-    counts = [row.get(name) for name in ("frame", "position", "text_tokens", "visual_tokens")]
-    if not all(is_count(count) for count in counts + kept) or kept != sorted(kept):
-        return False
-    for name in ("p_skip", "theta"):
-        # there must be a value; None is one
-        if name not in row or row[name] is not None and not is_number(row[name]):
-            return False
-    return is_number(row.get("time", 0)) and isinstance(row.get("narrate"), bool)
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, 1):
+        start = row.get("start")
+        end = row.get("end")
+        timed = is_number(start) and is_number(end) and 0 <= start <= end
+        numbered = isinstance(row.get("frame", 0), int)
+        if not (timed and numbered and isinstance(row.get("text"), str)):
+            raise BadData(f'{path}, line {number}: expected {{"start": seconds, "end": seconds, '
+                          f'"text": "..."}}, as stream.py --jsonl writes')
+        row.setdefault("n", number - 1)
+    return rows
 
 
 def read_record(narrations: Path, trace: Path | None) -> Record:
@@ -337,34 +253,25 @@ def read_record(narrations: Path, trace: Path | None) -> Record:
 
     BadData if a line lacks a field, or if the files are not of the same stream.
     """
-    sentences = read_narrations(narrations)
-    rows = read_jsonl(trace) if trace else []
-    for n, sentence in enumerate(sentences):
-        if not check_sentence(sentence):
-            raise BadData(f"{narrations}, line {n + 1}: its n, frame, tokens or wall are not as "
-                          f"stream.py --jsonl writes them; give stream.py's --jsonl")
-        sentence.setdefault("n", n)
-    for n, row in enumerate(rows):
-        if not check_row(row) or row["frame"] != rows[0]["frame"] + n:
-            raise BadData(f"{trace}, line {n + 1}: is no row of a trace; "
-                          f"give stream.py's --trace")
-
     record = Record()
-    if not rows:
+    sentences = read_narrations(narrations)
+    if trace is None:
         for sentence in sentences:
             record.add_narration(sentence)
         return record
 
+    rows = read_jsonl(trace)
     sentence_at = {sentence.get("frame"): sentence for sentence in sentences}
-    narrated = {row["frame"] for row in rows if row["narrate"]}
-    last = rows[-1]["frame"]
-    if narrated != {frame for frame in sentence_at if frame is not None and frame <= last}:
+    if list(sentence_at) != [row.get("frame") for row in rows if row.get("narrate")]:
         raise BadData(f"{trace}: is not of the same stream as {narrations}: "
                       f"the frames with a sentence differ")
-    for row in rows:
-        record.add(row, sentence_at.pop(row["frame"], None))
-    for sentence in sentence_at.values():           # after the last row
-        record.add_narration(sentence)
+    for number, row in enumerate(rows, 1):
+        try:
+            assert row["frame"] == record.last + 1 or number == 1
+            record.add(row, sentence_at.get(row["frame"]))
+        except (AssertionError, LookupError, TypeError, ValueError, OverflowError):
+            raise BadData(f"{trace}, line {number}: is no row of a trace, or its sentence has no "
+                          f"tokens; give stream.py's --trace and --jsonl") from None
     return record
 
 
@@ -383,14 +290,14 @@ def main():
 
     def run():
         video = Path(args.video)
-        Video(str(video))                           # BadData if it is missing, empty or no video
+        Video(video)                                # BadData if it is missing, or no video
         output = Path(args.output or video.with_suffix(".html"))
         check_distinct(video, args.narrations, args.trace or "", output)
         if output.is_file() and not is_ours("html", str(output)):
             raise BadData(f"{output}: is there already, and is no such page; choose another -o")
         record = read_record(Path(args.narrations), args.trace and Path(args.trace))
         source = embed(video) if args.embed else video_address(video, output)
-        write_text(output, make_page(video.name, record.content(live=None), source))
+        write_text(output, make_page(video.name, record.content(), source))
         print(f"written: {output}")
 
     command_line(run)

@@ -46,7 +46,7 @@ from tqdm import tqdm
 from narrator import Tokens
 from stream import Cache
 from streams.bounds import Bounded
-from streams.sources import is_pipe_or_url
+from streams.live import is_pipe_or_url
 from streams.subtitles import hash_of_end, timestamp
 from support.common.disk import check_distinct, check_writable, write_tensors
 from support.common.errors import BadData

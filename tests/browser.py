@@ -5,9 +5,7 @@ no port.
         tab = browser.tab("file:///page.html")
         tab.click("#list button")
         tab.wait("video.currentTime > 1")
-        tab.screenshot(path)
 """
-import base64
 import fcntl
 import json
 import os
@@ -112,7 +110,7 @@ class Browser:
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session, target)
         self.tabs[tab.session] = tab
-        for domain in ("Page", "Runtime", "Log", "Network", "DOM", "Accessibility"):
+        for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
             tab.ask(domain + ".enable")
         tab.size(width, height)
         colours = "dark" if dark else "light"
@@ -188,10 +186,6 @@ class Tab:
         for key in text:
             self.key(key)
 
-    def screenshot(self, path, full: bool = False):
-        answer = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=full)
-        path.write_bytes(base64.b64decode(answer["data"]))
-
     def events_of(self, *methods: str) -> list[dict]:
         """Parameters of the events of these kinds so far."""
         self.js("1")                                 # its answer comes after the events
@@ -214,30 +208,6 @@ class Tab:
         """The addresses that the page has asked for."""
         events = self.events_of("Network.requestWillBeSent")
         return [event["request"]["url"] for event in events]
-
-    def tree(self) -> list[tuple[str, str]]:
-        """(role, name) of each node that a screen reader meets."""
-        nodes = []
-        for node in self.ask("Accessibility.getFullAXTree")["nodes"]:
-            if not node["ignored"]:
-                role = node.get("role", {}).get("value", "")
-                name = node.get("name", {}).get("value", "")
-                nodes.append((str(role), str(name)))
-        return nodes
-
-    def meets(self, role: str, name: str = "", seconds: float = 30) -> tuple[str, str]:
-        """Wait for the first node with this role and this part of a name; returns (role, name).
-
-        The tree follows the page: content out of sight (content-visibility) enters it once it is
-        laid out.
-        """
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for node_role, node_name in self.tree():
-                if node_role == role and name in node_name:
-                    return node_role, node_name
-            time.sleep(0.02)
-        raise AssertionError(f"no {role} {name!r} in {self.tree()}")
 
     def close(self):
         self.browser.ask("Target.closeTarget", targetId=self.target)

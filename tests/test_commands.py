@@ -36,7 +36,6 @@ COMMANDS = [
     "train.py --data ek100 --root nowhere --device cpu",
     "narrator.py",
     "clam.py",
-    "-m streams.speech toys/a.mp4 s.jsonl --mp4 s.mp4",
 ]
 # An input that is missing, an output that cannot be written, a model that is not there.
 CANNOT_WORK = [

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from contextlib import ExitStack, nullcontext, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 
 import numpy as np
 import pytest
@@ -23,9 +23,8 @@ from baselines.variants import context_class, load_narrator
 from commands import stream as stream_command
 from commands.narrator import spell
 from helpers import GOLDEN, ROOT, TOY, grouped, record, tiny, video
-from streams import checks
-from streams.camera import paced
 from streams.bounds import open_stream
+from streams.live import paced
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.common.errors import BadData
 from support.common.text import one_line
@@ -768,9 +767,9 @@ def assert_refused(words, message):
 
 @pytest.mark.parametrize("name, content, message", [
     ("nothing.mp4", None, "no such file"),
-    ("", None, "is a directory"),
+    ("", None, "is not a regular file"),
     ("a.mp4", b"hello", "cannot be opened as a video"),
-    ("a.mp4", b"", "is empty"),
+    ("a.mp4", b"", "cannot be opened as a video"),
     ("a.mp4", "the first 200 bytes of the kitchen", "has no video stream"),
     ("a.safetensors", torch.zeros(4, 128), "features must be [frames, tokens, width]"),
     ("a.safetensors", torch.zeros(4, 10, 64), "features are 64 wide, the model needs 128"),
@@ -803,6 +802,10 @@ def test_bad_input_is_one_line(name, content, message, tmp_path, monkeypatch):
     (["a.mp4", "--vision", "./nowhere"], "vision model './nowhere' cannot be loaded"),
     (["a.mp4", "--vision", "owner/nowhere"], "vision model 'owner/nowhere' cannot be loaded"),
     (["lavfi:testsrc", "--pace", "1"], "--pace is for recordings; lavfi:testsrc is live"),
+    (["lavfi:testsrc", "--lookahead", "2"], "--lookahead: lavfi:testsrc is live"),
+    (["lavfi:testsrc", "camera"], "start a process for each"),
+    (["a.mp4", "-"], "start a process for each"),
+    (["a.mp4", "http://u:SECRET@127.0.0.1/a.mp4"], "http://127.0.0.1/...: is no file"),
 ], ids=" ".join)
 def test_what_cannot_work_is_refused_before_anything_is_loaded(
         words, message, tmp_path, monkeypatch):
@@ -909,8 +912,8 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("streams.camera.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("streams.camera.time.sleep", self.sleep)
+        monkeypatch.setattr("streams.live.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("streams.live.time.sleep", self.sleep)
 
     def sleep(self, seconds):
         self.now += seconds
@@ -944,30 +947,6 @@ def test_pace(pace, seconds, tmp_path, monkeypatch):
         return [(row["end"], row["tokens"]) for row in rows_of(tmp_path / name)]
 
     assert sentences("paced") == sentences("plain")
-
-
-def test_speech_of_a_recording_suggests_a_pace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    features("a.safetensors", torch.randn(2, 10, 128))
-    silent = nullcontext(Namespace(say=lambda text: None))
-    monkeypatch.setattr(stream_command, "Speaker", lambda args: silent)
-    monkeypatch.setattr(checks, "find_voice", lambda args: ["voice"] if args.speak else None)
-    monkeypatch.setattr(checks, "find_player", lambda: ["player"])
-    _, errors = call(stream_command, ["a.safetensors", "--speak"])
-    assert errors.count("--pace 1 ") == 1
-    _, errors = call(stream_command, ["a.safetensors", "--speak", "--pace", "1000"])
-    assert errors.count("--pace 1 ") == 0
-
-
-def test_an_option_that_ffmpeg_does_not_know_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    features("a.safetensors", torch.randn(2, 10, 128))
-    words = ["a.safetensors"]
-    for option in ("nonsense=1", "rtsp_transport=udp", "framerate=5"):
-        words += ["--source-option", option]
-    code, errors = call(stream_command, words)
-    named = [line.split(":")[0] for line in errors.splitlines() if "option" in line]
-    assert code == 0 and named == ["--source-option nonsense"]
 
 
 # ------------------------------------------------------------------ pictures and features

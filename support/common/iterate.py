@@ -1,10 +1,10 @@
 """Iterators: in lists of equal size, and prepared ahead by a thread."""
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 
 MOST = 1000                     # items that wait, however many are asked for: each takes memory
 
@@ -22,15 +22,37 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
 def prefetch(items: Iterable, size: int) -> Iterator:
     """The same items; a thread makes up to `size` of them, at most MOST, before they are asked for.
 
-    An error is raised in place of its item.
+    An error is raised in place of its item. Ctrl-C works while the thread waits for an item.
     """
-    source = iter(items)
-    end = object()                                       # `next` returns it when no item is left
-    with ThreadPoolExecutor(1) as thread:
-        waiting = deque(thread.submit(next, source, end) for _ in range(min(size, MOST)))
+    ready = SimpleQueue()                                # (item, None), or (None, error)
+    room = Semaphore(min(size, MOST))
+    end = object()                                       # comes after the last item
+    abandoned = False
+
+    def make():
+        try:
+            source = iter(items)
+            while True:
+                room.acquire()
+                if abandoned:
+                    return
+                item = next(source, end)
+                ready.put((item, None))
+                if item is end:
+                    return
+        except BaseException as error:
+            ready.put((None, error))
+
+    Thread(target=make, daemon=True).start()
+    try:
         while True:
-            item = waiting.popleft().result()
+            item, error = ready.get()
+            room.release()
+            if error is not None:
+                raise error
             if item is end:
                 return
-            waiting.append(thread.submit(next, source, end))
             yield item
+    finally:
+        abandoned = True
+        room.release()

@@ -127,6 +127,24 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
 # ----------------------------------------------------------------------------- pictures to features
 
 
+def check_inputs(sources: list[str]) -> None:
+    """BadData if none of the files can be read; a video's first picture is decoded.
+
+    If at least one of several can be read, the others are reported when their turn comes.
+    """
+    first_problem = None
+    for source in sources:
+        try:
+            if is_features(source):
+                find_features(source)
+            else:
+                Video(source)
+            return
+        except BadData as error:
+            first_problem = first_problem or error
+    raise first_problem
+
+
 def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
                 largest: int | None = None, open_video: Callable = Video,
                 skip: int = 0) -> tuple[Iterator[Tensor], int | None, Video | None]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from fractions import Fraction
+from itertools import chain
 from math import ceil, inf, isfinite
 from pathlib import Path
 
@@ -37,25 +37,22 @@ BACKWARDS = 3.0                                # seconds; a larger step back in 
 LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
 
-# a tag that is not UTF-8 must not stop us; PyAV 19 has no such option
-PYAV_VERSION = int(av.__version__.split(".")[0])
-READABLE = {"metadata_errors": "replace"} if PYAV_VERSION < 19 else {}
-
 
 class Video:
-    """The RGB pictures of a video file at a fixed rate. Each iteration opens the file anew.
+    """The RGB pictures of a video file at a fixed rate. They can be read once, as from a pipe.
 
     path        the file
     fps         pictures to give per second
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
+    container   PyAV's, if the file is open already
     size        height and width of the pictures as given (rotated as the file asks)
     duration    seconds that the file's header states, or None
     frames      the number of pictures expected from `duration`, or None
-    damaged     during and after an iteration: the number of packets not decoded faithfully, and one
-                more if the end is missing
-    broke_off   after an iteration: reading failed, and more than a second of the end is missing
-    gaps        during and after an iteration: seconds of each gap that was too long to be believed.
-                The next picture follows without a gap
+    damaged     until now, the number of packets not decoded faithfully; at the end, one more if the
+                end is missing
+    broke_off   at the end: whether more than a second of the end is missing
+    gaps        until now, seconds of each gap that was too long to be believed. The next picture
+                follows without a gap
 
     A picture is chosen by its presentation time, counted from the start of the video stream. If the
     start cannot be decoded, the first picture that can be decoded replaces it, so that no later
@@ -65,55 +62,58 @@ class Video:
     Raises BadData if the file is missing, is no video, or has no picture that can be decoded.
     """
 
-    def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None):
+    def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None,
+                 container=None):
         if not (isfinite(fps) and fps > 0):
             raise BadData(f"frames a second must be more than 0, not {fps}")
         self.path = path
+        self.name = without_secrets(str(path))
         self.fps = float(fps)
+        self.largest = largest
         self.damaged = 0
-        self.unreadable = False                # since the last packet that could be read
         self.broke_off = False
         self.gaps = []
-        with self._open() as (container, stream):
-            self.duration = promised(container, stream)
-            first = next(self._decode(container, stream), None)
-            if first is None:
-                raise BadData(f"{path}: not one picture can be decoded; damaged; "
-                              f"get the file again")
-        scale = min(1, (largest or inf) / max(first.width, first.height))
-        width = max(1, round(first.width * scale))
-        height = max(1, round(first.height * scale))
-        self._stored = width, height           # before rotation
-        quarter_turns = round(first.rotation / 90)
-        self.size = (width, height) if quarter_turns % 2 else (height, width)
+        self._read = False                     # whether an iteration has begun
+        self._container = open_file(path) if container is None else container
+        self._stream = video_stream(self._container, self.name, "AUTO")
+        self.duration = promised(self._container, self._stream)
         self.frames = None
         if self.duration is not None:
             self.frames = max(1, ceil((self.duration - TOLERANCE) * self.fps))
-        self.damaged = 0
+
+        pictures = self._decode()
+        first = next(pictures, None)           # shows the size
+        if first is None:
+            raise BadData(f"{self.name}: not one picture can be decoded; damaged; "
+                          f"get the file again")
+        self._pictures = chain([first], pictures)
+        width, height = scaled_size(first, self.largest)
+        self._stored = width, height           # before rotation
+        quarter_turns = round(first.rotation / 90)
+        self.size = (width, height) if quarter_turns % 2 else (height, width)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """uint8 [H, W, 3], frame by frame.
 
-        Frame i is given as soon as the picture after it has been decoded.
+        Frame i is given as soon as the picture after it has been decoded. The file is closed at the
+        end, or when the iteration is abandoned.
         """
-        self.damaged = 0
-        self.unreadable = False
-        self.broke_off = False
-        self.gaps = []
+        assert not self._read, "a video is read once; open it again"
+        self._read = True
         reformatter = VideoReformatter()
         index = 0                              # of the next frame to give; its time is index / fps
-        with self._open() as (container, stream):
-            for frame, end in self._shown(container, stream):
+        with self._container:
+            for frame, end in self._shown():
                 picture = None                 # converted only if it is given, and only once
                 while index / self.fps < end - TOLERANCE:
                     if picture is None:
                         picture = to_rgb(frame, reformatter, *self._stored)
                     yield picture
                     index += 1
-            # a file that was cut between two packets shows no other sign of it
-            if self.duration is not None and self.duration - end - sum(self.gaps) > 1:
-                self.broke_off = self.unreadable
-                self.damaged += 1
+        # a file that was cut between two packets shows no other sign of it
+        if self.duration is not None and self.duration - end - sum(self.gaps) > 1:
+            self.broke_off = True
+            self.damaged += 1
 
     def report(self) -> None:
         """Print damage and gaps in one line on stderr, if there are any; after an iteration."""
@@ -125,49 +125,29 @@ class Video:
                             f"the longest {max(self.gaps):.0f} s; "
                             f"times after them are earlier than the file says")
         if problems:
-            tqdm.write(f"{self.path}: {'; '.join(problems)}", file=sys.stderr)
+            tqdm.write(f"{self.name}: {'; '.join(problems)}", file=sys.stderr)
 
-    @contextmanager
-    def _open(self) -> Iterator[tuple]:
-        """The open container and its video stream; closed at the end, or when the iteration is
-        abandoned."""
-        path = Path(self.path)
-        if not path.exists():
-            raise BadData(f"{without_secrets(str(self.path))}: no such file")
-        if path.is_dir():
-            raise BadData(f"{path}: is a directory; give a video file")
-        if not path.is_file():
-            raise BadData(f"{path}: is not a regular file; give a video file")
-        if path.stat().st_size == 0:
-            raise BadData(f"{path}: is empty (0 bytes); get the file again")
-        # with "file:", FFmpeg does not take a name with a ':' for a URL
-        with open_container(f"file:{path}", str(path)) as container:
-            yield container, video_stream(container, str(path), "AUTO")
-
-    def _decode(self, container, stream) -> Iterator[av.VideoFrame]:
+    def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
-        packets = container.demux(stream)
+        packets = self._container.demux(self._stream)
         failures = 0
         while failures < MAX_FAILURES:
             try:
                 packet = next(packets, None)
+            except av.error.ExitError as error:        # only sources of the network have a time limit
+                raise BadData(f"{self.name}: nothing came any more; "
+                              f"is the sender still there?") from error
             except (av.FFmpegError, IndexError) as error:
-                # a time limit is set for network sources only (camera.py)
-                if isinstance(error, av.error.ExitError):
-                    raise BadData(f"{self.path}: nothing came any more; "
-                                  f"is the sender still there?") from error
                 # PyAV raises IndexError if a stream begins late, which is no damage
                 if not isinstance(error, IndexError):
                     self.damaged += 1
-                    self.unreadable = True
                 failures += 1
-                packets = container.demux(stream)      # a generator that has raised has ended
+                # a generator that has raised has ended
+                packets = self._container.demux(self._stream)
                 continue
             if packet is None:
                 return
             failures = 0
-            if packet.size:                    # the last packet of all is empty
-                self.unreadable = False
             frames = []
             # a packet that was cut short is not decoded: in threads, it would spoil the pictures
             # before it
@@ -181,33 +161,31 @@ class Video:
                 self.damaged += 1
             yield from frames
 
-    def _shown(self, container, stream) -> Iterator[tuple[av.VideoFrame, float]]:
+    def _shown(self) -> Iterator[tuple[av.VideoFrame, float]]:
         """(picture, the time at which the next one replaces it), in seconds from the start of the
         stream."""
         shown = None
-        now = 0.0
-        for frame, now, step in self._timed(container, stream):
+        for frame, now, step in self._timed():
             if shown is not None:
                 yield shown, now
             shown = frame
-        if shown is None:
-            raise BadData(f"{self.path}: not one picture can be decoded any more; "
-                          f"was the file changed?")
         yield shown, now + max(step, 2 * TOLERANCE)
 
-    def _timed(self, container, stream) -> Iterator[tuple[av.VideoFrame, float, float]]:
+    def _timed(self) -> Iterator[tuple[av.VideoFrame, float, float]]:
         """(picture, its time from the start of the stream, its duration), both in seconds.
 
         Times never decrease.
         """
-        longest_gap = believed_gap(self.duration)
+        stream = self._stream
+        # a gap is believed up to the stated duration, but none of hours
+        longest_gap = min(max(LONGEST_GAP, self.duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
         origin = None                          # what the file's clock shows at time 0
         if stream.start_time is not None:
             origin = float(stream.start_time * stream.time_base)
         rate = float(stream.average_rate or stream.guessed_rate or self.fps)
         now = 0.0
         step = min(LONGEST_GAP, 1 / rate)      # the duration of the picture at `now`
-        for count, frame in enumerate(self._decode(container, stream)):
+        for count, frame in enumerate(self._pictures):
             expected = now + step if count else 0.0
             if frame.pts is None:              # raw streams have no times
                 now = expected
@@ -228,9 +206,18 @@ class Video:
             yield frame, now, step
 
 
-def believed_gap(duration: float | None) -> float:
-    """The longest gap in a file's clock that is believed, of a stated duration; all in seconds."""
-    return min(max(LONGEST_GAP, duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
+def open_file(path: str | Path):
+    """The open container of a video file.
+
+    Raises BadData if it is missing, no file, damaged, or no video.
+    """
+    name = without_secrets(str(path))
+    if not Path(path).exists():
+        raise BadData(f"{name}: no such file")
+    if not Path(path).is_file():
+        raise BadData(f"{name}: is not a regular file; give a video file")
+    # with "file:", FFmpeg does not take a name with a ':' for a URL
+    return open_container(f"file:{path}", name)
 
 
 def open_container(file: str, name: str, **settings):
@@ -239,7 +226,8 @@ def open_container(file: str, name: str, **settings):
     Raises BadData if the file is damaged, or is no video.
     """
     try:
-        return av.open(file, **settings, **READABLE)
+        # a tag that is not UTF-8 must not stop us
+        return av.open(file, metadata_errors="replace", **settings)
     except av.FFmpegError as error:
         hint = "check the address" if "://" in name else "truncated? not a video?"
         raise BadData(f"{name}: cannot be opened as a video ({error.strerror}); {hint}") from error
@@ -277,6 +265,12 @@ def promised(container, stream) -> float | None:
         return end
     # Matroska states the time of the end, not the length
     return max(0.0, end - float((stream.start_time or 0) * stream.time_base))
+
+
+def scaled_size(frame: av.VideoFrame, largest: int | None) -> tuple[int, int]:
+    """Width and height of a picture, as stored, whose sides shall not be longer than `largest`."""
+    scale = min(1, (largest or inf) / max(frame.width, frame.height))
+    return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
 
 
 def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter, width: int,

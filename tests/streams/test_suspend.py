@@ -30,7 +30,7 @@ from streams.suspend import pack, model_answers, read_state, unpack, write_state
 from streams.together import DirectPasses
 from support.common.errors import BadData
 from support.files.features import encode_pictures
-from test_camera import Eyes, arguments, lavfi
+from test_live import Eyes, arguments, lavfi
 from test_commands import call
 
 

@@ -1,0 +1,409 @@
+"""Pictures from cameras, pipes and the network (not in the paper).
+
+    for picture in Camera("rtsp://10.0.0.7/door"): ...     uint8 [H, W, 3], at most `fps` a second
+
+    camera camera:1 /dev/video0                     a camera of this machine
+    rtsp://... rtmp://... udp://... tcp://...       live, like every address but http
+    lavfi:testsrc=rate=25,realtime                  live: FFmpeg's test pictures
+    http://... https://... -                        a recording, or live with --live; - is standard
+                                                    input
+
+Of a recording no picture is left out. Of a live source the newest pictures count: at most QUEUE of
+them wait for a slow narrator, and when another one comes, the oldest is dropped. While no pictures
+come there are none: no black ones, and none twice.
+"""
+from __future__ import annotations
+
+import re
+import sys
+import time
+from argparse import ArgumentTypeError
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+from math import inf
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from torch import Tensor
+from tqdm import tqdm
+
+from support.common.errors import BadData
+from support.common.iterate import prefetch
+from support.common.text import without_secrets
+from support.files.video import Video, open_container, scaled_size, to_rgb, video_stream
+
+LIVE = re.compile(
+    r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*"
+)
+PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
+
+QUEUE = 4                               # pictures that wait for the narrator
+PATIENCE = 10.0                         # seconds without data, or a picture, until a source is lost
+LONGEST_PAUSE = 30                      # seconds between two attempts to open it again
+OUTAGE = 10.0                           # seconds without pictures after which the view has changed
+REPEAT = 30.0                           # seconds within which the same sentence is a repeat
+EARLY = 0.25                            # of 1 / fps: a picture may come so early, as clocks jitter
+LATENCIES = 10_000                      # sentences whose latency is kept
+# errors that do not pass by themselves
+NEVER = (av.error.ProtocolNotFoundError, av.error.DemuxerNotFoundError,
+         av.error.OptionNotFoundError, av.error.HTTPUnauthorizedError,
+         av.error.HTTPForbiddenError)
+
+# FFmpeg's name for cameras, by operating system; v4l2 on all others
+CAMERA_FORMATS = {"darwin": "avfoundation", "win32": "dshow"}
+# Options of FFmpeg. For all live sources: do not hold pictures back
+LIVE_OPTIONS = {
+    "fflags": "nobuffer+discardcorrupt",
+    "flags": "low_delay",
+    "analyzeduration": "1000000",
+    "probesize": "1000000",
+}
+# For a format or a protocol
+OPTIONS = {
+    "rtsp": {"rtsp_transport": "tcp", "max_delay": "500000"},
+    "udp": {"overrun_nonfatal": "1", "fifo_size": "50000"},
+    "avfoundation": {"framerate": "30"},
+    "http": {"reconnect": "1"},
+}
+
+
+# ---------------------------------------------------------------------- what an input is
+
+def is_pipe_or_url(source: str) -> bool:
+    """Whether an input comes through a pipe or the network. It is a recording without --live."""
+    return PIPE_OR_URL.fullmatch(source) is not None
+
+
+def is_live(source: str, live: bool = False) -> bool:
+    """Whether an input is live, by its name or by --live (`live`).
+
+    Raises BadData if --live is given for a file.
+    """
+    if LIVE.fullmatch(source):
+        return True
+    if live and not is_pipe_or_url(source) and not Path(source).is_fifo():
+        raise BadData(f"{without_secrets(source)}: --live is for what comes as it happens; "
+                      f"a file is narrated in full without it")
+    return live
+
+
+def address(source: str, live: bool,
+            given: dict[str, str]) -> tuple[str, str | None, dict[str, str]]:
+    """What FFmpeg opens for a source: file, format, options.
+
+    The format is None where FFmpeg finds it in the file. Options that are `given` replace ours.
+    """
+    file = source
+    form = None
+    if source.startswith("camera"):
+        form = CAMERA_FORMATS.get(sys.platform, "v4l2")
+        which = source.partition(":")[2] or "0"
+        names = {"v4l2": f"/dev/video{which}", "dshow": f"video={which}", "avfoundation": which}
+        file = names[form]
+    elif source.startswith("/dev/video"):
+        form = "v4l2"
+    elif source.startswith("lavfi:"):
+        file = source.removeprefix("lavfi:")
+        form = "lavfi"
+    elif source == "-":
+        file = "pipe:0"
+
+    protocol = form or source.partition(":")[0].lower().removesuffix("s")       # rtsps, https
+    if protocol == "rtp":
+        protocol = "udp"                            # which carries it
+    options = LIVE_OPTIONS if live else {}
+    return file, form, options | OPTIONS.get(protocol, {}) | given
+
+
+def source_option(text: str) -> tuple[str, str]:
+    """An argparse type: NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        # the message must not repeat the text, which may hold a password
+        raise ArgumentTypeError("must be NAME=VALUE, such as rtsp_transport=udp")
+    return name, value
+
+
+# ---------------------------------------------------------------------- recordings
+
+class Recording:
+    """A recording through a pipe or the network: as a Video, but a thread opens and reads it, so
+    that Ctrl-C works while nothing comes.
+
+    options: of FFmpeg, beside ours
+    """
+    frames = None                                   # as in Video; not known before
+    size = None
+    video = None
+
+    def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
+                 options: dict[str, str] | None = None):
+        self.source = source
+        self.name = without_secrets(source)
+        self.fps = fps
+        self.largest = largest
+        self.options = options or {}
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return prefetch(self._read(), QUEUE)
+
+    def _read(self) -> Iterator[np.ndarray]:
+        file, _, options = address(self.source, False, self.options)
+        timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
+        container = open_container(file, self.name, options=options, timeout=timeout)
+        self.video = Video(self.source, self.fps, self.largest, container)
+        yield from self.video
+        # A damaged file is narrated as far as it goes. Here it may be the connection that has ended.
+        if self.video.broke_off and self.source != "-":
+            raise BadData(f"{self.name}: broke off before its end; with --state, the same command "
+                          f"goes on when the connection is there again")
+
+    def report(self) -> None:
+        if self.video is not None:
+            self.video.report()
+
+
+def paced(items: Iterable, rate: float) -> Iterator:
+    """The items of a recording, `rate` a second from now on; late items come at once."""
+    began = time.monotonic()
+    for number, item in enumerate(items):
+        time.sleep(max(0, began + number / rate - time.monotonic()))
+        yield item
+
+
+# ---------------------------------------------------------------------- cameras
+
+class Camera:
+    """The newest pictures of a live source. A thread reads them, and opens the source again.
+
+    source      see above
+    fps         pictures to give per second, at most
+    largest     scale pictures down so that no side is longer (pixels); None: keep their size
+    options     of FFmpeg, beside ours
+    retries     how often in a row it is opened again without a picture, until it is given up;
+                None: for ever
+
+    size        of the present picture
+    arrived     when it came (time.monotonic)
+    wall        the time of day when it came (ISO 8601)
+    time        seconds from the first picture to the end of this one
+    gap         seconds between the picture before and this one
+    latencies   seconds from the arrival of a picture to its sentence
+    reported    the last sentence that was no repeat, and its end (s)
+
+    A picture that equals the one before is the same array. A change of state is one line on stderr.
+    Raises BadData when the source is given up.
+    """
+    frames = None                                   # as in Video; not known before
+    size = None
+
+    def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
+                 options: dict[str, str] | None = None, retries: int | None = None):
+        self.source = source
+        self.name = without_secrets(source)
+        self.fps = float(fps)
+        self.largest = largest
+        self.options = options or {}
+        self.retries = retries
+        self.waiting = Queue(QUEUE)                 # items of the thread, see `_run`
+        self.closed = Event()
+        self.thread = Thread(target=self._run, daemon=True)
+
+        self.arrived = None
+        self.first = None                           # when the first picture came
+        self.wall = ""
+        self.time = 0.0
+        self.gap = 0.0
+        self.latencies = deque(maxlen=LATENCIES)
+        self.reported = ("", -inf)
+        # counts for the report
+        self.decoded = 0
+        self.taken = 0
+        self.dropped = 0
+        self.reconnects = 0
+        # of the thread
+        self.reformatter = VideoReformatter()
+        self.due = -inf                             # when the next picture is wanted
+        self.lost = False                           # an outage has been reported, and lasts
+        self.newest = None                          # the last picture
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        self.thread.start()
+        try:
+            while True:
+                item = self.waiting.get()
+                if item is None:
+                    return
+                if isinstance(item, Exception):
+                    raise item
+                yield self._take(*item)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the thread. A thread that waits for data cannot be stopped, and is left."""
+        self.closed.set()
+        if self.thread.is_alive():
+            self.thread.join(0.5)
+
+    def _take(self, arrived: float, wall: float, picture: np.ndarray) -> np.ndarray:
+        """Make a picture the present one."""
+        if self.first is None:
+            self.first = arrived
+        if self.arrived is not None:
+            self.gap = arrived - self.arrived
+        self.arrived = arrived
+        self.time = round(arrived - self.first + 1 / self.fps, 3)
+        time_of_day = datetime.fromtimestamp(wall, timezone.utc)
+        self.wall = time_of_day.isoformat(timespec="milliseconds")
+        self.size = picture.shape[:2]
+        self.taken += 1
+        return picture
+
+    def restart_after_outage(self, frames: Iterable[Tensor],
+                             restart: Callable[[], None]) -> Iterator[Tensor]:
+        """The frames of these pictures; calls restart() before the first one after an outage: more
+        than OUTAGE seconds, or three pictures where these are rare."""
+        for x in frames:
+            if self.gap > max(OUTAGE, 3 / self.fps):
+                restart()
+            yield x
+
+    def with_time_of_day(self, row: dict) -> dict:
+        """The row of a sentence about the present picture (subtitles.py) with the time of day.
+
+        It is marked as a repeat if it has been reported within REPEAT seconds. Its latency is kept.
+        """
+        self.latencies.append(time.monotonic() - self.arrived)
+        text, end = self.reported
+        if row["text"] == text and row["end"] - end <= REPEAT:
+            return row | {"wall": self.wall, "repeat": True}
+        self.reported = (row["text"], row["end"])
+        return row | {"wall": self.wall}
+
+    def report(self) -> None:
+        """Print in one line on stderr what came, and how late the last LATENCIES sentences were."""
+        late = "no sentences"
+        if self.latencies:
+            median, slow = np.percentile(self.latencies, (50, 95))
+            late = f"sentences {median:.2f} s (p50), {slow:.2f} s (p95) late"
+        self.say(f"{self.decoded} pictures decoded, {self.taken} taken, {self.dropped} dropped; "
+                 f"{self.reconnects} reconnects; {late}")
+
+    def say(self, text: str) -> None:
+        tqdm.write(f"{self.name}: {text}", file=sys.stderr)
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        """Put pictures with their times, and at last None or an error."""
+        try:
+            self._read()
+            end = None
+        except Exception as error:                  # of any kind: `__iter__` raises it
+            end = error
+        self._put(end)
+
+    def _put(self, item) -> None:
+        if self.waiting.full():
+            try:
+                self.waiting.get_nowait()
+                self.dropped += 1
+            except Empty:                           # it has just been taken
+                pass
+        self.waiting.put(item)
+
+    def _read(self) -> None:
+        """Open the source again and again, with growing pauses."""
+        failures = 0                                # in a row
+        while True:
+            decoded_before = self.decoded
+            reason = "it ended"
+            try:
+                self._watch()
+            except (av.FFmpegError, BadData, IndexError) as error:      # IndexError: as in video.py
+                reason = reason_of(error)
+                if isinstance(error, NEVER) and self.decoded == 0:
+                    raise BadData(f"{self.name}: cannot be opened ({reason}); "
+                                  f"check the address") from error
+            if self.closed.is_set():
+                return
+            if self.source == "-" and self.decoded > 0:         # a pipe that has ended stays so
+                return
+            if self.decoded > decoded_before:
+                failures = 0
+            failures += 1
+            if self.source == "-" or self.retries is not None and failures > self.retries:
+                raise BadData(f"{self.name}: no pictures at attempt {failures} ({reason}); "
+                              f"check the source")
+            if not self.lost:
+                self.say(f"no pictures ({reason}); trying again")
+                self.lost = True
+            self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))
+
+    def _watch(self) -> None:
+        """Open the source, and put its pictures until it ends or fails."""
+        file, form, options = address(self.source, True, self.options)
+        timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
+        with av.open(file, format=form, options=options, timeout=timeout,
+                     metadata_errors="replace") as container:
+            # one thread for each slice: with one for each frame, decoding holds some back
+            stream = video_stream(container, "it", "SLICE")
+            newest_at = time.monotonic()
+            decoded_before = self.decoded
+            for packet in container.demux():
+                if self.closed.is_set():
+                    return
+                if packet.stream is stream:
+                    for frame in undamaged(packet):
+                        if self.decoded == decoded_before:
+                            self._connected()
+                        self._arrive(frame)
+                        newest_at = time.monotonic()
+                if time.monotonic() - newest_at > PATIENCE:
+                    raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
+
+    def _connected(self) -> None:
+        """Count and report the first picture after an opening."""
+        if self.decoded > 0:
+            self.reconnects += 1
+        if self.lost:
+            self.say("pictures come again" if self.decoded else "pictures come")
+        self.lost = False
+
+    def _arrive(self, frame: av.VideoFrame) -> None:
+        """Put a decoded picture into the queue, if it is its turn."""
+        now = time.monotonic()
+        self.decoded += 1
+        period = 1 / self.fps
+        if now < self.due - EARLY * period:
+            return
+        if now >= self.due + period:                # the first picture, or a very late one
+            self.due = now
+        self.due += period                          # of the next one
+        picture = to_rgb(frame, self.reformatter, *scaled_size(frame, self.largest))
+        if self.newest is None or not np.array_equal(self.newest, picture):
+            self.newest = picture
+        self._put((now, time.time(), self.newest))
+
+
+def reason_of(error: Exception) -> str:
+    """Why a source has no pictures, for a message."""
+    if isinstance(error, av.error.ExitError):
+        return f"nothing came for {PATIENCE:g} s"
+    if isinstance(error, av.FFmpegError):
+        return error.strerror
+    return str(error)
+
+
+def undamaged(packet) -> list[av.VideoFrame]:
+    """The undamaged pictures of a packet."""
+    try:
+        return [frame for frame in packet.decode() if not frame.is_corrupt]
+    except av.FFmpegError:
+        return []
