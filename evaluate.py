@@ -21,8 +21,7 @@ Does not include: what streaming costs and what narrations attend to (experiment
 experiments/figures.py).
 """
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from math import exp, log
 from typing import NamedTuple
@@ -33,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import narrator as nar
+from stream import Cache
 from support.common.errors import BadData
 from support.common.java import java_line, java_problem, ptb
 from support.files.narrations import Sentence, Truth
@@ -393,18 +393,21 @@ class SegmentScores:
 
 @torch.no_grad()
 def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]],
-                   reply_theta: float = 0.0,
-                   forward: Callable | None = None) -> list[SegmentScores]:
+                   reply_theta: float = 0.0, cache: Cache | None = None) -> list[SegmentScores]:
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or
     where p([SKIP]) < reply_theta (published results: 0, that is, never). If it has not ended the
     segment by its true end, it is fed frames of the next segment until it does, at most F - 1 for a
-    segment of F frames. `forward` replaces the narrator's own. Segments are never restarted:
-    `max_segment` is for streams, where nobody says that a segment ends.
+    segment of F frames. Segments are never restarted: `max_segment` is for streams, where nobody
+    says that a segment ends.
+
+    cache       an empty one, for narrators that need one of their own; default: stream.py's
     """
-    with keys_and_values(narrator.llm.model) as kept:
-        hidden, labels, tokens = (forward or narrator)(x, narrations)
+    if cache is None:
+        cache = Cache()
+    hidden, labels, tokens = narrator(x, narrations, cache=cache)
+    cache.tokens += tokens
     segment = torch.tensor(tokens.segment)                          # on the CPU, as the labels are
     of_frame = torch.tensor(tokens.ids) == nar.FRAME
     skip = narrator.layout.skip
@@ -421,96 +424,84 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
     scores = []
     for n, (frame, _) in enumerate(narrations):
         learned = (segment == n) & (labels != -100)
-        at_words = learned & ~of_frame
-        at_frames = learned & of_frame
-
-        logits = narrator.logits(hidden[at_words])
-        target = labels[at_words].to(hidden.device)
+        logits = narrator.logits(hidden[learned & ~of_frame])       # of the narration's tokens
+        target = labels[learned & ~of_frame].to(hidden.device)
         right = logits.argmax(-1) == target
-        right_words = right.long().cumprod(0).sum().item()              # before the first wrong one
+        right_words = right.long().cumprod(0).sum().item()          # before the first wrong one
         ppl = F.cross_entropy(logits, target).exp().item()
         score = SegmentScores(ppl, right_words / len(target))
         scores.append(score)
         if n == 0:
-            continue
+            continue                                                # it has no frames to decide on
 
-        frames = int(at_frames.sum())
-        ended = ends_segment(hidden[at_frames])
-        if True in ended:
-            score.difference = frames - ended.index(True) - 1
+        ends = ends_segment(hidden[learned & of_frame])             # at each frame of the segment
+        frames = len(ends)
+        if True in ends:
+            score.difference = frames - 1 - ends.index(True)
         else:
-            more = 0
+            more = 0                                                # frames that it can still be fed
             if n + 1 < len(narrations):
                 more = min(narrations[n + 1][0] - frame, frames - 1)
-            ended = []
+            late_ends = []
             if more:
-                ended = ends_segment(later_frames(narrator, x, tokens, kept, n, more))
-            if True in ended:
-                score.difference = -(ended.index(True) + 1)
+                late_ends = ends_segment(later_frames(narrator, x, cache, n, more))
+            if True in late_ends:
+                score.difference = -(late_ends.index(True) + 1)
             else:
-                score.difference = -more                        # in none of those that it was fed
+                score.difference = -more                            # at none of those it was fed
+
+        right_decisions = frames_decided_rightly(frames, score.difference)
         if score.difference == 0:
-            right_decisions = frames + right_words
-        else:
-            right_decisions = frames - max(1, score.difference)
+            right_decisions += right_words                          # the words come next
         score.fluency = right_decisions / (frames + len(target))
     return scores
 
 
-@contextmanager
-def keys_and_values(llm: torch.nn.Module) -> Iterator:
-    """A cache of transformers that keeps the keys and values of the one parallel forward inside."""
-    from transformers import DynamicCache
-    cache = DynamicCache()
+def frames_decided_rightly(frames: int, difference: int) -> int:
+    """How many decisions at the frames of a segment count as right before the first wrong one.
 
-    def with_cache(module, args, kwargs):
-        return args, kwargs | {"cache": cache, "use_cache": True}
+    At each frame but the last of a segment, [SKIP] is right; at the last one, to end it. difference:
+    see SegmentScores. As published; the examples are of a segment of 5 frames.
+    """
+    if difference == 0:
+        return frames                   # ended at the fifth frame: 5 are right
+    elif difference > 0:
+        # ended two frames too early, at the third frame: 2 x [SKIP] are right, and as published the
+        # end itself counts as right: 3
+        return frames - difference
+    else:
+        return frames - 1               # ended too late: 4 x [SKIP] are right, the fifth is not
 
-    hook = llm.register_forward_pre_hook(with_cache, with_kwargs=True)
-    try:
-        yield cache
-    finally:
-        hook.remove()
 
-
-def later_frames(narrator: nar.Narrator, x: Tensor, tokens: nar.Tokens, kept, n: int,
-                 more: int) -> Tensor:
+def later_frames(narrator: nar.Narrator, x: Tensor, whole: Cache, n: int, more: int) -> Tensor:
     """The last hidden state of each of `more` frames that follow segment n in place of its closing
     [more, D_lm].
 
-    They are fed in segment n, so they see what its last frame saw in the parallel forward, that
-    frame, and each other. kept: the cache of `keys_and_values`.
+    They are fed in segment n, so they see what its last frame saw in the parallel form, that frame,
+    and each other. whole: the cache of all tokens of the video.
     """
-    config, device = narrator.config, narrator.device
-    # the tokens up to the last frame of segment n, and those of them that the segment sees
-    of_frames = [i for i in range(len(tokens))
-                 if tokens.ids[i] == nar.FRAME and tokens.segment[i] == n]
-    end = of_frames[-1] + 1
-    kind, segment, number = tokens.for_rule(device)[:, :end]
-    seen = nar.visible(kind, segment, number, n, config.last_k, config.prune).nonzero()[:, 0]
-    frames = tokens.ids[:end].count(nar.FRAME) // config.J      # so far: the next frame's number
+    config = narrator.config
+    device = narrator.device
+    cache = deepcopy(whole)
 
-    routing = getattr(narrator, "routing", None)                # VideoLLM-MoD (baselines/mod.py)
-    cache = type(kept)()
-    for i, layer in enumerate(kept.layers):
-        keys_here = len(seen)
-        # A layer with a router has kept fewer tokens. Nothing is pruned there, so it keeps them
-        # without gaps, and `seen` is 0, 1, 2, ...
-        if routing is not None:
-            keys_here -= routing.skipped[i] * frames
-        keys = layer.keys.index_select(2, seen[:keys_here])
-        values = layer.values.index_select(2, seen[:keys_here])
-        cache.update(keys, values, i)
+    # Back to the moment at which the last frame of segment n had been fed.
+    tokens = cache.tokens
+    frame_tokens = [i for i in range(len(tokens))
+                    if tokens.ids[i] == nar.FRAME and tokens.segment[i] == n]
+    position = frame_tokens[-1] + 1
+    cache.tokens = tokens.select([i < position for i in range(len(tokens))])
+    cache.crop()
+    kind, segment, number = cache.tokens.for_rule()
+    frame = cache.tokens.ids.count(nar.FRAME) // config.J           # the number of the next one
+    cache.keep(nar.visible(kind, segment, number, n, config.last_k, config.prune))
 
     fed = nar.Tokens()
     for _ in range(more):
         fed += narrator.layout.frame(n)
-    # each later frame sees the keys in `seen`, and what is fed up to itself
-    mask = torch.ones(len(fed), len(seen) + len(fed), dtype=torch.bool, device=device)
-    mask = mask.tril(len(seen))
-    e = narrator.embed(torch.tensor(fed.ids, device=device), x[frames:frames + more].to(device))
-    positions = torch.arange(end, end + len(fed), device=device)
-    hidden = narrator.run(e, positions, mask, cache)
+    ids = torch.tensor(fed.ids, device=device)
+    e = narrator.embed(ids, x[frame:frame + more].to(device))
+    positions = torch.arange(position, position + len(fed), device=device)
+    hidden = narrator.run(e, positions, cache.mask(fed.ids).to(device), cache)
     tokens_per_frame = len(fed) // more
     return hidden[tokens_per_frame - 1::tokens_per_frame]
 

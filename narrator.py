@@ -43,7 +43,7 @@ from support.engine.encoder import pictures_at_once, speed_up_encoder
 from support.engine.vision import check_vision_output
 from support.engine.linear import speed_up
 from support.engine.settings import MoreSettings, check_settings
-from support.engine.start import start_connector
+from support.engine.start import start_as_published, start_connector
 from support.engine.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
@@ -60,8 +60,8 @@ LARGEST_MASK = 640
 class Config(MoreSettings):
     """The paper's settings.
 
-    The settings of the published code, of the baselines and of streams without end are in
-    support/engine/settings.py. They are fields of the same object, and of the same narrator.json.
+    The settings of the published code and of streams without end are in support/engine/settings.py.
+    They are fields of the same object, and of the same narrator.json.
     """
     # hub ids or folders; relative folders are inside the checkpoint
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"
@@ -309,8 +309,7 @@ class Layout:
     def memory_and_frame(self, n: int) -> Tokens:
         """The visual part of `opening`: memory tokens and the first frame, [M_{t_{n-1}}; X_t].
 
-        By itself where a segment is opened anew (streams/bounds.py), and for the second memory of
-        Table 15.
+        By itself where a segment is opened anew (streams/bounds.py).
         """
         tokens = Tokens()
         if self.M:
@@ -428,9 +427,6 @@ class Narrator(nn.Module):
 
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()
-        if config.of_baseline and type(self) is Narrator:
-            raise ValueError("these settings are of a baseline; baselines/variants.py makes its "
-                             "narrator")
         self.config = config
         family.adapt(llm, config.prune)             # its attention takes `segments`, too
         self.llm = llm.requires_grad_(False)
@@ -475,19 +471,15 @@ class Narrator(nn.Module):
         """
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         if x is not None:
-            e = e.masked_scatter((ids == FRAME)[:, None], self.embed_frames(x).to(e.dtype))
-        if memory is not None:          # <=: baselines/narration_memory.py has one more placeholder
-            e = e.masked_scatter((ids <= MEMORY)[:, None], memory.to(e.dtype))
+            e = e.masked_scatter((ids == FRAME)[:, None], self.embed_visual(x).to(e.dtype))
+        if memory is not None:
+            e = e.masked_scatter((ids == MEMORY)[:, None], memory.to(e.dtype))
         return e
 
     def embed_visual(self, x: Tensor) -> Tensor:
         """E = MLP(X): frame or memory tokens [.., D] -> [.., D_lm]."""
         rows = rearrange(x, "... d -> (...) d").to(self.dtype)
         return self.connector(rows).unflatten(0, x.shape[:-1])
-
-    def embed_frames(self, x: Tensor) -> Tensor:
-        """The same for whole frames [.., J, D]; LION-FS has its own (baselines/lionfs.py)."""
-        return self.embed_visual(x)
 
     # ------------------------------------------------------------------ one pass
 
@@ -514,12 +506,12 @@ class Narrator(nn.Module):
 
     # ------------------------------------------------------------------ §3.5 training
 
-    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                past: Past = Past()) -> tuple[Tensor, Tensor, Tokens]:
+    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]], past: Past = Past(),
+                cache=None) -> tuple[Tensor, Tensor, Tokens]:
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT).
 
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
-        Frames after the last narration are not used.
+        Frames after the last narration are not used. An empty `cache` gets the keys and values.
         """
         tokens = self.layout.sequence(narrations)
         x = self.used_frames(x, narrations)
@@ -529,12 +521,13 @@ class Narrator(nn.Module):
         last_k, prune = self.config.last_k, self.config.prune
         if len(tokens) <= LARGEST_MASK:
             mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
-            hidden = self.run(e, positions, mask)
+            hidden = self.run(e, positions, mask, cache)
         elif prune:
             # the same, segment by segment (support/engine/attention.py)
-            hidden = self.run(e, positions, segments=segment_rows(tokens, last_k, self.device))
+            segments = segment_rows(tokens, last_k, self.device)
+            hidden = self.run(e, positions, cache=cache, segments=segments)
         else:
-            hidden = self.run(e, positions)         # nothing is pruned: causal attention
+            hidden = self.run(e, positions, cache=cache)        # nothing is pruned: causal attention
         return hidden, tokens.labels(), tokens
 
     def used_frames(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> Tensor:
@@ -580,16 +573,13 @@ class Narrator(nn.Module):
     def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):
         """The state of the memory after frames x [T, J, D] (see Past).
 
-        The narrations are not used here; the memory of Table 15 absorbs them, too.
+        The narrations are not used here; a memory of them absorbs them, too (baselines).
         """
         x = rearrange(x, "t j d -> 1 (t j) d").to(self.device)
         read_nowhere = torch.zeros(1, 0).long()
         return self.memory(x, read_nowhere)[1]
 
     # ------------------------------------------------------------------ first weights, checkpoints
-
-    def connectors(self) -> list[nn.Module]:
-        return [self.connector]
 
     @torch.no_grad()
     def start_published(self):
@@ -598,19 +588,12 @@ class Narrator(nn.Module):
 
         LoRA always starts the same way: A Kaiming-uniform, B zero.
         """
-        for connector in self.connectors():
-            for layer in connector.modules():
-                if isinstance(layer, nn.Linear):
-                    nn.init.normal_(layer.weight, std=0.02)
-                    nn.init.zeros_(layer.bias)
+        start_as_published(self.connector)
         self.memory.reset_parameters()
 
     def initialise(self, x: Tensor):
         """First weights from statistics of features x [T, J, D] (support/engine/start.py)."""
         self.memory.initialise(x)
-        self.start_connectors(x)
-
-    def start_connectors(self, x: Tensor):
         start_connector(self.connector, x)
 
     def trainable(self) -> dict[str, Tensor]:
@@ -618,29 +601,12 @@ class Narrator(nn.Module):
         weights.
         """
         return {checkpoint.published_name(name): p for name, p in self.named_parameters()
-                if not name.startswith("llm.") or "lora_" in name or ".router." in name}
-
-    @classmethod
-    def load(cls, source: str, llm: str | None = None, device: str = "cpu",
-             dtype: torch.dtype = torch.float32, **changes) -> Narrator:
-        """A trained narrator from a folder or hub id; `llm` and any field of Config can be
-        replaced.
-
-        A folder without narrator.json is a published checkpoint: its settings are inferred from its
-        tensors where that is possible, and are the published defaults otherwise. BadData if
-        anything is missing, damaged or unexpected. Narrators of baselines are loaded by
-        baselines/variants.py.
-
-        dtype       of the language model; with torch.int8 its LoRA is merged at once
-        """
-        files = checkpoint.read_checkpoint(source)
-        config = checkpoint.read_config(files, Config, llm, changes)
-        return checkpoint.build_narrator(cls, files, config, device, dtype)
+                if not name.startswith("llm.") or "lora_" in name}
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None,
              **models: str | None) -> None:
-        """Write a checkpoint that `load` and PEFT read, in dtype if one is given; `models` replace
-        those of Config.
+        """Write a checkpoint that baselines/variants.py (`load_narrator`) and PEFT read, in dtype if
+        one is given; `models` replace those of Config.
         """
         if self.merged:
             raise ValueError("a merged narrator has no LoRA to save")

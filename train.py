@@ -231,7 +231,8 @@ class Options:
 
     def config(self, names: set[str]) -> dict:
         """The fields of narrator.py's Config that the options in `names` set."""
-        settings = {f.name: getattr(self, f.name) for f in fields(nar.Config) if f.name in names}
+        settings = {f.name: getattr(self, f.name) for f in fields(self)
+                    if f.name in names and f.name in variants.SETTINGS}
         if self.no_prune and "last_k" not in self.given:        # the toy's default is for pruning
             settings.pop("last_k", None)
         if "no_prune" in names:
@@ -397,7 +398,7 @@ def new_config(options: Options, llm: str, vision: str, J: int, width: int) -> n
     settings = options.config({f.name for f in fields(options)})
     settings |= {"llm": llm, "vision": vision, "grid": round((J - 1) ** 0.5), "width": width}
     settings["memory_target"] = options.start == "statistics"
-    return nar.Config(**settings)
+    return variants.make_config(**settings)
 
 
 def pretrained(options: Options, dtype: torch.dtype = torch.float32) -> nar.Narrator:
@@ -443,7 +444,7 @@ def save(narrator: nar.Narrator, options: Options, dtype: torch.dtype | None = N
     absolute ones.
     """
     models = {}
-    for name in ("llm", "vision", "vision_second"):
+    for name in narrator.config.MODELS:
         model = getattr(narrator.config, name)
         models[name] = portable_path(model, options.output) if model else model
     narrator.save(options.output, dtype, **models)

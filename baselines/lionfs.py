@@ -35,14 +35,33 @@ Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egoce
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from baselines.mod import RoutedNarrator
-from narrator import VisionEncoder
+from baselines.mod import RoutedConfig, RoutedNarrator
+from narrator import FRAME, VisionEncoder
 from support.common.errors import BadData
-from support.engine.start import start_connector
+from support.engine.settings import check_range
+from support.engine.start import start_as_published, start_connector
+
+
+@dataclass
+class LionConfig(RoutedConfig):
+    """Settings with those of LION-FS."""
+    width_second: int = 0                   # D_t: of D, those of the second encoder
+    vision_second: str | None = None        # its hub id or folder; None: its features are in files
+
+    MODELS = ("llm", "vision", "vision_second")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "width_second", 1, 1e9)
+        if self.width_second >= self.width:
+            raise BadData(f"width_second: {self.width_second} of {self.width} features "
+                          f"leave none to the first encoder")
 
 
 class Aggregation(nn.Module):
@@ -132,14 +151,24 @@ class LionNarrator(RoutedNarrator):
         first = self.connector[0].in_features                               # D_s
         return super().embed_visual(x[..., :first])
 
+    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        e = super().embed(ids, memory=memory)
+        if x is not None:
+            e = e.masked_scatter((ids == FRAME)[:, None], self.embed_frames(x).to(e.dtype))
+        return e
+
     def embed_frames(self, x: Tensor) -> Tensor:
+        """Whole frames [.., J, D_s + D_t] -> [.., J, D_lm]."""
         return self.aggregation(self.embed_visual(x), x)
 
-    def connectors(self) -> list[nn.Module]:
-        return [self.connector, self.aggregation]
+    def start_published(self):
+        super().start_published()
+        start_as_published(self.aggregation)
 
-    def start_connectors(self, x: Tensor):
+    @torch.no_grad()
+    def initialise(self, x: Tensor):
         first = self.connector[0].in_features
+        self.memory.initialise(x)
         start_connector(self.connector, x[..., :first])
         start_connector(self.aggregation.connector, x[..., first:])
 

@@ -21,6 +21,7 @@ Glossary (N tokens of a pass, F frames of J tokens each, k kept of each, n kept 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,9 @@ from torch import Tensor, nn
 from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
+from support.engine.checkpoint import published_name
 from support.engine.linear import speed_up
+from support.engine.settings import check_choice, check_range
 
 # Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
 # judge a token by.
@@ -38,6 +41,21 @@ LAYERS = {
     "all": lambda L: range(1, L),
     "deep": lambda L: range(max(1, L // 2), L),
 }
+
+
+@dataclass
+class RoutedConfig(Config):
+    """Settings with those of VideoLLM-MoD."""
+    mod_keep: float | None = None           # k / J; None: no routers (in LION-FS)
+    mod_layers: str = "interleaved"         # one of LAYERS
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "mod_keep", 1e-6, 1)
+        check_choice(self, "mod_layers", LAYERS)
+        if self.mod_keep is not None and (self.prune or self.memory != "none"):
+            raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing "
+                          "(--memory none --no-prune)")
 
 
 class Routing:
@@ -103,7 +121,7 @@ class RoutedCache(Cache):
     def crop(self) -> None:
         super().crop()
         frames = self.tokens.ids.count(FRAME) // self.routing.J
-        for layer in self.routing.layers:
+        for layer in self.length.keys() & set(self.routing.layers):
             self.length[layer] -= frames * (self.routing.J - self.routing.k)
 
 
@@ -170,7 +188,7 @@ class MoDLayer(nn.Module):
 class RoutedNarrator(Narrator):
     """A narrator with routers in its language model if `mod_keep` is set. LION-FS may have none."""
 
-    def __init__(self, llm: nn.Module, tokenizer, config: Config):
+    def __init__(self, llm: nn.Module, tokenizer, config: RoutedConfig):
         super().__init__(llm, tokenizer, config)
         self.routing = None
         if config.mod_keep is not None:
@@ -179,6 +197,14 @@ class RoutedNarrator(Narrator):
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         if self.routing is not None:
-            frames = 0 if x is None else x.numel() // (self.config.J * self.config.width)
-            self.routing.start_pass(ids == FRAME, frames)
+            frame = ids == FRAME
+            self.routing.start_pass(frame, int(frame.sum()) // self.config.J)
         return super().embed(ids, x, memory)
+
+    def trainable(self) -> dict[str, Tensor]:
+        """Also the routers; names as if no layer were inside another one."""
+        weights = super().trainable()
+        for name, p in self.named_parameters():
+            if name.startswith("llm.") and ".router." in name:
+                weights[published_name(name)] = p
+        return {name.replace(".inner.", "."): p for name, p in weights.items()}

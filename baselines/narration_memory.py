@@ -15,15 +15,31 @@ Glossary
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from clam import CLAM
-from narrator import NARRATION, VISUAL, Config, Layout, Narrator, Past, Tokens
+from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrator, Past, Tokens
 from stream import Context
 from support.common.errors import BadData
+from support.engine.settings import check_range
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go
+
+
+@dataclass
+class HistoryConfig(Config):
+    """Settings with that of Table 15."""
+    narration_memory: int = 0               # N
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "narration_memory", 1, 1e9)
+        if self.last_k != 0:
+            raise BadData(f"last_k = {self.last_k}: narration_memory stands for past narrations, "
+                          f"so it must be 0")
 
 
 class HistoryLayout(Layout):
@@ -46,7 +62,7 @@ class HistoryNarrator(Narrator):
     narration memory's.
     """
 
-    def __init__(self, llm: nn.Module, tokenizer, config: Config):
+    def __init__(self, llm: nn.Module, tokenizer, config: HistoryConfig):
         hidden = llm.config.hidden_size
         if hidden % (2 * config.memory_heads):
             raise BadData(f"narration_memory: width {hidden} is not a multiple of "
@@ -68,6 +84,10 @@ class HistoryNarrator(Narrator):
         config = self.config
         return HistoryLayout(tokenizer, config.J, self.memory.M, config.keep_newline,
                              config.narration_memory)
+
+    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """memory: of both memories, in the order of the sequence."""
+        return super().embed(ids.masked_fill(ids == HISTORY, MEMORY), x, memory)
 
     def embed_narrations(self, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
         """What the narration memory absorbs, from narrations (frame, ids).
@@ -122,9 +142,8 @@ class HistoryNarrator(Narrator):
         self.start_narration_memory()
 
     def initialise(self, x: Tensor):
-        self.memory.initialise(x)
+        super().initialise(x)
         self.start_narration_memory()
-        self.start_connectors(x)
 
     def start_narration_memory(self):
         """From the statistics of words, whatever the others start from: none is published."""

@@ -1,24 +1,58 @@
 """The narrator that settings describe: the paper's, or that of a baseline."""
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import nn
 
-from baselines.lionfs import LionNarrator
-from baselines.mod import RoutedContext, RoutedNarrator
-from baselines.narration_memory import HistoryContext, HistoryNarrator
+from baselines.lionfs import LionConfig, LionNarrator
+from baselines.mod import RoutedConfig, RoutedContext, RoutedNarrator
+from baselines.narration_memory import HistoryConfig, HistoryContext, HistoryNarrator
 from narrator import Config, Narrator
 from stream import Context
+from support.common.errors import BadData
 from support.engine import checkpoint
 
 
+# The setting that makes a narrator one of a baseline, its value in all other narrators, and the class
+# of all settings. The first one that is set counts.
+BASELINES = (
+    ("narration_memory", 0, HistoryConfig),                     # Table 15
+    ("width_second", 0, LionConfig),                            # LION-FS, which may have routers, too
+    ("mod_keep", None, RoutedConfig),                           # VideoLLM-MoD
+)
+SETTINGS = {field.name for config_class in (Config, HistoryConfig, LionConfig)
+            for field in fields(config_class)}
+
+
+def make_config(**settings) -> Config:
+    """The settings of a narrator, by name: the paper's, or those of the baseline that they name.
+
+    Settings of baselines that are switched off are left out. BadData if a setting is unknown or
+    wrong, or if two baselines are switched on.
+    """
+    switched_on = [(name, config_class) for name, off, config_class in BASELINES
+                   if settings.get(name, off) != off]
+    config_class = switched_on[0][1] if switched_on else Config
+    names = {field.name for field in fields(config_class)}
+    for name, _ in switched_on:
+        if name not in names:
+            raise BadData(f"{switched_on[0][0]} and {name} are of two baselines; "
+                          f"leave out one of them")
+    unknown = settings.keys() - SETTINGS
+    if unknown:
+        raise BadData(f"unknown settings of a narrator: {', '.join(sorted(unknown))}")
+    return config_class(**{name: value for name, value in settings.items() if name in names})
+
+
 def narrator_class(config: Config) -> type[Narrator]:
-    if config.narration_memory:
-        return HistoryNarrator                                  # Table 15
-    if config.width_second:
-        return LionNarrator                                     # LION-FS
-    if config.mod_keep is not None:
-        return RoutedNarrator                                   # VideoLLM-MoD
+    if isinstance(config, HistoryConfig):
+        return HistoryNarrator
+    if isinstance(config, LionConfig):
+        return LionNarrator
+    if isinstance(config, RoutedConfig):
+        return RoutedNarrator
     return Narrator
 
 
@@ -38,9 +72,17 @@ def context_class(narrator: Narrator) -> type[Context]:
 
 def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
                   dtype: torch.dtype | None = torch.float32, **changes) -> Narrator:
-    """As `Narrator.load`, for all kinds of narrators. dtype None: what is faster on a processor."""
+    """A trained narrator from a folder or hub id; `llm` and any setting can be replaced.
+
+    A folder without narrator.json is a published checkpoint: its settings are inferred from its
+    tensors where that is possible, and are the published defaults otherwise. BadData if anything is
+    missing, damaged or unexpected.
+
+    dtype       of the language model; None: what is faster on a processor. With torch.int8 its LoRA
+                is merged at once
+    """
     files = checkpoint.read_checkpoint(source)
-    config = checkpoint.read_config(files, Config, llm, changes)
+    config = checkpoint.read_config(files, make_config, llm, changes)
     if dtype is None:
         dtype = checkpoint.faster_dtype(config.llm)
     return checkpoint.build_narrator(narrator_class(config), files, config, device, dtype)

@@ -5,6 +5,8 @@ import argparse
 import json
 from pathlib import Path
 
+from baselines.lionfs import LionConfig
+from baselines.variants import make_config
 from data import PAPER, PERCENTS, load_dataset, number_of_words, statistics
 from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
@@ -108,10 +110,10 @@ def encoder_config(options: argparse.Namespace) -> Config:
     given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
              if getattr(options, name) is not None}
     if options.model:
-        config = read_config(read_checkpoint(options.model), Config, None, given)
+        config = read_config(read_checkpoint(options.model), make_config, None, given)
     else:
         config = Config(**given)
-    if config.width_second:
+    if isinstance(config, LionConfig):
         raise BadData(f"{options.model}: has two encoders (LION-FS), and features of a folder are "
                       f"of one; choose another model")
     if options.data:

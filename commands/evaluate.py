@@ -17,6 +17,7 @@ import evaluate
 import narrator as nar
 import stream
 from baselines import variants
+from baselines.lionfs import LionConfig
 from commands.scores import print_scores
 from streams.bounds import open_stream
 from support.common.devices import device_and_dtype, rank, vision_dtype
@@ -93,7 +94,7 @@ def samples(args: argparse.Namespace, narrator: nar.Narrator,
         data.check_sample(sample, config)
         if max_frames:
             sample = data.shorten(sample, max_frames)
-        if config.width_second and sample.source:              # LION-FS
+        if isinstance(config, LionConfig) and sample.source:
             sample = replace(sample, source=partial(picture_pairs, sample.source))
         yield sample
 
@@ -237,7 +238,8 @@ def run_teacher(args: argparse.Namespace):
     for sample in progress(samples(args, narrator), "teacher", unit="video"):
         narrations = true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))           # [T, J, D]
-        scores = evaluate.score_segments(narrator, x, narrations, args.reply_theta)
+        cache = variants.context_class(narrator)(narrator).cache
+        scores = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
         each[sample.name] = evaluate.summary(scores, sample.fps)
         minutes[sample.name] = sample.duration / 60
 

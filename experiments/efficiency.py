@@ -26,7 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -35,7 +35,7 @@ import torch
 
 import narrator as nar
 import stream
-from baselines.variants import load_narrator, new_context, new_narrator
+from baselines.variants import load_narrator, make_config, new_context, new_narrator
 from experiments.timing import Meter, Work, at_once, flatness, total
 from support.common.devices import device_and_dtype, synchronise, vision_dtype
 from support.common.disk import check_writable
@@ -91,7 +91,7 @@ def build(args: argparse.Namespace, changes: dict) -> nar.Narrator:
         toy = load_narrator(DEFAULT_MODEL, dtype=dtype)
         llm = toy.llm
         config = replace(toy.config, last_k=None)
-    narrator = new_narrator(llm, tokenizer, replace(config, **changes))
+    narrator = new_narrator(llm, tokenizer, make_config(**asdict(config) | changes))
     return narrator.to(device).eval().requires_grad_(False).merge()
 
 

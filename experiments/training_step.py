@@ -16,7 +16,7 @@ import json
 import multiprocessing
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ from statistics import median
 import torch
 
 import narrator as nar
-from baselines.variants import new_narrator
+from baselines.variants import make_config, new_narrator
 from experiments.efficiency import VARIANTS, peak_memory
 from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.errors import BadData, command_line
@@ -49,7 +49,7 @@ def variant_of_size(args: argparse.Namespace, name: str) -> nar.Narrator:
     if name in args.checkpointing:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
     config = nar.Config(lora_rank=args.rank, lora_alpha=2 * args.rank)
-    config = replace(config, **VARIANTS[name])
+    config = make_config(**asdict(config) | VARIANTS[name])
     narrator = new_narrator(llm, tokenizer, config).to(device).train()
     return narrator
 

@@ -62,10 +62,7 @@ MAY_DIFFER = (
     "theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position",
 )
 # Settings that are not compared. The models and their LoRA are compared by their answers.
-FREE = {
-    "llm", "vision", "vision_second", "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout",
-    *MAY_DIFFER,
-}
+FREE = {"lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", *MAY_DIFFER}
 
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache.
 # A baseline's Context names what it adds (FURTHER_TENSORS).
@@ -379,7 +376,7 @@ def identity(narrator, source: str, live: bool) -> dict:
         "tokenizer": sha256(vocabulary.encode()).hexdigest()[:12],
     }
     for name, value in asdict(narrator.config).items():
-        if name not in FREE:
+        if name not in FREE and name not in narrator.config.MODELS:
             same[name] = value
     # the connector, the memory, and what baselines add; LoRA is merged, and tested by its answers
     trained = {name: weight.detach().cpu() for name, weight in narrator.trainable().items()}

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import narrator as nar
 import stream
 from baselines import variants
+from baselines.narration_memory import HistoryNarrator
 from streams.bounds import open_stream
 from support.engine.checkpoint import load_llm, load_tokenizer
 from support.files.video import Video
@@ -31,14 +32,14 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
         llm, tokenizer = load_llm(folder)
     else:
         tokenizer = load_tokenizer(folder)
-    config = nar.Config(llm=folder, **(options | changes))
+    config = variants.make_config(llm=folder, **(options | changes))
     model = variants.new_narrator(llm, tokenizer, config)
     # B of LoRA and, as published, the memory start near 0: tests would not see them
     for name, parameter in model.trainable().items():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.05)
     model.memory.initialise(torch.randn(50, model.config.J, model.config.width))
-    if model.config.narration_memory:
+    if isinstance(model, HistoryNarrator):
         model.narration_memory.initialise(model.llm.get_input_embeddings().weight[:, None])
     return model.eval()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers import ROOT, TOY
-from narrator import Narrator
+from baselines.variants import load_narrator
 from support.files.features import open_frames
 
 TEXT = (ROOT / "EXERCISES.md").read_text(encoding="utf-8")
@@ -39,11 +39,11 @@ class Outcomes:
 
 def kitchen(frames):
     import stream
-    from narrator import Narrator
+    from baselines.variants import load_narrator
     from streams.bounds import open_stream
     from support.common.errors import BadData
     try:
-        narrator = Narrator.load("toy/checkpoint").merge()
+        narrator = load_narrator("toy/checkpoint").merge()
     except BadData as error:
         return {"error": str(error)}
     context = open_stream(narrator, lookahead=8)
@@ -123,7 +123,7 @@ def copy_to(folder):
 def results(tmp_path_factory):
     """What came of each section's change. The first is without a change."""
     folder = tmp_path_factory.mktemp("exercises")
-    narrator = Narrator.load(str(TOY))
+    narrator = load_narrator(str(TOY))
     video = str(ROOT / "toy" / "kitchen.mp4")
     frames, _, _ = open_frames(video, narrator.config, narrator.vision_encoder(), 4)
     torch.save(torch.stack(list(frames)), folder / "kitchen.pt")

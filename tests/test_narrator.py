@@ -12,7 +12,7 @@ from transformers import (
 )
 
 import narrator as nar
-from baselines.variants import load_narrator
+from baselines.variants import load_narrator, make_config
 from commands import narrator as narrator_command
 from helpers import GOLDEN, ROOT, grouped, tiny, video
 from support.common.errors import BadData
@@ -139,7 +139,7 @@ def test_hidden_frames_have_no_influence():
 ])
 def test_every_setting_is_checked(name, value):
     with pytest.raises(BadData, match=name):
-        nar.Config(**{name: value})
+        make_config(**{name: value})
 
 
 def test_last_k_needs_pruning():
@@ -153,7 +153,7 @@ def test_last_k_needs_pruning():
 ])
 def test_a_narration_memory_stands_for_past_narrations(last_k, prune):
     with pytest.raises(BadData, match="last_k = ") as caught:
-        nar.Config(narration_memory=4, last_k=last_k, prune=prune)
+        make_config(narration_memory=4, last_k=last_k, prune=prune)
     assert "\n" not in str(caught.value)
 
 

@@ -17,6 +17,7 @@ from transformers import Dinov2Config, LlamaConfig, LlamaForCausalLM
 
 import data
 import narrator as nar
+from baselines.variants import load_narrator
 import stream
 from commands import data as data_command, stream as stream_command
 from helpers import ROOT, TOY, record_plain, video
@@ -114,7 +115,7 @@ def test_perplexity_of_smollm2_in_int8(model, tmp_path):
     ids = torch.tensor([model.layout.encode(text)[:512]])
     perplexity = {}
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        llm = nar.Narrator.load(str(tmp_path), dtype=dtype).merge().llm
+        llm = load_narrator(str(tmp_path), dtype=dtype).merge().llm
         with torch.no_grad():
             logits = llm(input_ids=ids).logits.float()
         perplexity[dtype] = F.cross_entropy(logits[0, :-1], ids[0, 1:]).exp().item()

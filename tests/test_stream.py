@@ -163,7 +163,7 @@ def test_the_middle_of_a_long_stream(variant):
     past, and its counter is far beyond the prompt."""
     model = tiny(**variant)
     x, narrations = video(model)
-    with_history = bool(model.config.narration_memory)
+    with_history = hasattr(model, "narration_memory")
     past_video = video(model, 30, (0, 8, 20), seed=5)
     state = train.memory_after(model, [train.Example(*past_video)])
 

@@ -111,7 +111,8 @@ def before_last_stage(options: Options,
     encoder = lionfs.load_encoders(str(vision), second_path, options.grid)
     torch.manual_seed(options.seed)
     config = new_config(options, str(llm), str(vision), tokens, encoder.width)
-    config.vision_second = second_path
+    if second_path:
+        config.vision_second = second_path
     narrator = variants.new_narrator(*checkpoint.load_llm(config.llm), config)
     if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
         raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")

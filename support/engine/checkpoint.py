@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -96,36 +96,33 @@ def read_checkpoint(source: str) -> CheckpointFiles:
     return CheckpointFiles(folder, adapter, narrator, read_weights(folder / WEIGHTS))
 
 
-def read_config(files: CheckpointFiles, Config: type, llm: str | None, changes: dict):
+def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, changes: dict):
     """The settings of a checkpoint, as narrator.py's Config.
 
+    make_config  makes it from settings by name
     llm         another base language model
     changes     {setting: value}: these replace the values of the files
     """
-    if files.narrator is None:
+    settings = files.narrator
+    if settings is None:
         settings = inferred_settings(files.weights, files.folder)
-    else:
-        settings = files.narrator
-        unknown = settings.keys() - {field.name for field in fields(Config)}
-        if unknown:
-            raise BadData(f"{files.folder / NARRATOR_JSON}: unknown entries {sorted(unknown)}")
-    config = Config(**settings)
-
     adapter_keys = {
         "llm": "base_model_name_or_path",
         "lora_rank": "r",
         "lora_alpha": "lora_alpha",
         "lora_dropout": "lora_dropout",
     }
-    replaced = {}
+    of_adapter = {}
     for name, key in adapter_keys.items():
         if files.adapter.get(key) is not None:
-            replaced[name] = files.adapter[key]
-    replaced.update(changes)
-    config = replace(config, **replaced)
+            of_adapter[name] = files.adapter[key]
+    try:
+        config = make_config(**settings | of_adapter | changes)
+    except BadData as error:
+        raise BadData(f"{files.folder}: {error}") from error
 
     # A checkpoint's folder may contain the frozen models, too.
-    for name in ("llm", "vision", "vision_second"):
+    for name in config.MODELS:
         model = getattr(config, name)
         if model and (files.folder / model).is_dir():
             setattr(config, name, str(files.folder / model))
@@ -136,7 +133,7 @@ def read_config(files: CheckpointFiles, Config: type, llm: str | None, changes: 
 
 def build_narrator(narrator_class: type, files: CheckpointFiles, config, device: str,
                    dtype: torch.dtype):
-    """A narrator from the files of a checkpoint and its settings (narrator.py: Narrator.load).
+    """A narrator from the files of a checkpoint and its settings.
 
     In int8, the weights of the language model are read last: each matrix is merged with LoRA, and
     then rounded.
@@ -210,7 +207,6 @@ def published_name(name: str) -> str:
                 break
         name = "clustering." + name
     name = name.removeprefix("llm.")
-    name = name.replace(".inner.", ".")         # a layer inside baselines/mod.py: MoDLayer
     return "base_model.model." + name
 
 
@@ -261,20 +257,13 @@ def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
     queries = weights.get("base_model.model.clustering.query_embed.weight")
     if queries is None:
         return {"memory": "none", "prune": False, "width": width}
-    settings = {
+    return {
         "memory_tokens": len(queries),
         "memory_target": "base_model.model.clustering.tgt_embed.weight" in weights,
         "readout": "cls",
-        "narration_memory": 0,
         "last_k": None,
         "width": width,
     }
-    # The narration memory is our addition: no published checkpoint has one.
-    history_queries = weights.get("base_model.model.narration_memory.z", ())
-    if len(history_queries):
-        settings["narration_memory"] = len(history_queries)
-        settings["last_k"] = 0
-    return settings
 
 
 def required(file: Path) -> Path:

@@ -5,14 +5,13 @@ means: of the authors' code, not in the paper.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_args, get_type_hints
 
 from support.common.errors import BadData
 
 READOUTS = ("frame", "cls")
-MOD_LAYERS = ("interleaved", "all", "deep")     # layers with routers (baselines/mod.py: LAYERS)
 
 
 @dataclass
@@ -29,17 +28,8 @@ class MoreSettings:
                                                 # train.py: with --start statistics
     max_segment: float | None = None            # [s] until a segment is restarted; None: never
     max_position: int | None = None             # beyond it, positions are turned back; None: never
-    # of baselines
-    mod_keep: float | int | None = None         # VideoLLM-MoD: share of a frame that a router keeps
-    mod_layers: str = "interleaved"             # VideoLLM-MoD: one of MOD_LAYERS
-    width_second: int = 0                       # LION-FS: of D, those of a second encoder
-    vision_second: str | None = None            # LION-FS: its hub id or folder; None: from disk
-    narration_memory: int = 0                   # Table 15: N, tokens of a CLAM on narrations
 
-    @property
-    def of_baseline(self) -> bool:
-        """Whether a narrator with these settings is of a class in baselines/."""
-        return self.mod_keep is not None or self.width_second > 0 or self.narration_memory > 0
+    MODELS = ("llm", "vision")                  # the settings that are names of models
 
 
 # the smallest and the largest value of each number
@@ -58,11 +48,8 @@ RANGES = {
     "lora_dropout": (0, 1),
     "fps": (1e-6, 1e6),
     "max_segment": (1e-6, 1e6),
-    "mod_keep": (1e-6, 1),
     "refractory": (0, 1e9),
     "last_k": (0, 1e9),
-    "narration_memory": (0, 1e9),
-    "width_second": (0, 1e9),
 }
 
 
@@ -73,18 +60,24 @@ def check_settings(config, memories: Mapping[str, type]) -> None:
     memories    the classes of all memories, by name
     """
     check_types(config)
-    choices = {"memory": memories, "readout": READOUTS, "mod_layers": MOD_LAYERS}
-    for name, names in choices.items():
-        value = getattr(config, name)
-        if value not in names:
-            raise BadData(f"{name} of a narrator is one of {', '.join(names)}, not {value!r}")
+    check_choice(config, "memory", memories)
+    check_choice(config, "readout", READOUTS)
     for name, (low, high) in RANGES.items():
-        value = getattr(config, name)
-        if value is not None and not low <= value <= high:
-            raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
+        check_range(config, name, low, high)
     check_memory(config, memories[config.memory])
     check_context(config)
-    check_baselines(config)
+
+
+def check_choice(config, name: str, names: Iterable[str]) -> None:
+    value = getattr(config, name)
+    if value not in names:
+        raise BadData(f"{name} of a narrator is one of {', '.join(names)}, not {value!r}")
+
+
+def check_range(config, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if value is not None and not low <= value <= high:
+        raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
 
 
 def check_types(config) -> None:
@@ -124,19 +117,4 @@ def check_context(config) -> None:
                       "no position becomes free")
     if config.max_position is not None and config.keep_newline:
         raise BadData("max_position: with --keep-newline, no position becomes free; "
-                      "leave out one of them")
-
-
-def check_baselines(config) -> None:
-    if config.narration_memory and config.last_k != 0:
-        raise BadData(f"last_k = {config.last_k}: narration_memory stands for past narrations, "
-                      f"so it must be 0")
-    if config.mod_keep is not None and (config.prune or config.memory != "none"):
-        raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing "
-                      "(--memory none --no-prune)")
-    if config.width_second >= config.width:
-        raise BadData(f"width_second: {config.width_second} of {config.width} features "
-                      f"leave none to the first encoder")
-    if config.width_second and config.narration_memory:
-        raise BadData("width_second and narration_memory are of two baselines; "
                       "leave out one of them")

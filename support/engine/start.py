@@ -95,6 +95,15 @@ def start_memory(clam: nn.Module, x: Tensor):
 
 
 @torch.no_grad()
+def start_as_published(module: nn.Module):
+    """The linear layers of a module as in the published code: N(0, 0.02), biases 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+
+
+@torch.no_grad()
 def start_connector(connector: nn.Sequential, x: Tensor, gain: float = 5.0):
     """Start the connector from training features x [T, J, D].
 

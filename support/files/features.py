@@ -167,7 +167,7 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     pictures = video
     if isinstance(video, Video):               # other sources have a thread already
         pictures = prefetch(video, 2 * batch)
-    if config.width_second:
+    if getattr(config, "width_second", 0):              # LION-FS (baselines/lionfs.py)
         pictures = pairs(pictures)
     return encode_pictures(pictures, encode, batch, skip), video.frames, video
 

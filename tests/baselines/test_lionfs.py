@@ -13,7 +13,7 @@ from torch import nn
 import narrator as nar
 import train
 from baselines.lionfs import Aggregation, TwoEncoders, motion
-from baselines.variants import load_narrator
+from baselines.variants import load_narrator, make_config
 from commands import evaluate as evaluate_command, train as train_command
 from helpers import ROOT, TOY, grouped, narrate, tiny, video
 from streams.bounds import open_stream
@@ -214,7 +214,7 @@ def test_a_narrator_without_it_has_nothing_of_it():
 ])
 def test_settings_are_refused(changes, message):
     with pytest.raises(BadData, match=message):
-        nar.Config(**LION | {"width": 32} | changes)
+        make_config(**LION | {"width": 32} | changes)
 
 
 def test_without_a_second_encoder_only_features_are_read():
@@ -263,7 +263,7 @@ def test_two_encoders_are_each_alone(encoder):
 
 def test_a_video_file_gives_pairs(encoder):
     both = TwoEncoders(encoder, encoder)
-    config = nar.Config(width=256, width_second=128)
+    config = make_config(width=256, width_second=128)
     kitchen = str(ROOT / "toy" / "kitchen.mp4")
     frames, _, _ = open_frames(kitchen, config, both, 4)
     x = torch.stack(list(islice(frames, 4)))

@@ -9,7 +9,7 @@ from torch import nn
 import narrator as nar
 import train
 from baselines.mod import MoDLayer, RoutedSlots
-from baselines.variants import load_narrator
+from baselines.variants import load_narrator, make_config
 from commands import train as train_command
 from experiments import efficiency, timing
 from helpers import TOY, grouped, tiny, video
@@ -343,7 +343,7 @@ def test_a_narrator_with_routers_is_trained(tmp_path):
 ])
 def test_settings_are_refused(changes, message):
     with pytest.raises(BadData, match=message):
-        nar.Config(**MOD | changes)
+        make_config(**MOD | changes)
 
 
 def test_routers_are_of_one_narrator():

@@ -40,7 +40,7 @@ def test_used_bytes_are_those_of_all_that_a_stream_keeps(changes):
         in_use = context.cache.positions != slots.EMPTY
         used = sum(buffer[in_use].nbytes for buffer in buffers)
         tensors = [context.state, context.memory, *context.unabsorbed]
-        if context.narrator.config.narration_memory:
+        if hasattr(context.narrator, "narration_memory"):
             tensors += [context.history_state, context.history]
         state = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         row = meter.rows[-1]

@@ -72,7 +72,7 @@ def traced(model, steps):
 def memory_alone(model, x, narrations, restarts):
     """The stream in which CLAM alone saw what a restart removes, put together by hand: the logits
     of all its tokens, by the plain steps of Algorithm 2."""
-    if model.config.narration_memory:
+    if hasattr(model, "narration_memory"):
         context = HistoryContext(model)
     else:
         context = stream.Context(model)

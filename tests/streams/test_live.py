@@ -499,7 +499,6 @@ class BreaksOff(QuietHandler):
 def test_a_connection_that_breaks_off_is_no_end(tmp_path, monkeypatch, kept_signals):
     """Its state goes on when the server is well again, and the files are as if nothing had been.
     Files of an earlier run stay as long as there is no picture."""
-    monkeypatch.setattr(nar.Narrator, "load", cache(nar.Narrator.load))
     write_toy(1, 0.5, tmp_path / "a.mp4")
     expected = narrations(str(tmp_path / "a.mp4"), tmp_path)
     jsonl = tmp_path / "n.jsonl"
@@ -528,7 +527,6 @@ def test_rare_pictures_are_no_outage():
 
 def test_pipe_and_network_are_as_the_file(tmp_path, monkeypatch, kept_signals):
     """Nothing is left out, whether the recording comes from a file, through a pipe or over http."""
-    monkeypatch.setattr(nar.Narrator, "load", cache(nar.Narrator.load))
     file = tmp_path / "a.mp4"
     write_toy(1, 0.2, file)
     expected = narrations(str(file), tmp_path)

@@ -352,7 +352,6 @@ def test_killed(tmp_path, monkeypatch):
     once.mkdir()
     often.mkdir()
     data_command.write_toy(1, 0.3, source)
-    monkeypatch.setattr(nar.Narrator, "load", cache(nar.Narrator.load))
     assert call(stream_command, command_words(once, source, "--last-k=3"))[0] == 0
     line = command_words(often, source, "--last-k=3", f"--state={state}")
 

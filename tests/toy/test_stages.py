@@ -132,7 +132,7 @@ def test_several_sequences_at_once_are_each_alone(settings, at):
         # The memory absorbs the frames before the sequence.
         before = tokens[:start].flatten(0, 1)[None]
         _, state = model.memory(before, torch.zeros(1, 0, dtype=torch.long))
-        if model.config.narration_memory:
+        if hasattr(model, "narration_memory"):
             state = state, None                     # no narration came before
         loss, number = model.loss(tokens[start:], sentences, nar.Past(state))
         one_by_one = one_by_one + loss
