@@ -1,4 +1,5 @@
-"""Streaming (§3.4): training = streaming, the cache, the trigger, the command line."""
+"""Streaming (§3.4): the cache, a long stream, the command line. That training is streaming:
+method/test_equalities.py."""
 import io
 import json
 import os
@@ -19,10 +20,9 @@ import narrator as nar
 import stream
 import train
 from baselines.narration_memory import HistoryContext
-from baselines.variants import context_class, load_narrator
+from baselines.variants import load_narrator
 from commands import stream as stream_command
-from commands.narrator import spell
-from helpers import GOLDEN, ROOT, TOY, grouped, record, tiny, video
+from helpers import GOLDEN, ROOT, TOY, record, tiny, video
 from streams.bounds import open_stream
 from streams.live import paced
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
@@ -31,131 +31,9 @@ from support.common.text import one_line
 from support.files.features import encode_pictures, load_features
 from support.files.video import Video, write_video
 from test_commands import call
+from test_equalities import assert_same, constant, streamed_logits
 
-VARIANTS = {
-    "FlowNar": {},
-    "FlowNar-C, k = 2": {"last_k": 2},
-    "FlowNar-C, k = 10": {"last_k": 10},
-    "VideoLLM-online": {"memory": "none", "prune": False},
-    "recent": {"memory": "recent", "memory_tokens": 20},
-    "none": {"memory": "none"},
-    "no narrations": {"last_k": 0},
-    "published": {"readout": "cls", "keep_newline": True, "last_k": 1},
-    "CLAM on narrations": {"narration_memory": 6, "last_k": 0},
-    "on narrations alone": {"memory": "none", "narration_memory": 6, "last_k": 0,
-                            "keep_newline": True},
-    "one token": {"grid": 0},
-    "one token, recent": {"grid": 0, "memory": "recent"},
-    "one token, published": {"grid": 0, "readout": "cls"},
-}
-
-
-def streamed_logits(model, x, narrations):
-    """The logits of all tokens through the plain Context, the Decisions, and the Context."""
-    context = context_class(model)(model)
-    logits = record(model)
-    steps = list(stream.narrate(model, x, given=dict(narrations), context=context))
-    del model.run
-    return torch.stack(logits), steps, context
-
-
-def assert_same(model, narrations, streamed, parallel, tolerance=1e-4):
-    """Training = streaming; otherwise the first token that differs is named, not a tensor."""
-    tokens = model.layout.sequence(narrations)
-    assert len(streamed) == len(tokens) - 1         # the last EOT waits for a next frame
-    difference = (streamed - parallel[:-1]).abs().amax(1)
-    too_large = difference > tolerance
-    if too_large.any():
-        i = int(too_large.nonzero()[0])
-        kind = ("prompt", "visual", "narration")[tokens.kind[i]]
-        token = spell(model.layout, tokens)[i]
-        pytest.fail(f"training and streaming first differ at position {i} "
-                    f"(by {difference[i]:.2g}): {kind} token {token!r} "
-                    f"of segment {tokens.segment[i]}")
-
-
-# ------------------------------------------------------------------ training = streaming
-
-def both_ways(model, frames=24, seed=0):
-    """Random narrations at random frames, teacher-forced through the loop and in parallel.
-
-    Returns the narrations, and the logits of all tokens both ways.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(frames - 1, generator=generator)[:frames // 3]
-    at = (drawn + 1).sort().values.tolist()
-    x, narrations = video(model, frames, at=(0, *at), seed=seed)
-    with torch.no_grad():
-        parallel = model.logits(model(x, narrations)[0])
-    streamed, _, _ = streamed_logits(model, x[:at[-1] + 1], narrations)
-    return narrations, streamed, parallel
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_training_is_streaming(variant, tmp_path):
-    """Of a narrator that was written and read again."""
-    tiny(**VARIANTS[variant]).save(tmp_path)
-    model = load_narrator(str(tmp_path))
-    # 6 narrations; 13 where ten are kept
-    frames = 40 if model.config.last_k == 10 else 18
-    assert_same(model, *both_ways(model, frames))
-
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
-def test_training_is_streaming_with_grouped_queries(dtype, tolerance):
-    """Two heads of keys for four of queries; with a bf16 base under fp32 LoRA, within bf16's
-    rounding."""
-    model = tiny(llm=grouped(dtype), last_k=2)
-    assert model.trainable()["base_model.model.connector.0.weight"].dtype == torch.float32
-    narrations, streamed, parallel = both_ways(model)
-    assert_same(model, narrations, streamed, parallel, tolerance)
-    assert parallel.std() > 5 * tolerance, "logits that are all alike would prove nothing"
-
-
-def test_the_rule_is_one_place(monkeypatch):
-    """Change the rule, and training and streaming change together."""
-    model = tiny(last_k=2)
-    _, _, before = both_ways(model)
-    rule = nar.visible
-
-    def two_segments(kind, segment, number, now, *more):
-        """Frames of the last segment are visible, too."""
-        last_frames = (kind == nar.VISUAL) & (segment == now - 1)
-        return rule(kind, segment, number, now, *more) | last_frames
-
-    monkeypatch.setattr(nar, "visible", two_segments)
-    monkeypatch.setattr(stream, "visible", two_segments)
-    narrations, streamed, parallel = both_ways(model)
-    assert_same(model, narrations, streamed, parallel)
-    assert (parallel - before).abs().max() > 1e-2
-
-
-class MemoryLast(nar.Layout):
-    """The memory of the past at the end of each segment instead of its beginning."""
-
-    def opening(self, n):
-        tokens = self.end_of_text(n - 1)
-        tokens.add(self.newline, nar.NARRATION, segment=n, number=n - 1)
-        return tokens.add(self.open + [nar.FRAME] * self.J, nar.VISUAL, segment=n)
-
-    def closing(self, n):
-        tokens = nar.Tokens()
-        if n > 0:
-            tokens.add(self.close, nar.VISUAL, segment=n, learn=True)
-            memory = self.open + [nar.MEMORY] * self.M + self.close
-            tokens.add(memory, nar.VISUAL, segment=n)
-        return tokens.add(self.assistant, nar.NARRATION, segment=n, number=n, learn=True)
-
-
-def test_the_layout_is_one_place():
-    """Move the memory to the end of the segment in Layout, and training is still streaming."""
-    model = tiny(last_k=2)
-    _, _, before = both_ways(model)
-    model.layout = MemoryLast(model.layout.tokenizer, model.config.J, model.config.memory_tokens)
-    narrations, streamed, parallel = both_ways(model)
-    assert_same(model, narrations, streamed, parallel)
-    assert (parallel - before).abs().max() > 1e-2
-
+# ------------------------------------------------------------------ a long stream, Table 15
 
 @pytest.mark.parametrize("variant", [{"last_k": 2}, {"last_k": 0, "narration_memory": 6}], ids=str)
 def test_the_middle_of_a_long_stream(variant):
@@ -233,39 +111,6 @@ def test_a_narration_memory_is_constant():
     assert context.history.shape == (1, 6, 128)
 
 
-def test_the_mask_matters():
-    """The same comparison fails when training sees one narration more: test_training_is_streaming
-    can fail."""
-    model = tiny(last_k=2)
-    x, narrations = video(model, frames=30, at=(0, 4, 8, 12, 16, 20, 24))
-    streamed, _, _ = streamed_logits(model, x[:25], narrations)
-    model.config.last_k = 3
-    with torch.no_grad():
-        parallel = model.logits(model(x, narrations)[0])
-    assert (streamed - parallel[:-1]).abs().max() > 1e-3
-
-
-def test_self_conditioned_is_parallel_too():
-    """The loop's own decisions and narrations, put through the parallel forward, give the
-    probabilities that the loop had."""
-    model = tiny(last_k=3, max_new_tokens=6, theta=0.003, theta_low=0.002)
-    x, _ = video(model, frames=40)
-    steps = list(stream.narrate(model, x))
-    narrations = [(step.frame, step.narration.tokens) for step in steps if step.narration]
-    assert len(narrations) > 3
-    with torch.no_grad():
-        hidden, _, tokens = model(x, narrations)
-        parallel = model.logits(hidden).softmax(-1)[:, model.layout.skip]
-    # the last token of each frame; frame 0 always narrates, and has no probability
-    ids = tokens.ids
-    last = [i for i in range(len(ids) - 1) if ids[i] == nar.FRAME and ids[i + 1] != nar.FRAME][1:]
-    # the last frame is decided twice: the second Decision counts
-    streamed = {step.frame: step.p_skip for step in steps if step.p_skip is not None}
-    assert len(streamed) == len(last) == 39
-    for frame, i in enumerate(last, 1):
-        assert abs(streamed[frame] - parallel[i].item()) < 1e-5
-
-
 @pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 @pytest.mark.parametrize("variant, last_k", [
     ("flownar", None),
@@ -292,25 +137,6 @@ def test_published_narrations(variant, last_k):
 
 
 # ------------------------------------------------------------------ bounded memory
-
-def test_cache_is_bounded():
-    """C^nar: the prompt and k narrations; C^vid: one segment. Whatever the length of the video."""
-    model = tiny(last_k=3)
-    layout = model.layout
-    at = tuple(range(0, 200, 8))
-    x, narrations = video(model, frames=200, at=at)
-    _, steps, context = streamed_logits(model, x[:at[-1] + 1], narrations)
-    prompt = len(layout.first()) - layout.J - len(layout.open + layout.close)
-    longest = max(len(ids) for _, ids in narrations)
-    text = prompt + 3 * (longest + len(layout.assistant) + 2)
-    visual = layout.M + 8 * (layout.J + 1) + len(2 * layout.open + layout.close)
-    assert max(step.text_tokens for step in steps) <= text
-    assert max(step.visual_tokens for step in steps) <= visual
-    assert context.cache.keys[0].shape[2] <= 2 * (text + visual)
-    assert [step.visual_tokens for step in steps if step.narration] == [0] * len(at)
-    # the counter continues as in training
-    assert context.position == len(layout.sequence(narrations)) - 1
-
 
 def test_nothing_pruned_grows():
     model = tiny(memory="none", prune=False)
@@ -393,31 +219,6 @@ def test_frames_are_taken_one_by_one():
 
 # ------------------------------------------------------------------ trigger (§3.2)
 
-def test_thresholds():
-    config = nar.Config(theta=0.8, theta_low=0.5, refractory=4.0, fps=2.0)
-    assert stream.threshold(0.5, config, static=False) == 0.5
-    assert stream.threshold(4.0, config, static=False) == 0.5
-    assert stream.threshold(4.5, config, static=False) == 0.8   # strictly more than 8 frames
-    assert stream.threshold(0.5, config, static=True) == 0.8
-
-
-class Constant(nar.Narrator):
-    """Gives p([SKIP]) = 0.6 after every frame, and never an end of text."""
-
-    def logits(self, hidden):
-        logits = torch.full((*hidden.shape[:-1], len(self.layout.tokenizer)), -30.0)
-        logits[..., self.layout.skip] = torch.tensor(0.6).log()
-        logits[..., 5] = torch.tensor(0.4).log()
-        return logits
-
-
-def constant(**changes):
-    model = tiny(**changes)
-    model.__class__ = Constant
-    model.config.max_new_tokens = 3
-    return model
-
-
 def narrated_frames(steps):
     return [step.frame for step in steps if step.narration]
 
@@ -428,14 +229,6 @@ def test_two_thresholds_wait_static_does_not():
     # after the refractory 8 frames, and the last frame
     assert narrated_frames(stream.narrate(model, x)) == [0, 9, 18, 20]
     assert narrated_frames(stream.narrate(model, x, static=True)) == list(range(21))
-
-
-def test_condition_is_not_above_the_threshold():
-    model = constant()
-    x, _ = video(model, frames=4)
-    p_skip = next(step.p_skip for step in stream.narrate(model, x) if step.frame == 1)
-    model.config.theta = model.config.theta_low = p_skip        # p <= theta narrates (Eq. 1)
-    assert all(step.narration for step in stream.narrate(model, x))
 
 
 def test_narration_without_end_is_closed():

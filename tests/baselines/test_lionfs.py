@@ -23,7 +23,7 @@ from support.files.features import encode_pictures, open_frames, pairs
 from support.files.video import Video
 from test_evaluate import assert_segments_go_on
 from test_passes import assert_same, lively, trace
-from test_stream import assert_same as assert_training_is_streaming, both_ways
+from test_equalities import assert_same as assert_training_is_streaming, both_ways
 from test_train import epic
 from toy import stages, train as toy_train, world
 

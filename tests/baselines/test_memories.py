@@ -15,8 +15,7 @@ from baselines.variants import load_narrator
 from clam import CLAM
 from helpers import tiny, video
 from support.common.errors import BadData
-from test_equalities import close, run
-from test_stream import assert_same, both_ways
+from test_equalities import assert_same, both_ways, close, run
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP}

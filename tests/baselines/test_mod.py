@@ -18,7 +18,7 @@ from support.common.errors import BadData
 from support.engine import passes, slots
 from test_evaluate import assert_segments_go_on
 from test_passes import MOD, ONLINE, assert_same, lively, small, together, trace
-from test_stream import assert_same as assert_training_is_streaming, both_ways, streamed_logits
+from test_equalities import assert_same as assert_training_is_streaming, both_ways, streamed_logits
 from test_train import epic
 
 

@@ -5,44 +5,12 @@ import transformers
 
 import narrator as nar
 from baselines.variants import load_narrator
-from helpers import TOY, grouped, tiny, video
+from helpers import TOY, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import load_tokenizer
+from test_equalities import assert_both_forms_are_one
 
 AT = (0, 3, 9, 15, 16, 22, 24, 26)          # segments of one to six frames, some of them alike
-
-
-def hidden_and_gradients(model, x, narrations):
-    model.zero_grad()
-    hidden, _, _ = model(x, narrations)
-    weight = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
-    (hidden * weight).sum().backward()
-    gradients = {name: p.grad for name, p in model.trainable().items() if p.grad is not None}
-    return hidden.detach(), gradients
-
-
-def assert_both_forms_are_one(model, monkeypatch):
-    """With a mask [L, L], and without."""
-    x, narrations = video(model, 30, AT)
-    monkeypatch.setattr(nar, "LARGEST_MASK", 10 ** 9)
-    expected_hidden, expected_gradients = hidden_and_gradients(model, x, narrations)
-    monkeypatch.setattr(nar, "LARGEST_MASK", 0)
-    hidden, gradients = hidden_and_gradients(model, x, narrations)
-    assert (hidden - expected_hidden).abs().max() < 1e-5
-    assert len(gradients) > 20
-    assert gradients.keys() == expected_gradients.keys()
-    for name, expected in expected_gradients.items():
-        difference = (gradients[name] - expected).abs().max()
-        assert difference < 1e-5 * (1 + expected.abs().max()), name
-
-
-@pytest.mark.parametrize("variant", [
-    {}, {"last_k": 0}, {"last_k": 2}, {"memory": "none"}, {"keep_newline": True},
-    {"last_k": 0, "narration_memory": 4}, {"memory": "none", "prune": False},
-], ids=str)
-def test_segments_are_the_mask(variant, monkeypatch):
-    """Four heads of queries share two of keys."""
-    assert_both_forms_are_one(tiny(llm=grouped(), **variant), monkeypatch)
 
 
 SIZES = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -87,7 +87,7 @@ def algorithm_2(narrator, frames):
     n, b_new = 0, False                                                         # line 2
     S = torch.zeros(memory.heads, memory.width // 2 // memory.heads,
                     memory.width // memory.heads)                               # line 3
-    p_skip = theta = t_n = None
+    p_skip = theta = t_n = M_t_n = None
     for t, X in enumerate(frames):                                              # line 4
         for k, v, log_gate in zip(*memory.project(X)):                          # line 5, Eq. 2
             S = log_gate.exp()[:, :, None] * S + k[:, :, None] * v[:, None, :]

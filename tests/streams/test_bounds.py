@@ -26,7 +26,8 @@ from support.common.errors import BadData
 from support.files.video import Video
 from test_commands import call
 from test_passes import assert_same, lively, small, together
-from test_stream import VARIANTS, constant, features
+from test_equalities import VARIANTS, constant
+from test_stream import features
 
 FRAMES = 15
 AT = (0, 7, 8, 14)                          # frames with narrations
