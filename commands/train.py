@@ -125,7 +125,7 @@ def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
     number = chance.randrange(len(video.narrations))
     frame, true = video.narrations[number]
     given = dict(video.narrations[:number]) | {frame: None}     # None: the narrator writes it
-    context = variants.new_context(narrator)
+    context = variants.context_class(narrator)(narrator)
     narrator.eval()
     *_, last = stream.narrate(narrator, video.x[:frame + 1], given=given, context=context)
     narrator.train()
