@@ -114,8 +114,7 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
     notes = Notes()
     if name not in DATASETS:
         videos = own_videos.read_folder(folder, split, limit, notes)
-        store = Store(folder)
-        samples = [own_sample(video, store) for video in videos]
+        samples = [own_sample(video) for video in videos]
     else:
         samples = published_samples(name, folder, split, limit, streaming, notes)
     if not samples:
@@ -200,7 +199,7 @@ def track_sample(track: Track, store: Store, notes: Notes) -> Sample:
         fps=FPS,
         num_frames=last - first + 1,
         duration=features.duration,
-        read=store.reader(track.video, first),
+        read=features.reader(first),
     )
 
 
@@ -215,7 +214,7 @@ def interval_sample(interval: Interval, store: Store) -> Sample:
     first = int(interval.start * FPS)
     stop = int(interval.end * FPS) + 1
     # the features can be shorter than the annotated interval
-    num_frames = min(stop, store.rows(video)) - first
+    num_frames = min(stop, features.rows()) - first
     if num_frames < 1:
         raise BadData(f"{features.path}, video {video}: ends before its narrations begin "
                       f"({interval.start} s)")
@@ -226,7 +225,7 @@ def interval_sample(interval: Interval, store: Store) -> Sample:
         fps=FPS,
         num_frames=num_frames,
         duration=features.duration,
-        read=store.reader(video, first),
+        read=features.reader(first),
         tracks=[track.narrations for track in interval.tracks],
         offset=interval.start,
         origin=interval.origin,
@@ -236,18 +235,19 @@ def interval_sample(interval: Interval, store: Store) -> Sample:
 # ------------------------------------------------------ your own videos, and the toy's
 
 
-def own_sample(video: own_videos.Narrated, store: Store) -> Sample:
+def own_sample(video: own_videos.Narrated) -> Sample:
     """A video of a folder, from its first narration to its end, for training and for streaming."""
+    features = video.features
     first, _ = video.narrations[0]
-    start_of_sample = first / video.fps                             # seconds
+    start_of_sample = first / features.fps                          # seconds
     return Sample(
         name=video.name,
         narrations=[(frame - first, sentence.text) for frame, sentence in video.narrations],
         memory_words=[sentence.memory_words for _, sentence in video.narrations],
-        fps=video.fps,
-        num_frames=video.frames - first,
-        duration=video.frames / video.fps,
-        read=store.reader(video.name, first),
+        fps=features.fps,
+        num_frames=features.frames - first,
+        duration=features.duration,
+        read=features.reader(first),
         offset=start_of_sample,
         origin=start_of_sample,
     )

@@ -175,13 +175,13 @@ def encode(videos, output, *options):
 def test_encode_is_what_streaming_sees(videos, tmp_path):
     encode(videos, tmp_path / "features", "--batch", "7")
     vision = VisionEncoder(str(TOY / "vision"))
-    store = Store(tmp_path)
+    store = Store(tmp_path, {})
     for video in videos:
         name = Path(video).stem
         tokens = [vision(torch.from_numpy(picture)[None]) for picture in Video(video, 2.0)]
         x = torch.cat(tokens)                  # [T, J, D]
         assert store.find(name).duration == len(x) / 2
-        assert torch.allclose(store.read(name, 0, len(x)), x, atol=0.02, rtol=0.02)
+        assert torch.allclose(store.find(name).read(0, len(x)), x, atol=0.02, rtol=0.02)
         with safe_open(tmp_path / "features" / f"{name}.safetensors", "pt") as file:
             assert file.get_slice("features").get_dtype() == "BF16"
 
@@ -289,13 +289,13 @@ def test_encoded_videos_are_a_data_set(videos, tmp_path):
     """Our own features with annotations, up to the last half second: every sample can be read."""
     encode(videos, tmp_path / "features")
     name = Path(videos[0]).stem
-    store = Store(tmp_path)
-    end = store.find(name).duration
+    features = Store(tmp_path, {}).find(name)
+    end = features.duration
     annotate(tmp_path, {name: [{"time": 0.1, "text": "You look."},
                                {"time": end - 0.1, "text": "You sit."},
                                {"time": end, "text": "You stand."}]})
     sample, = data.load_dataset("ek100", tmp_path, "train")
-    last = store.rows(name) - 2                # counted from frame 1, with the first narration
+    last = features.frames - 2                # counted from frame 1, with the first narration
     assert [frame for frame, _ in sample.narrations] == [0, last - 1, last]
     assert sample.num_frames == last + 1
     assert len(sample.read(0, sample.num_frames)) == sample.num_frames

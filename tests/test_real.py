@@ -218,7 +218,7 @@ def test_siglip_l_16_384_through_encode(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as end:
         data_command.main()
     assert end.value.code == 0
-    x = data.Store(tmp_path).read("bikes", 0, 2)
+    x = data.Store(tmp_path, {}).find("bikes").read(0, 2)
     assert x.shape == (2, 10, 1024)
     assert x.isfinite().all()
     assert x.std() > 0.01

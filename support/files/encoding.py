@@ -79,7 +79,7 @@ def is_made(features: Path, wanted: dict[str, str], renew: bool) -> bool:
     """
     if not features.exists():
         return False
-    _, made = read_header(features)
+    made = read_header(features).header
     if wanted.items() <= made.items():
         return True
     if not renew:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +243,45 @@ def feature_file(root: Path, video: str) -> Path:
     return root / "features" / f"{video}.safetensors"
 
 
-def read_header(path: Path) -> tuple[int, dict[str, str]]:
-    """Number of frames and header of a file that `data.py encode` wrote.
+@dataclass
+class Features:
+    """The features of one video, and what is known of it without reading them."""
+    path: Path
+    duration: float                            # of the video [s]
+    tensor: str | None = None                  # its name, in a file with the features of all videos
+    fps: float | None = None                   # these three only of files of `data.py encode`:
+    frames: int | None = None                  # number of frames in the file
+    header: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> int:
+        """Number of frames in the file."""
+        with open_features(self.path, self.tensor) as (shape, _):
+            return shape[0]
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Frames start .. stop of the video [stop - start, J, D], in fp32.
+
+        Raises BadData if the file is damaged, or too short for the range.
+        """
+        with open_features(self.path, self.tensor) as (shape, frames):
+            if shape[0] < stop:
+                raise BadData(f"{self.path}: has {shape[0]} frames, its annotations need {stop}; "
+                              f"get the features again")
+            x = frames[start:stop]
+            check_values(self.path, x)
+            # always a copy, because a view of the file would keep it mapped
+            return x.to(torch.float32, copy=True)
+
+    def reader(self, first: int) -> Callable[[int, int], Tensor]:
+        """`read` for a part of the video, whose frames are counted from frame `first`."""
+        def read(start: int, stop: int) -> Tensor:
+            return self.read(first + start, first + stop)
+
+        return read
+
+
+def read_header(path: Path) -> Features:
+    """What a file that `data.py encode` wrote says of itself.
 
     Raises BadData if the file is damaged, or was written by another program.
     """
@@ -259,41 +296,29 @@ def read_header(path: Path) -> tuple[int, dict[str, str]]:
     if not is_ours:
         raise BadData(f"{path}: was not written by data.py encode; choose another --output, with no "
                       f"other features in it")
-    return frames, header
-
-
-@dataclass
-class Features:
-    """The features of one video, and what is known of it."""
-    path: Path
-    tensor: str | None                         # its name, in a file with the features of all videos
-    duration: float                            # of the video [s]
-    fps: float | None                          # None if nothing says it
-    frames: int | None                         # in the file; None if nothing says it
+    return Features(path, float(header["duration"]), None, float(header["fps"]), frames, header)
 
 
 class Store:
-    """The features of a data set. A file is opened when a range of its frames is needed. It is
-    never read whole.
+    """The features of a data set.
 
     root        folder with features/VIDEO.safetensors, as `data.py encode` writes them; or with
-                features_metadata.json, there or in root/features, and the files that it names,
-                there or in a folder of root/features. Or all features are in
-                root/features.safetensors, under the names of the videos
+                features_metadata.json and the files that it names, there or in a folder of
+                root/features. Or all features are in root/features.safetensors, under the names
+                of the videos
     names       {name in the annotations: name in the features}, where they differ (EgoExo4D's
                 takes)
     """
 
-    def __init__(self, root: Path, names: dict[str, str] | None = None):
+    def __init__(self, root: Path, names: dict[str, str]):
         self.root = root
-        self.names = names or {}
+        self.names = names
         self.index = {}
-        for file in (root / "features_metadata.json", root / "features" / "features_metadata.json"):
-            if file.is_file():
-                content = read_json(file)
-                if not isinstance(content, dict):
-                    raise BadData(f"{file}: expected an object with one entry per video")
-                self.index |= content
+        file = root / "features_metadata.json"
+        if file.is_file():
+            self.index = read_json(file)
+        if not isinstance(self.index, dict):
+            raise BadData(f"{file}: expected an object with one entry per video")
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
 
@@ -302,22 +327,19 @@ class Store:
 
         Raises BadData if there are none, or if the index does not describe them.
         """
-        names = [video]
-        if video in self.names:
-            names.append(self.names[video])
-        for name in names:
+        for name in (video, self.names.get(video, video)):
             if name in self.index:
-                return self.indexed(name, self.index[name])
+                return self.indexed(name)
             path = feature_file(self.root, name)
             if path.is_file():
-                frames, header = read_header(path)
-                return Features(path, None, float(header["duration"]), float(header["fps"]), frames)
+                return read_header(path)
         raise BadData(f"{self.root}: video {video} has no features; get them and their "
                       f"features_metadata.json (FlowNar-Data), or make them: python data.py encode "
                       f"VIDEO... --output {self.root / 'features'}")
 
-    def indexed(self, video: str, entry: dict) -> Features:
-        """The features that an entry of features_metadata.json describes."""
+    def indexed(self, video: str) -> Features:
+        """The features that features_metadata.json describes."""
+        entry = self.index[video]
         fields = entry if isinstance(entry, dict) else {}
         duration = fields.get("duration")
         name = fields.get("path")
@@ -326,37 +348,9 @@ class Store:
                           f'{{"duration": seconds, "path": file}}, not {str(entry)[:60]}')
         for folder in self.folders:
             if (folder / name).is_file():
-                return Features(folder / name, None, duration, None, None)
+                return Features(folder / name, duration)
         path = self.root / "features.safetensors"
         if path.is_file():
-            return Features(path, video, duration, None, None)
+            return Features(path, duration, tensor=video)
         raise BadData(f"{self.root}: the features of {video}, {name}, are not there; "
                       f"look into {self.root / 'features'}, or encode the video")
-
-    def rows(self, video: str) -> int:
-        """Number of frames in the file of a video."""
-        found = self.find(video)
-        with open_features(found.path, found.tensor) as (shape, _):
-            return shape[0]
-
-    def read(self, video: str, start: int, stop: int) -> Tensor:
-        """Frames start .. stop of a video [stop - start, J, D], in fp32.
-
-        Raises BadData if the file is damaged, or too short for the range.
-        """
-        found = self.find(video)
-        with open_features(found.path, found.tensor) as (shape, frames):
-            if shape[0] < stop:
-                raise BadData(f"{found.path}, video {video}: has {shape[0]} frames, its "
-                              f"annotations need {stop}; get the features again")
-            x = frames[start:stop]
-            check_values(found.path, x)
-            # always a copy, because a view of the file would keep it mapped
-            return x.to(torch.float32, copy=True)
-
-    def reader(self, video: str, first: int) -> Callable[[int, int], Tensor]:
-        """A function (start, stop) that reads frames of a video, counted from its frame `first`."""
-        def read(start: int, stop: int) -> Tensor:
-            return self.read(video, first + start, first + stop)
-
-        return read

@@ -24,7 +24,7 @@ from support.common.disk import check_name, read_json, read_text
 from support.common.errors import BadData
 from support.files.cues import as_sentence, read_cues
 from support.files.encoding import file_size
-from support.files.features import feature_file, read_header
+from support.files.features import Features, feature_file, read_header
 from support.files.narrations import Sentence, to_sentences
 from support.files.tracks import Notes, frame_at, one_frame_each
 
@@ -201,8 +201,8 @@ def to_encode(folder: Path) -> list[str]:
     return [str(video) for _, video in videos.values() if video]
 
 
-def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str, str]]:
-    """Number of frames and header of a video's features.
+def encoded(folder: Path, name: str, video: Path | None) -> Features:
+    """The features of a video.
 
     Raises BadData if there are none, or if the video's file has another size than the one that was
     encoded.
@@ -211,16 +211,15 @@ def encoded(folder: Path, name: str, video: Path | None) -> tuple[int, dict[str,
     encode_command = f"python data.py encode --data {folder} --model MODEL"
     if not path.exists():
         raise BadData(f"{folder}: {name} is not encoded yet: {encode_command}")
-    frames, made = read_header(path)
-    if video and made["size"] != file_size(video)["size"]:
+    features = read_header(path)
+    if video and features.header["size"] != file_size(video)["size"]:
         raise BadData(f"{path}: was not made of the {name} that is there now: {encode_command}")
-    return frames, made
+    return features
 
 
 def encoder_of(folder: str, name: str) -> str:
     """The vision model that made a video's features."""
-    _, made = read_header(feature_file(Path(folder), name))
-    return made["vision"]
+    return read_header(feature_file(Path(folder), name)).header["vision"]
 
 
 def warn_of_encoder(encoder: str, vision: str) -> None:
@@ -241,32 +240,29 @@ def warn_of_encoder(encoder: str, vision: str) -> None:
 class Narrated:
     """A video with its narrations. Its sample begins at the first narration."""
     name: str
-    fps: float
-    frames: int                                # of the whole video
     narrations: list[tuple[int, Sentence]]     # (frame, sentence), frames strictly increasing
+    features: Features                         # of the whole video
 
 
 def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
     """The videos of a split, sorted by name, at most `limit`, with their narrations on frames."""
     files = list_videos(folder, notes)
     narrated = []
-    first_made = None                          # the header of the first video's features
     for name in choose_split(folder, list(files), split, notes)[:limit]:
         narration_file, video = files[name]
-        frames, made = encoded(folder, name, video)
-        if first_made is None:
-            first_made = made
+        features = encoded(folder, name, video)
+        first = narrated[0].features if narrated else features
         for key in ("vision", "fps", "grid"):
-            if made[key] != first_made[key]:
-                raise BadData(f"{feature_file(folder, name)}: was made with {key} = {made[key]}, "
-                              f"others with {first_made[key]}: "
+            if features.header[key] != first.header[key]:
+                raise BadData(f"{features.path}: was made with {key} = {features.header[key]}, "
+                              f"others with {first.header[key]}: "
                               f"python data.py encode --data {folder} --model MODEL")
         sentences = read_sentences(narration_file, notes)
-        fps = float(made["fps"])
-        placed = [(frame_at(sentence.time, fps), sentence) for sentence in sentences]
-        beyond = sum(frame >= frames for frame, _ in placed)
+        placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
+        beyond = sum(frame >= features.frames for frame, _ in placed)
         if beyond > 1 and beyond > len(placed) / 2:
             raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
-                          f"end of the video ({frames / fps:g} s); are they of another one?")
-        narrated.append(Narrated(name, fps, frames, one_frame_each(placed, frames - 1, notes)))
+                          f"end of the video ({features.duration:g} s); are they of another one?")
+        narrations = one_frame_each(placed, features.frames - 1, notes)
+        narrated.append(Narrated(name, narrations, features))
     return narrated

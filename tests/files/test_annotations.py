@@ -65,9 +65,9 @@ def test_epic_sentences(narration, verb, sentence):
     assert annotations.sentence(narration, verb) == sentence
 
 
-@pytest.mark.parametrize("text", ["#C", "", " #unsure . ", "#"])
-def test_clean_leaves_nothing_of_nothing(text):
-    assert annotations.clean(text) == ""
+def test_nothing_is_left_of_tags_alone():
+    for text in ("#C", "", " #unsure . ", "#"):
+        assert annotations.clean(text) == ""
 
 
 def test_repeats_and_what_lies_beyond_the_end_are_counted():
@@ -85,19 +85,14 @@ def test_repeats_and_what_lies_beyond_the_end_are_counted():
     }
 
 
-def test_narrations_at_the_end_stand_on_the_last_frames():
-    placed = assign_frames([(5, "a"), (5, "b"), (9, "c")], 5.0, 2.0, Notes())
-    assert placed == [(8, "a"), (9, "b"), (10, "c")]
-
-
-def test_more_narrations_than_frames():
-    narrations = [(0, str(i)) for i in range(9)]
-    placed = assign_frames(narrations, 2.0, 2.0, Notes())
-    assert placed == [(i, str(i)) for i in range(5)]
-
-
-def test_a_narration_before_the_start_stands_on_frame_0():
-    assert assign_frames([(-1.0, "a")], 5, 2, Notes()) == [(0, "a")]
+@pytest.mark.parametrize("narrations, duration, placed", [
+    # at the end, each leaves room for those after it
+    ([(5, "a"), (5, "b"), (9, "c")], 5.0, [(8, "a"), (9, "b"), (10, "c")]),
+    # more narrations than frames
+    ([(0, str(i)) for i in range(9)], 2.0, [(i, str(i)) for i in range(5)]),
+])
+def test_each_narration_has_a_frame(narrations, duration, placed):
+    assert assign_frames(narrations, duration, 2.0, Notes()) == placed
 
 
 # ---------------------------------------------------------------------- the published layout
@@ -287,45 +282,40 @@ def published(time=1, text="x"):
     return {"v": [{"time": time, "text": text}]}
 
 
-@pytest.mark.parametrize("content, message", [
-    ("[1, 2", "narrations.json.*not JSON"),
-    (b"\xff\xfe", "narrations.json.*UTF-8"),
-    ([], "narrations.json: does not hold what its owners"),
-    ({"v": 3}, "narrations.json: does not hold"),
-    (published(text=None), "narrations.json, video v, narration 0: expected a time"),
-    (published(time="1"), "narration 0: expected a time"),
-    (published(time=float("nan")), "narration 0: expected a time"),
-    (published(time=10 ** 400), "narration 0: expected a time"),
-    ({"v": []}, "no narrations"),
-    ({"w": published()["v"]}, "video w has no features"),
-])
-def test_damaged_published_files(tmp_path, content, message):
-    features(tmp_path, {"v": 20})
-    write(tmp_path / "annotations" / "refined_train_narrations.json", content)
-    with pytest.raises(BadData, match=message) as error:
-        samples("ek100", tmp_path)
-    assert "\n" not in str(error.value)
-
-
 def epic_row(timestamp="00:00:01", text="open door"):
     return ["a", "P01", timestamp, "00:00:01", "00:00:02", text, "open"]
 
 
-@pytest.mark.parametrize("content, message", [
-    ("a,b\n1,2\n", "does not hold what its owners"),
-    (epic_csv(["a", "P01"]), "line 2: does not have as many columns"),
-    (epic_csv([*epic_row(), "one more"]), "line 2: does not have as many columns"),
-    (epic_csv(epic_row(timestamp="1:2")), "line 2: .*HH:MM:SS"),
-    (epic_csv(epic_row(timestamp="9" * 400 + ":00:01")), "line 2: .*HH:MM:SS"),
-    (epic_csv(epic_row(text="open d\u00f6r")).encode("latin-1"), "is not UTF-8"),
+JSON = "refined_train_narrations.json"
+CSV = "EPIC_100_train.csv"
+
+
+@pytest.mark.parametrize("file, content, message", [
+    (JSON, "[1, 2", f"{JSON}.*not JSON"),
+    (JSON, b"\xff\xfe", f"{JSON}.*UTF-8"),
+    (JSON, [], f"{JSON}: does not hold what its owners"),
+    (JSON, {"v": 3}, f"{JSON}: does not hold what its owners"),
+    (JSON, published(text=None), f"{JSON}, video v, narration 0: expected a time"),
+    (JSON, published(time="1"), "narration 0: expected a time"),
+    (JSON, published(time=float("nan")), "narration 0: expected a time"),
+    (JSON, published(time=10 ** 400), "narration 0: expected a time"),
+    (JSON, {"v": []}, "no narrations"),
+    (JSON, {"w": published()["v"]}, "video w has no features"),
+    (CSV, "a,b\n1,2\n", f"{CSV}: does not hold what its owners"),
+    (CSV, epic_csv(["a", "P01"]), f"{CSV}, line 2: does not have as many columns"),
+    (CSV, epic_csv([*epic_row(), "one more"]), "line 2: does not have as many columns"),
+    (CSV, epic_csv(epic_row(timestamp="1:2")), f"{CSV}, line 2: .*HH:MM:SS"),
+    (CSV, epic_csv(epic_row(timestamp="9" * 400 + ":00:01")), "line 2: .*HH:MM:SS"),
+    (CSV, epic_csv(epic_row(text="open d\u00f6r")).encode("latin-1"), f"{CSV}.*UTF-8"),
     # a quote without its end would take in all lines after it
-    (epic_csv(epic_row()).replace("open door", '"open door') + "a,P01\n", "does not hold"),
+    (CSV, epic_csv(epic_row()).replace("open door", '"open door') + "a,P01\n", "does not hold"),
     # a file that was cut in its last line
-    (epic_csv(epic_row()).replace("open door,open", "open d"), "line 2: does not have as many"),
+    (CSV, epic_csv(epic_row()).replace("open door,open", "open d"), "line 2: does not have as"),
 ])
-def test_damaged_csv(tmp_path, content, message):
-    write(tmp_path / "EPIC_100_train.csv", content)
-    with pytest.raises(BadData, match="EPIC_100_train.csv.*" + message) as error:
+def test_damaged_files_are_named(tmp_path, file, content, message):
+    features(tmp_path, {"v": 20})
+    write(tmp_path / "annotations" / file, content)
+    with pytest.raises(BadData, match=message) as error:
         samples("ek100", tmp_path)
     assert "\n" not in str(error.value)
 

@@ -98,7 +98,7 @@ def test_features_that_cannot_be_used_are_named(bad_features, spec, message):
     if ":" not in spec and "gone" not in spec and "many" not in spec:
         write_metadata(bad_features, {"v": {"duration": 2.5, "path": spec}})
         with pytest.raises(BadData, match=message):
-            features.Store(bad_features).read("v", 0, 5)
+            features.Store(bad_features, {}).find("v").read(0, 5)
 
 
 @pytest.mark.parametrize("wanted, message", [
@@ -137,12 +137,12 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     x = torch.arange(20.0)[:, None, None].expand(20, 10, 4).contiguous()
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     save(x, tmp_path / path)
-    store = features.Store(tmp_path)
-    assert torch.equal(store.read("v", 3, 7), x[3:7])
-    assert torch.equal(store.reader("v", 2)(1, 5), x[3:7])
-    assert store.rows("v") == 20
+    found = features.Store(tmp_path, {}).find("v")
+    assert torch.equal(found.read(3, 7), x[3:7])
+    assert torch.equal(found.reader(2)(1, 5), x[3:7])
+    assert (found.rows(), found.duration) == (20, 9.5)
     with pytest.raises(BadData, match="has 20 frames, its annotations need 23"):
-        store.read("v", 18, 23)
+        found.read(18, 23)
 
 
 @pytest.mark.parametrize("entry", [
@@ -153,12 +153,12 @@ def test_invalid_metadata(tmp_path, entry):
     torch.save(torch.ones(5, 10, 4), tmp_path / "v.pt")
     write_metadata(tmp_path, {"v": entry})
     with pytest.raises(BadData, match="features_metadata.json, video v: expected .*duration"):
-        features.Store(tmp_path).find("v")
+        features.Store(tmp_path, {}).find("v")
 
 
 def test_features_that_are_not_there(tmp_path):
     write_metadata(tmp_path, {"v": {"duration": 2.0, "path": "v.pt"}})
-    store = features.Store(tmp_path)
+    store = features.Store(tmp_path, {})
     with pytest.raises(BadData, match="the features of v, v.pt, are not there"):
         store.find("v")
     with pytest.raises(BadData, match="video w has no features; .* python data.py encode"):
@@ -193,10 +193,10 @@ def test_a_file_is_not_read_whole(tmp_path):
 import pathlib, resource, sys
 sys.path.insert(0, sys.argv[1])
 from support.files import features
-store = features.Store(pathlib.Path(sys.argv[2]))
-store.read("v", 0, 1)
+video = features.Store(pathlib.Path(sys.argv[2]), {}).find("v")
+video.read(0, 1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-x = store.read("v", 1000, 1025)
+x = video.read(1000, 1025)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     process = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)],

@@ -483,7 +483,7 @@ def test_only_new_and_changed_videos_are_encoded(toys, tmp_path):
     assert encoded() == [False, True, True]
     first_x, second_x, _ = (load_file(file)["features"] for file in files)
     assert torch.equal(first_x, second_x)
-    _, header = own_videos.encoded(folder, first.stem, first)
+    header = own_videos.encoded(folder, first.stem, first).header
     assert (header["vision"], header["fps"], header["grid"]) == (str(TOY / "vision"), "2.0", "3")
     assert encoded("--fps", "4") == [True, True, True]
     assert samples(folder)[0].fps == 4.0
