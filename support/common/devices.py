@@ -12,9 +12,6 @@ from support.common.errors import BadData
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-DTYPES_OF_STREAMS = (*DTYPES, "int8")
-# Processors with AMX multiply bf16 about as fast as int8.
-AMX = torch.cpu._is_amx_tile_supported()
 CONTAINER = Path("/sys/fs/cgroup")         # where Linux says what a container may take
 
 
@@ -22,8 +19,7 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     """Decide device and dtype, for all commands.
 
     "auto": CUDA before MPS before the CPU, and bfloat16 on CUDA, else float32. Under torchrun,
-    "cuda" is this process's GPU. BadData if this machine has no such device. "int8" is the format
-    of weights, for streams only; the numbers between them are bfloat16 on CUDA, else float32.
+    "cuda" is this process's GPU. BadData if this machine has no such device.
     """
     has_mps = torch.backends.mps.is_available()
     if device == "auto":
@@ -48,8 +44,8 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
                       f"use cpu, or auto for the best one")
     if dtype == "auto":
         dtype = "bfloat16" if kind == "cuda" else "float32"
-    if dtype not in DTYPES_OF_STREAMS:
-        raise BadData(f"--dtype is auto, {', '.join(DTYPES)} or int8, not {dtype}")
+    if dtype not in DTYPES:
+        raise BadData(f"--dtype is auto, {', '.join(DTYPES)}, not {dtype}")
     return device, getattr(torch, dtype)
 
 
@@ -58,14 +54,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def vision_dtype(args: argparse.Namespace) -> torch.dtype:
-    """The dtype of a command's vision encoder: --vision-dtype, or else --dtype.
-
-    Beside a language model in int8, it is bf16 on a processor with AMX: what is not a product takes
-    half of an encoder's time there, and is faster in bf16.
-    """
-    device, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
-    if dtype == torch.int8 and not args.vision_dtype and device == "cpu" and AMX:
-        return torch.bfloat16
+    """The dtype of a command's vision encoder: --vision-dtype, or else --dtype."""
+    _, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
     return dtype
 
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from support.common.devices import DTYPES, DTYPES_OF_STREAMS
+from support.common.devices import DTYPES
 from support.common.errors import BadData
 from support.common.text import without_secrets
 
@@ -116,15 +116,13 @@ def device_options(parser: ArgumentParser):
                         help="vision encoder: folder or hub id (default: the checkpoint's)")
     parser.add_argument("--device", default="auto",
                         help="cpu, cuda, mps (default: the best there is)")
-    choices = ["auto", *DTYPES_OF_STREAMS]
+    choices = ["auto", *DTYPES]
     parser.add_argument("--dtype", default="auto", choices=choices,
                         help="number format of the language model (default: bfloat16 on CUDA, else "
                              "float32; stream.py takes bfloat16 for a large model on a processor "
-                             "that multiplies it); int8 is smaller and faster on a processor, and "
-                             "less exact")
+                             "that multiplies it)")
     parser.add_argument("--vision-dtype", choices=choices,
-                        help="number format of the vision encoder (default: as --dtype; beside int8, "
-                             "bfloat16 on a processor with AMX)")
+                        help="number format of the vision encoder (default: as --dtype)")
 
 
 def answer_options(parser: ArgumentParser):
