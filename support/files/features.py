@@ -157,7 +157,7 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     config              the narrator's settings
     encode              encodes `batch` pictures at a time, while the next pictures are decoded
     largest             longest side of the pictures [px]; larger pictures are scaled down
-    open_video          a function (source, fps, largest); cameras have another one (camera.py)
+    open_video          a function (source, fps, largest); cameras have another one (live.py)
     skip                omit the first `skip` frames
     """
     if is_features(source):

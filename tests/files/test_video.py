@@ -100,11 +100,6 @@ def test_any_rate_can_be_asked_for(tmp_path, fps):
     assert numbers == on_screen(times, fps, len(numbers))
 
 
-def test_equal_rates_are_the_identity_in_matroskas_milliseconds(tmp_path):
-    video = Video(record(tmp_path / "a.mkv", steady(90, 30)), 30)
-    assert numbers_in(video) == list(range(90))
-
-
 @pytest.mark.parametrize("bframes", [0, 3])
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 @pytest.mark.parametrize("start", [0, 3.2])
@@ -181,16 +176,6 @@ def test_a_gap_too_long_to_be_true_is_left_out_and_reported(tmp_path, capsys, na
     assert "damaged" not in err
 
 
-@pytest.mark.parametrize("stated_duration, frames, gaps", [
-    (None, 4, 2), (50.0, 4, 2), (300.0, 404, 0)])
-def test_a_gap_longer_than_the_file_says_is_left_out(tmp_path, monkeypatch, stated_duration, frames,
-                                                     gaps):
-    monkeypatch.setattr(decoder, "promised", lambda container, stream: stated_duration)
-    video = Video(record(tmp_path / "a.mkv", [0, 100, 200, 201], bframes=0))
-    assert abs(len(list(video)) - frames) <= 1
-    assert len(video.gaps) == gaps
-
-
 def test_a_single_picture_is_one_frame(tmp_path):
     assert numbers_in(Video(record(tmp_path / "a.mp4", [0]))) == [0]
 
@@ -238,15 +223,6 @@ def test_large_pictures_are_scaled(tmp_path, turn):
     assert next(iter(smallest)).shape == (1, 1, 3)
 
 
-@pytest.mark.parametrize("largest", [360, 4000])
-def test_pictures_that_are_small_enough_stay_the_same_to_the_bit(tmp_path, largest):
-    path = record(tmp_path / "a.mp4", [0, 1], picture=lambda k: red_corner(240, 360))
-    whole = next(iter(Video(path)))
-    same = Video(path, largest=largest)
-    assert same.size == (240, 360)
-    assert np.array_equal(next(iter(same)), whole)
-
-
 def test_scaling_does_not_alias(tmp_path):
     """Stripes finer than a pixel of the small picture become grey, not other stripes."""
     row = 255 * (np.arange(480) % 4 < 2)
@@ -276,43 +252,6 @@ def test_names_with_colons_and_dashes(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------- frugality
-
-def test_only_kept_frames_are_converted_and_only_once(tmp_path, monkeypatch):
-    convert = decoder.to_rgb
-    converted = []
-
-    def counting(frame, *size):
-        converted.append(frame.pts)
-        return convert(frame, *size)
-
-    monkeypatch.setattr(decoder, "to_rgb", counting)
-    fast = record(tmp_path / "a.mp4", steady(100, 25))
-    assert len(list(Video(fast))) == 8
-    assert len(converted) == len(set(converted)) == 8
-    converted.clear()
-    slow = record(tmp_path / "b.mp4", [0, 1, 2, 3])
-    assert len(list(Video(slow))) >= 7
-    assert len(converted) == 4
-
-
-def test_frames_come_as_soon_as_the_next_picture_is_known(tmp_path, monkeypatch):
-    decode = Video._decode
-    decoded = []
-
-    def recording_decode(*arguments):
-        for frame in decode(*arguments):
-            decoded.append(frame.pts)
-            yield frame
-
-    path = record(tmp_path / "a.mp4", steady(50, 10))
-    monkeypatch.setattr(Video, "_decode", recording_decode)
-    frames = iter(Video(path))
-    next(frames)
-    assert len(decoded) == 2
-    # the second frame is picture 5, at 0.5 s; picture 6 shows that it has ended
-    next(frames)
-    assert len(decoded) == 7
-
 
 def test_memory_does_not_grow_with_the_video(tmp_path):
     def peak(count: int) -> int:
@@ -372,7 +311,7 @@ def keep_share(path: Path, share: float) -> None:
     path.write_bytes(content[:int(share * len(content))])
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.97])
+@pytest.mark.parametrize("share", [0.02, 0.97])
 def test_mp4_without_its_index_says_truncated(tmp_path, share):
     path = record(tmp_path / "a.mp4", TIMES)
     keep_share(path, share)
@@ -408,7 +347,7 @@ def test_no_whole_picture_before_the_cut_is_lost(tmp_path, share):
     assert len({id(picture) for picture in pictures}) == len(whole_packets) > 25
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_flipped_bytes_do_not_stop_the_video(tmp_path, name, seed):
     movflags = "+faststart" if name == "a.mp4" else ""
@@ -425,21 +364,21 @@ def test_flipped_bytes_do_not_stop_the_video(tmp_path, name, seed):
     assert video.damaged > 0
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
-def test_a_lost_beginning_moves_nothing(tmp_path, monkeypatch, name):
-    """Of 10 s, the first 3.3 s cannot be decoded. The first picture after them replaces them."""
-    decode = Video._decode
-
-    def late(*arguments):
-        for k, frame in enumerate(decode(*arguments)):
-            if k >= 33:
-                yield frame
-
-    path = record(tmp_path / name, [3.2 + time for time in TIMES], bframes=0)
-    monkeypatch.setattr(Video, "_decode", late)
-    numbers = numbers_in(Video(path))
-    assert numbers[:7] == [33] * 7
-    assert numbers[7:] == on_screen(TIMES, 2, 20)[7:]
+def test_a_lost_beginning_moves_nothing(tmp_path):
+    """Of 10 s, 3 s and more cannot be decoded. The first picture after them replaces them."""
+    path = record(tmp_path / "a.mp4", [3.2 + time for time in TIMES], bframes=0)
+    content = bytearray(path.read_bytes())
+    with av.open(str(path)) as file:
+        for lost, packet in enumerate(file.demux(video=0)):
+            if packet.is_keyframe and packet.pts * packet.time_base > 3.2 + 3:
+                break
+            content[packet.pos:packet.pos + packet.size] = bytes(packet.size)
+    path.write_bytes(content)
+    video = Video(path)
+    numbers = numbers_in(video)
+    assert numbers[:7] == [lost] * 7
+    assert numbers[-10:] == on_screen(TIMES, 2, 20)[-10:]
+    assert len(numbers) == 20 and video.damaged == lost
 
 
 def test_damage_is_reported_in_one_line(tmp_path, capsys):
@@ -520,28 +459,17 @@ def test_written_video_is_read_back(tmp_path):
     assert os.listdir(tmp_path) == ["a.mp4"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_interrupted_video_leaves_nothing_behind(tmp_path, error):
+def test_an_interrupted_video_leaves_nothing_behind(tmp_path):
     def frames():
         for k in range(20):
             yield picture_of(k)
-        raise error("in the middle")
+        raise KeyboardInterrupt
 
     (tmp_path / "old.mp4").write_bytes(b"old")
     for name in ("new.mp4", "old.mp4"):
-        with pytest.raises(error, match="in the middle"):
+        with pytest.raises(KeyboardInterrupt):
             write_video(tmp_path / name, frames(), 2)
+    with pytest.raises(BadData, match="no frames"):
+        write_video(tmp_path / "new.mp4", [], 2)
     assert os.listdir(tmp_path) == ["old.mp4"]
     assert (tmp_path / "old.mp4").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("name, frames, message", [
-    ("file/a.mp4", [picture_of(0)], "cannot be written"),
-    ("", [picture_of(0)], "is a directory"),
-    ("a.mp4", [], "no frames"),
-])
-def test_what_cannot_be_written_is_named(tmp_path, name, frames, message):
-    (tmp_path / "file").touch()
-    with pytest.raises(BadData, match=message):
-        write_video(tmp_path / name, frames, 2)
-    assert os.listdir(tmp_path) == ["file"]
