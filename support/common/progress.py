@@ -12,7 +12,7 @@ from support.common.devices import rank
 EVERY = 60.0                                             # seconds between two lines of a log
 
 
-class Log:
+class LinesOnStderr:
     """stderr where it is a pipe or a file: each state of a bar is a line of its own."""
 
     def write(self, text: str) -> None:
@@ -35,7 +35,7 @@ def progress(items: Iterable | None = None, desc: str = "", total: int | None = 
         how["disable"] = True
     if not sys.stderr.isatty():
         # maxinterval: else tqdm looks at a slow bar every 10 s
-        how |= {"file": Log(), "delay": EVERY, "mininterval": EVERY, "maxinterval": EVERY}
+        how |= {"file": LinesOnStderr(), "delay": EVERY, "mininterval": EVERY, "maxinterval": EVERY}
     return tqdm(items, desc, total, unit=unit, **how)
 
 
