@@ -1,7 +1,6 @@
 """python narrator.py: draw the training mask of a short sequence (Fig. 4), or list its tokens."""
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from baselines.narration_memory import HISTORY

@@ -61,7 +61,7 @@ def restarted(decision: Decision, layout: Layout) -> bool:
     return len(fed) > 0 and fed.kind[0] == VISUAL and fed.ids[0] != layout.skip
 
 
-def kept_narrations(tokens: Tokens) -> list[int]:
+def first_and_last_kept(tokens: Tokens) -> list[int]:
     """Numbers of the first and the last narration in the cache; [] if there are none."""
     numbers = [number for kind, number in zip(tokens.kind, tokens.number) if kind == NARRATION]
     return [min(numbers), max(numbers)] if numbers else []
@@ -78,7 +78,7 @@ def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
         "text_tokens": decision.text_tokens,
         "visual_tokens": decision.visual_tokens,
         "forced": decision.forced,
-        "kept": kept_narrations(cache.tokens),
+        "kept": first_and_last_kept(cache.tokens),
     }
     if restarted(decision, layout):
         row["restart"] = True
