@@ -80,7 +80,7 @@ class Writers:
         check_writable(*paths.values(), in_place=True)
         self.files = {}
         self.last_row = None                    # of the trace; it waits for the next one
-        if saved:
+        if saved and not live:
             self.last_row = saved["last"]
         for form, path in paths.items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -427,7 +427,7 @@ def model_answers(narrator, encoder: Callable[[Tensor], Tensor] | None) -> dict[
     e = narrator.embed(torch.tensor(ids, device=narrator.device))
     positions = torch.arange(len(ids), device=e.device)
     hidden = narrator.run(e, positions, cache.mask(ids).to(e.device), cache)
-    answers = {"proof.language": narrator.logits(hidden[-1])}
+    answers = {"proof.language": narrator.logits(hidden[-1:])[0]}
     if encoder is not None:
         channels = getattr(encoder, "channels", 3)      # of two encoders, 6: a picture is a pair
         pixels = torch.arange(48 * 64 * channels).remainder(251).to(torch.uint8)

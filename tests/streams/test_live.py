@@ -404,6 +404,104 @@ def test_many_outages(monkeypatch, messages):
     until(lambda: not source.thread.is_alive())
 
 
+# ------------------------------------------------------------------ its files
+
+def at_every_frame(**changes):
+    """A narrator that narrates at every frame."""
+    return tiny(last_k=2, fps=10.0, theta=1.0, theta_low=1.0, max_new_tokens=2, **changes)
+
+
+def narrate_live(folder, model, names, count, eyes=Eyes()):
+    """Narrate `count` frames of a live source, with these output files in a folder -> its input,
+    and its Decisions and rows."""
+    run = stream_command.Input(lavfi(25), "", {name: str(folder / name) for name in names}, True)
+    items = run.decisions(model, eyes, arguments())
+    first_items = list(islice(items, count))
+    items.close()
+    return run, first_items
+
+
+def test_a_camera_goes_on(tmp_path):
+    """It is saved after each narration. Numbers go on, and so does time, by the wall clock."""
+    model = at_every_frame()
+    names = ("jsonl", "trace", "state")
+    first_run, before = narrate_live(tmp_path, model, names, 6)
+    time.sleep(0.4)
+    second_run, after = narrate_live(tmp_path, model, names, 3)
+    numbers = [row["n"] for row in rows_of(tmp_path / "jsonl")]
+    assert numbers == list(range(9)) == [step.frame for step, _ in before + after]
+    last_end = before[-1][1]["end"]
+    assert after[0][1]["start"] == last_end
+    assert after[0][1]["end"] - last_end > 0.4
+    passed = second_run.video.arrived - first_run.video.arrived     # by the monotonic clock
+    assert abs(after[-1][1]["end"] - last_end - passed) < 0.1
+    assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(9))
+
+
+def test_a_camera_appends(tmp_path, monkeypatch):
+    """Whole lines and cues of an earlier run stay, and half ones go."""
+    monkeypatch.setattr(live, "REPEAT", -1.0)          # each sentence is a subtitle
+    half_lines = {
+        "jsonl": '{"n": 6, "fra',
+        "srt": "7\n00:00:00,6",
+        "vtt": "00:00:00.600 --> 00:00:00.700\nYou l",
+        "trace": '{"frame": 6',
+    }
+    model = at_every_frame()
+    for run in range(3):
+        narrate_live(tmp_path, model, half_lines, 2)
+        if run == 2:
+            break
+        for name, half_line in half_lines.items():
+            with open(tmp_path / name, "a") as file:
+                file.write(half_line)
+    for name in ("jsonl", "trace"):
+        assert [row["frame"] for row in rows_of(tmp_path / name)] == [0, 1, 0, 1, 0, 1]
+    assert (tmp_path / "srt").read_text().count(" --> ") == 6
+    text = (tmp_path / "vtt").read_text()
+    assert text.count("WEBVTT") == 1 and text.count(" --> ") == 6
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+def test_a_camera_leaves_other_files_alone(tmp_path, more):
+    diary = tmp_path / "diary"
+    diary.write_text("a diary\n")
+    code, errors = call(stream_command, [lavfi(25), "--jsonl", str(diary), *more])
+    assert code == 1 and "is not what --jsonl writes" in errors
+    assert diary.read_text() == "a diary\n"
+
+
+class ThenCtrlC(Eyes):
+    """Ctrl-C comes after some pictures."""
+
+    def __init__(self, pictures):
+        self.left = pictures
+
+    def __call__(self, pictures):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().__call__(pictures)
+
+
+def test_a_camera_is_interrupted(tmp_path):
+    """Every frame before is saved. The segment is restarted, because the camera shows something
+    else by then."""
+    model = at_every_frame(max_segment=30.0)
+    model.config.theta = model.config.theta_low = -1.0
+    names = ("jsonl", "trace", "state")
+    for pictures in (5, 1, 1, 4):                      # the first one is the test of the encoder
+        with pytest.raises(KeyboardInterrupt):
+            narrate_live(tmp_path, model, names, None, ThenCtrlC(pictures + 1))
+    rows = rows_of(tmp_path / "trace")
+    assert [row["frame"] for row in rows] == list(range(len(rows)))
+    assert [row["frame"] for row in rows if "restart" in row] == [5, 6, 7]
+
+    model.config.theta = model.config.theta_low = 1.0
+    _, [(step, row)] = narrate_live(tmp_path, model, names, 1)
+    assert (step.frame, row["n"], row["start"]) == (len(rows), 1, 0.1)
+
+
 # ------------------------------------------------------------------ the command line
 
 @pytest.fixture
