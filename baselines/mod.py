@@ -3,7 +3,8 @@ tokens of a frame.
 
 VideoLLM-online with routers. In every other layer a router scores the tokens of a frame, and the
 layer computes only the k best of the J; the others pass by it unchanged. Text always takes part.
-No public code of it was found: this follows its paper, except for g, which is ours.
+The FlowNar paper retrained it with its official code (§4.1), of which none was found: this follows
+its own paper, except for g, which is ours.
 
     s = w . RMSNorm(h)                          the router's score, in fp32
     g = 2 sigmoid(s); for text 1                its factor, through which w learns: 1 at the start,
@@ -20,7 +21,6 @@ Glossary (N tokens of a pass, F frames of J tokens each, k kept of each, n kept 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -76,22 +76,12 @@ class Routing:
             raise BadData("mod_keep: a language model with one layer has none for a router")
         for i in self.layers:
             layers[i] = MoDLayer(layers[i], i, llm.config.hidden_size, self)
-        # how many tokens of a frame each layer leaves out
-        self.skipped = [J - self.k if i in self.layers else 0 for i in range(len(layers))]
 
-    def start_pass(self, frame: Tensor, count: int) -> None:
-        """A pass over N tokens begins; `frame` says which of them belong to its `count` frames.
-
-        Every frame comes whole.
-        """
-        self.frame = frame
-        self.count = count
-        if count:
-            # `argsort` instead of `nonzero`, whose size depends on data: a pass has fixed shapes
-            text_first = frame.int().argsort(stable=True)
-            texts = len(frame) - count * self.J
-            self.text, frames = text_first.split([texts, count * self.J])       # [N - F J], [F J]
-            self.frames = frames.view(count, self.J)
+    def start_pass(self, ids: Tensor) -> None:
+        """A pass over tokens with these ids [N] begins. Every frame comes whole."""
+        self.frame = ids == FRAME
+        self.text = self.frame.logical_not().nonzero()[:, 0]
+        self.frames = self.frame.nonzero().view(-1, self.J)                     # [F, J]
 
     def choose(self, scores: Tensor) -> Tensor:
         """Scores [N] -> `kept` [n]: all text, and the k tokens of each frame with the highest
@@ -99,38 +89,6 @@ class Routing:
         best = scores[self.frames].topk(self.k).indices                         # [F, k]
         chosen = self.frames.gather(1, best)
         return torch.cat([self.text, chosen.flatten()]).sort().values
-
-
-class RoutedCache(Cache):
-    """A cache in which layers with routers hold fewer tokens of each frame.
-
-    They may hold different ones, but equally many, and in order. Nothing is ever pruned: a kept
-    token sees all that its layer holds, and the kept ones before it (`MoDLayer.context`).
-    """
-
-    def __init__(self, routing: Routing, device: torch.device):
-        super().__init__()
-        self.routing = routing
-        self.device = device
-
-    def mask(self, ids: list[int]) -> Tensor:
-        frame = torch.tensor(ids, device=self.device) == FRAME
-        self.routing.start_pass(frame, ids.count(FRAME) // self.routing.J)
-        return super().mask(ids)
-
-    def crop(self) -> None:
-        super().crop()
-        frames = self.tokens.ids.count(FRAME) // self.routing.J
-        for layer in self.length.keys() & set(self.routing.layers):
-            self.length[layer] -= frames * (self.routing.J - self.routing.k)
-
-
-class RoutedContext(Context):
-    """A Context whose cache knows of routers."""
-
-    def __init__(self, narrator: RoutedNarrator):
-        super().__init__(narrator)
-        self.cache = RoutedCache(narrator.routing, narrator.device)
 
 
 class MoDLayer(nn.Module):
@@ -146,43 +104,55 @@ class MoDLayer(nn.Module):
         self.routing = routing
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
-                position_embeddings: tuple[Tensor, Tensor], **options) -> Tensor:
-        given_cache = options.pop("cache", None)        # the inner layer may get another one
-
-        def layer(h: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            """The inner layer on the kept tokens, h [n, D_lm]."""
-            mask, cache = self.context(attention_mask, given_cache, len(h))
-            output = self.inner(h[None], attention_mask=mask, position_ids=positions[None],
-                                position_embeddings=(cos[None], sin[None]),
-                                cache=cache, **options)
-            return output[0]
-
+                position_embeddings: tuple[Tensor, Tensor], cache=None, **options) -> Tensor:
+        normed = F.rms_norm(h[0].to(self.router.weight.dtype), h.shape[-1:])
+        scores = self.router(normed)[:, 0]                                      # s [N]
+        g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
+        kept = self.routing.choose(scores)                                      # [n]
         cos, sin = position_embeddings
-        return self.route(layer, h[0], position_ids[0], cos[0], sin[0])[None]
+        if attention_mask is not None:          # None: all tokens before them, too
+            attention_mask = self.mask(attention_mask, cache, len(kept))
+        before = h[:, kept]
+        after = self.inner(before, attention_mask=attention_mask, position_ids=position_ids[:, kept],
+                           position_embeddings=(cos[:, kept], sin[:, kept]), cache=cache, **options)
+        # `lerp` gives the layer's own numbers where g = 1
+        return h.index_copy(1, kept, before.lerp(after, g[kept, None]))
 
-    def route(self, layer: Callable[..., Tensor], h: Tensor, *of_tokens: Tensor) -> Tensor:
-        """h [N, D_lm] -> [N, D_lm].
-
-        `layer` computes [n, D_lm] from the kept rows of h and of each further tensor [N, ..].
+    def mask(self, given: Tensor, cache, n: int) -> Tensor:
+        """What n kept tokens see of those that this layer holds: all before them, as nothing is
+        pruned.
         """
-        if not self.routing.count:                                  # text alone
-            return layer(h, *of_tokens)
-        normed = F.rms_norm(h.to(self.router.weight.dtype), h.shape[-1:])
-        scores = self.router(normed)[:, 0]                          # [N]
-        kept = self.routing.choose(scores)
-        g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)[:, None]
-        before = h.index_select(0, kept)                            # [n, D_lm]
-        g = g.index_select(0, kept)
-        after = layer(before, *[tensor.index_select(0, kept) for tensor in of_tokens])
-        # `lerp` gives the layer's own bits where g = 1
-        return h.index_copy(0, kept, before.lerp(after, g))
+        old = 0 if cache is None else cache.get_seq_length(self.number)
+        return given.new_ones(n, old + n).tril(old)[None, None]
 
-    def context(self, mask: Tensor | None, cache, n: int) -> tuple:
-        """The mask of n kept tokens (None: causal), and the cache (None: there is none)."""
-        if mask is not None:                    # nothing is pruned: they see all tokens before them
-            before = 0 if cache is None else cache.get_seq_length(self.number)
-            mask = mask.new_ones(n, before + n).tril(before)[None, None]
-        return mask, cache
+
+class RoutedCache(Cache):
+    """A cache in which layers with routers hold fewer tokens of each frame: different ones in each
+    layer, but equally many, and in order. Nothing is ever pruned.
+    """
+
+    def __init__(self, narrator: RoutedNarrator):
+        super().__init__()
+        self.routing = narrator.routing
+        self.device = narrator.device
+
+    def mask(self, ids: list[int]) -> Tensor:
+        self.routing.start_pass(torch.tensor(ids, device=self.device))
+        return super().mask(ids)
+
+    def crop(self) -> None:
+        super().crop()
+        frames = self.tokens.ids.count(FRAME) // self.routing.J
+        for layer in self.length.keys() & set(self.routing.layers):
+            self.length[layer] -= frames * (self.routing.J - self.routing.k)
+
+
+class RoutedContext(Context):
+    """A Context whose cache knows of routers."""
+
+    def __init__(self, narrator: RoutedNarrator):
+        super().__init__(narrator)
+        self.cache = RoutedCache(narrator)
 
 
 class RoutedNarrator(Narrator):
@@ -197,8 +167,7 @@ class RoutedNarrator(Narrator):
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         if self.routing is not None:
-            frame = ids == FRAME
-            self.routing.start_pass(frame, int(frame.sum()) // self.config.J)
+            self.routing.start_pass(ids)
         return super().embed(ids, x, memory)
 
     def trainable(self) -> dict[str, Tensor]:

@@ -31,8 +31,6 @@ def adapt(llm: nn.Module, pruned: bool) -> None:
     layers = getattr(getattr(llm, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(llm, "lm_head"):
         raise BadData(f"{family} is built differently (without model.layers or lm_head); {advice}")
-    for i, layer in enumerate(layers):
-        layers[i] = getattr(layer, "inner", layer)              # without another narrator's router
     try:
         attention.install(llm)
         if llm.device.type != "meta":
