@@ -67,8 +67,8 @@ class Sample:
     read: Callable[[int, int], Tensor] | None = None
     # for streaming from a published data set: (seconds, text) of the narrations of each annotator
     tracks: list[list[tuple[float, str]]] | None = None
-    # [s] of the video where a streamed sample starts, which is added to streamed times; as published,
-    # the start of an annotated interval itself, not of its first frame
+    # [s] of the video where a streamed sample starts, which is added to streamed times; as
+    # published, the start of an annotated interval itself, not of its first frame
     offset: float = 0.0
     origin: float = 0.0                     # [s] of the video at the first segment's start
 

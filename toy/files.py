@@ -68,15 +68,16 @@ class ToyVideo:
 
 def toy_videos(root: str | Path | None, split: str, limit: int | None,
                variant: str) -> Iterator[ToyVideo]:
-    """The videos of a split: rendered while they are seen, in the named world; or those of a folder,
-    sorted by name: root/split, if there is such a folder, else root.
+    """The videos of a split: rendered while they are seen, in the named world; or those of a
+    folder, sorted by name: root/split, if there is such a folder, else root.
 
     limit: the largest number; None: all, or world.VIDEOS of the split. BadData if there are none.
     """
     if split not in SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
     if root is None:
-        return (rendered(kitchen) for _, kitchen in kitchens(split, limit, world=find_world(variant)))
+        seeded = kitchens(split, limit, world=find_world(variant))
+        return (rendered(kitchen) for _, kitchen in seeded)
     folder = Path(root) / split
     if not folder.is_dir():
         folder = Path(root)

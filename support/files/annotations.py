@@ -258,10 +258,10 @@ def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
 
 
 def ego4d_raw(videos: dict, path: Path, notes: Notes) -> list[Track]:
-    """{video: {"narrations": [{"time", "text", "_annotation_uid"}]}} in all_narrations_redacted.json:
-    each annotator becomes a track.
-    {video: {"narration_pass_1": {"narrations": [{"timestamp_sec", "narration_text"}]}, ...}} in
-    narration.json: each of the two passes becomes a track.
+    """In all_narrations_redacted.json, each annotator becomes a track:
+        {video: {"narrations": [{"time", "text", "_annotation_uid"}]}}
+    In narration.json, each of the two passes becomes a track:
+        {video: {"narration_pass_1": {"narrations": [{"timestamp_sec", "narration_text"}]}, ...}}
     """
     all_tracks = []
     for video, entry in videos.items():

@@ -294,8 +294,8 @@ def read_header(path: Path) -> Features:
         raise BadData(f"{path}: is damaged, or was not written by data.py encode "
                       f"({type(error).__name__}); delete it, and encode its video again") from error
     if not is_ours:
-        raise BadData(f"{path}: was not written by data.py encode; choose another --output, with no "
-                      f"other features in it")
+        raise BadData(f"{path}: was not written by data.py encode; choose another --output, with "
+                      f"no other features in it")
     return Features(path, float(header["duration"]), None, float(header["fps"]), frames, header)
 
 

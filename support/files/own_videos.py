@@ -42,7 +42,7 @@ LEAST_STEPS = 150                              # to learn new words
 NEW_WORDS = 2.0                                # loss of a token, in nats
 
 
-# ---------------------------------------------------------------------- how a narrator is fine-tuned
+# ---------------------------------------------------------------------------------- fine-tuning
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:
@@ -228,8 +228,8 @@ def warn_of_encoder(encoder: str, vision: str) -> None:
     A folder and a hub id can be the same model, so this is no error.
     """
     if Path(encoder).resolve() != Path(vision).resolve():
-        print(f"the features were made by {encoder}, and the narrator looks through {vision}: unless "
-              f"these are the same, encode the videos again (data.py encode --model)",
+        print(f"the features were made by {encoder}, and the narrator looks through {vision}: "
+              f"unless these are the same, encode the videos again (data.py encode --model)",
               file=sys.stderr)
 
 

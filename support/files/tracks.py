@@ -26,7 +26,7 @@ class Interval:
     start: float
     end: float
     tracks: list[Track]
-    origin: float = 0.0                        # the time at which the first segment begins (App. B.5)
+    origin: float = 0.0                        # where the first segment begins (App. B.5)
     # Ego4D: each annotator's summary of the whole interval (App. C.4)
     summaries: list[str] = field(default_factory=list)
 
