@@ -37,11 +37,13 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
     """
     if watch is not None:
         watch(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if segments is None:
+    if segments is None and attention_mask is None:
         from transformers import AttentionInterface
-        by_mask = AttentionInterface()["sdpa"]
-        return by_mask(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-                       **options)
+        causal = AttentionInterface()["sdpa"]
+        return causal(module, query, key, value, None, dropout=dropout, scaling=scaling, **options)
+    if segments is None:
+        attended = attend_shared(query, key, value, attention_mask[0, 0], dropout, scaling)
+        return attended.transpose(1, 2), None
     # The same keys are copied for each segment that sees them. For the backward pass they are
     # copied again, so that they need not be kept.
     attended = checkpoint(attend, query, key, value, segments, dropout, scaling,
@@ -60,13 +62,22 @@ def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropou
     k_pieces = key.index_select(2, all_keys).split(keys_of_segments, dim=2)
     v_pieces = value.index_select(2, all_keys).split(keys_of_segments, dim=2)
 
-    shared = query.shape[1] // key.shape[1]             # heads of queries that share their keys
     attended = []
     for (queries, keys), q, k, v in zip(segments, q_pieces, k_pieces, v_pieces):
         seen = keys <= queries[:, None]                                     # [Q, K]
-        # these heads become further rows, so that no key is copied for them
-        rows = rearrange(q, "b (h g) q c -> b h (g q) c", g=shared)
-        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen.repeat(shared, 1),
-                                             dropout_p=dropout, scale=scale)
-        attended.append(rearrange(out, "b h (g q) c -> b (h g) q c", g=shared))
+        attended.append(attend_shared(q, k, v, seen, dropout, scale))
     return torch.cat(attended, dim=2)
+
+
+def attend_shared(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, dropout: float,
+                  scale: float | None) -> Tensor:
+    """query [1, heads, Q, c], key and value [1, kv heads, K, c], seen bool [Q, K]
+    -> [1, heads, Q, c].
+
+    Heads of queries that share their keys become further rows, so that no key is copied for them.
+    """
+    shared = query.shape[1] // key.shape[1]
+    rows = rearrange(query, "b (h g) q c -> b h (g q) c", g=shared)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=seen.repeat(shared, 1),
+                                         dropout_p=dropout, scale=scale)
+    return rearrange(out, "b h (g q) c -> b (h g) q c", g=shared)
