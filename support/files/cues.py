@@ -5,7 +5,7 @@
     .csv    rows time,text. A first line that names the columns is optional. Times are seconds or
             h:m:s
 
-Corrections are counted in Notes (annotations.py). Other errors raise BadData with file and line.
+Corrections are counted in Notes (tracks.py). Other errors raise BadData with file and line.
 """
 from __future__ import annotations
 
@@ -97,18 +97,19 @@ def read_clock(text: str) -> float | None:
 
 def read_subtitles(path: Path, notes: Notes) -> list[Cue]:
     """The cues of a .srt or .vtt file in the order of the file; their texts without markup."""
-    lines = read_text(path).splitlines()
+    lines = read_text(path).split("\n")
     is_vtt = path.suffix.lower() == ".vtt"
-    if is_vtt and not (lines and lines[0].startswith("WEBVTT")):
+    if is_vtt and not lines[0].startswith("WEBVTT"):
         raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT")
 
     cues = []
     cue = None                                 # the cue whose text is being read
     in_skipped_block = False                   # the head of a .vtt file, or one of its NOTE blocks
     for number, line in enumerate(lines, 1):
-        line = line.strip()
         next_line_has_times = number < len(lines) and "-->" in lines[number]
-        if not line:
+        ends_cue = line == ""            # some texts have a line of one blank
+        line = line.strip()
+        if ends_cue:
             cue = None
             in_skipped_block = False
         elif in_skipped_block:
@@ -123,7 +124,7 @@ def read_subtitles(path: Path, notes: Notes) -> list[Cue]:
                 cue.text += f" {line}"
         elif is_vtt and (number == 1 or line.startswith(("NOTE", "STYLE", "REGION"))):
             in_skipped_block = True
-        elif not next_line_has_times:          # otherwise the line is the number or name of a cue
+        elif line and not next_line_has_times:  # otherwise, it is the number or name of a cue
             raise BadData(f"{path}, line {number}: expected a cue's number and times, "
                           f"not {line[:60]!r}; is there an empty line inside a text?")
 
@@ -166,41 +167,34 @@ def read_table(path: Path) -> list[Cue]:
     separator = match[1] if match else ","
     # strict: an unbalanced quote is an error, and does not take in the lines that follow
     reader = csv.reader(StringIO(content), delimiter=separator, strict=True)
-    columns = None                             # column of time, column of text, number of columns
-    cues = []
     try:
-        for row in reader:
-            place = f"{path}, line {reader.line_num}"
-            if not any(map(str.strip, row)):
-                continue
-            if columns is None:
-                columns, is_header = columns_of(row, place)
-                if is_header:
-                    continue
-            time_column, text_column, column_count = columns
-            if len(row) != column_count:
-                raise BadData(f"{place}: has {len(row)} columns, not {column_count}; "
-                              f"quote a text that has commas")
-            time = read_clock(row[time_column])
-            if time is None:
-                raise BadData(f"{place}: the time must be seconds or h:m:s, "
-                              f"not {row[time_column][:60]!r}")
-            cues.append(Cue(time, time, row[text_column]))
+        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise BadData(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
+    if not rows:
+        return []
+
+    first_number, first = rows[0]
+    names = [cell.strip().lower() for cell in first]
+    time_name = "time" if "time" in names else "end"
+    if time_name in names and "text" in names:
+        time_column, text_column = names.index(time_name), names.index("text")
+        rows = rows[1:]
+    elif len(first) == 2 and read_clock(first[0]) is not None:
+        time_column, text_column = 0, 1
+    else:
+        raise BadData(f"{path}, line {first_number}: expected time,text: a time in seconds or "
+                      f"h:m:s, and a sentence (in quotes, if it has commas); or a first line that "
+                      f"names the columns time and text")
+
+    cues = []
+    for number, row in rows:
+        if len(row) != len(first):
+            raise BadData(f"{path}, line {number}: has {len(row)} columns, not {len(first)}; "
+                          f"quote a text that has commas")
+        time = read_clock(row[time_column])
+        if time is None:
+            raise BadData(f"{path}, line {number}: the time must be seconds or h:m:s, "
+                          f"not {row[time_column][:60]!r}")
+        cues.append(Cue(time, time, row[text_column]))
     return cues
-
-
-def columns_of(row: list[str], place: str) -> tuple[tuple[int, int, int], bool]:
-    """From the first row: (column of the time, column of the text, number of columns), and whether
-    the row names the columns."""
-    names = [cell.strip().lower() for cell in row]
-    if "text" in names:
-        for time_name in ("time", "end"):
-            if time_name in names:
-                return (names.index(time_name), names.index("text"), len(row)), True
-    if len(row) != 2 or read_clock(row[0]) is None:
-        raise BadData(f"{place}: expected time,text: a time in seconds or h:m:s, and a sentence "
-                      f"(in quotes, if it has commas); or a first line that names the columns "
-                      f"time and text")
-    return (0, 1, 2), False

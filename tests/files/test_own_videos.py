@@ -232,6 +232,11 @@ SENTENCES = {
         [(2, "You sit."), (3604, "You cut a <3 shaped cake!")],
         {"cues with markup cleaned": 1,
          "sentences without a full stop given one": 1}),
+    "b.vtt": (
+        "WEBVTT\n\n00:01.000 --> 00:02.000\n \nYou\u2028sit.\n\n"
+        "00:02.000 --> 00:03.000\nYou go.\n \n",
+        [(2, "You sit."), (3, "You go.")],
+        {}),
     "a.csv": (
         "62.5,You sit.\n0:01,\"You cut, then stir.\"\n\n00:00:03.5,\n",
         [(1, "You cut, then stir."), (62.5, "You sit.")],
