@@ -6,7 +6,10 @@ import socket
 from itertools import islice
 from pathlib import Path
 
+import pytest
 import torch
+import transformers
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import narrator as nar
@@ -63,6 +66,20 @@ def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     # buffers are not converted: with from_pretrained, too, rotations are in float32
     for parameter in llm.parameters():
         parameter.data = parameter.data.to(dtype)
+    return llm
+
+
+def small(family: str, **changes) -> nn.Module:
+    """A small language model of one of transformers' families, random weights."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 640, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+             "attn_implementation": "sdpa"}
+    config = getattr(transformers, f"{family}Config")(**sizes | changes)
+    llm = getattr(transformers, f"{family}ForCausalLM")(config)
+    for parameter in llm.parameters():
+        if parameter.dim() == 1:            # norms and biases: at their usual values none is missed
+            nn.init.normal_(parameter, 1.0, 0.3)
     return llm
 
 
@@ -190,3 +207,38 @@ def record(model) -> list[torch.Tensor]:
 
     model.run = recording
     return logits
+
+
+def lively(llm=None, seed=0, frames=30, **changes):
+    """A tiny narrator that narrates every few frames, and frames for it.
+
+    Its thresholds lie between two p([SKIP]), so that rounding decides nothing.
+    """
+    model = tiny(seed, llm=llm, **{"max_new_tokens": 6} | changes)
+    x, _ = video(model, frames, seed=seed)
+    p_skip = sorted(step.p_skip for step in narrate(model, x[:30]) if step.p_skip is not None)
+
+    def below(share):
+        """A threshold with a share of the frames below it."""
+        i = int(len(p_skip) * share)
+        return (p_skip[i - 1] + p_skip[i]) / 2
+
+    model.config.theta = below(1 / 3)
+    model.config.theta_low = below(1 / 5)
+    return model, x
+
+
+def row_of(step) -> tuple:
+    """What must be equal in two streams: frame, ids that were fed, ids of the narration, counter,
+    lengths of the cache, number of pruned tokens.
+    """
+    ids = step.narration and step.narration.tokens
+    return (step.frame, step.fed.ids, ids, step.position, step.text_tokens, step.visual_tokens,
+            step.pruned)
+
+
+def assert_same_stream(steps, others, tolerance=1e-5):
+    """Two lists of Decisions are the same, p([SKIP]) up to a tolerance."""
+    assert [row_of(step) for step in steps] == [row_of(other) for other in others]
+    for step, other in zip(steps, others):
+        assert step.p_skip == pytest.approx(other.p_skip, abs=tolerance)

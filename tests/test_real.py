@@ -20,7 +20,7 @@ import narrator as nar
 from baselines.variants import load_narrator
 import stream
 from commands import data as data_command, stream as stream_command
-from helpers import ROOT, TOY, record_plain, video
+from helpers import ROOT, TOY, record, video
 from support.engine import checkpoint, int8
 from support.files.video import Video
 
@@ -75,7 +75,7 @@ def test_training_is_streaming_with_smollm2(model):
     for frame, text in ((0, " You look around."), (4, " You open the fridge."),
                         (9, " You take a cup."), (13, " You leave.")):
         narrations.append((frame, model.layout.encode(text)))
-    logits = record_plain(model)
+    logits = record(model)
     list(stream.narrate(model, x, given=dict(narrations)))
     del model.run
     with torch.no_grad():

@@ -1,84 +1,55 @@
-"""Streams without end: restarts of segments, positions turned back, live bounds, the soak."""
-import io
+"""streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back, and
+the bounds of live sources."""
 import json
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
-from itertools import islice
-from unittest import mock
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import narrator as nar
 import stream
-from baselines.narration_memory import HistoryContext
-from baselines.variants import load_narrator
+from baselines.variants import context_class, load_narrator
 from commands import stream as stream_command
-from commands.stream import restarted as restarted_before
-from experiments import soak
-from helpers import ROOT, TOY, grouped, narrate, record, record_plain, tiny, video
-from streams.bounds import (
-    LIVE_BOUNDS, decoder_pass, live_bounds, most_tokens, rotate_keys, rotation_frequencies,
+from commands.stream import restarted
+from helpers import (
+    ROOT, TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, row_of, small,
+    tiny, video,
 )
-from streams.bounds import open_stream
+from streams.bounds import (
+    LIVE_BOUNDS, live_bounds, most_tokens, open_stream, rotate_keys, rotation_frequencies,
+)
 from support.common.errors import BadData
-from support.files.video import Video
 from test_commands import call
-from test_passes import assert_same, lively, small, together
-from test_equalities import VARIANTS, constant
-from test_stream import features
 
 FRAMES = 15
 AT = (0, 7, 8, 14)                          # frames with narrations
 # restarts are asked for before these frames; frame 8 opens a segment anyway
 ASKED = (3, 5, 6, 8, 11, 13)
 RESTARTS = [3, 5, 6, 11, 13]                # frames before which there is one
-SKIPPED = ("FlowNar-C, k = 10", "one token", "one token, recent")
-PRUNED = {
-    name: changes for name, changes in VARIANTS.items()
-    if changes.get("prune", True) and name not in SKIPPED
-}
 
 
-def restarted(model, x, forced=None, restarts=(), lookahead=1, context=None):
+def restarts_of(model, steps) -> list[int]:
+    return [step.frame for step in steps if restarted(step, model.layout)]
+
+
+def narrate_with_restarts(model, x, asked, context, given=None):
     """The Decisions, with restarts asked for before these frames."""
-    if context is None:
-        context = open_stream(model)
     steps = []
-    for step in narrate(model, x, given=forced, context=context, lookahead=lookahead):
+    for step in narrate(model, x, given=given, context=context):
         steps.append(step)
-        if step.frame + 1 in restarts:
+        if step.frame + 1 in asked:
             context.restart()
     return steps
 
 
-def was_restarted(model, step) -> bool:
-    return restarted_before(step, model.layout)
-
-
-def traced(model, steps):
-    """p([SKIP]) of each frame, and what must be equal to the last bit: (frame, position, text
-    tokens, visual tokens, pruned tokens, restarted, ids of the narration)."""
-    probabilities = []
-    rows = []
-    for step in steps:
-        probabilities.append(step.p_skip or 0.0)
-        ids = step.narration.tokens if step.narration else None
-        rows.append((step.frame, step.position, step.text_tokens, step.visual_tokens, step.pruned,
-                     was_restarted(model, step), ids))
-    return probabilities, rows
-
-
 def memory_alone(model, x, narrations, restarts):
-    """The stream in which CLAM alone saw what a restart removes, put together by hand: the logits
-    of all its tokens, by the plain steps of Algorithm 2."""
-    if hasattr(model, "narration_memory"):
-        context = HistoryContext(model)
-    else:
-        context = stream.Context(model)
+    """The stream in which the memory alone saw what a restart removes, put together by hand: the
+    logits of all its tokens, by the plain steps of Algorithm 2.
+    """
+    context = context_class(model)(model)
     layout = model.layout
-    logits = record_plain(model)
+    logits = record(model)
     context.update_memory(x[0])
     context.feed(layout.first(), x[0])
     last = 0                                    # frame of the narration before
@@ -94,7 +65,7 @@ def memory_alone(model, x, narrations, restarts):
             elif t > begin:
                 context.feed(layout.frame(n), x[t])
         stream.generate(context, ids)
-        context.read_memory(ids)
+        context.read_memory()
         context.discard(n + 1)
         context.segment = n + 1
         last = frame
@@ -102,95 +73,97 @@ def memory_alone(model, x, narrations, restarts):
     return torch.stack(logits)
 
 
-@pytest.mark.parametrize("name", PRUNED)
-def test_restarts(name):
+@pytest.mark.parametrize("changes", [
+    {},
+    {"last_k": 2},
+    {"last_k": 0},
+    {"memory": "none"},
+    {"memory": "recent", "memory_tokens": 20},
+    {"readout": "cls", "keep_newline": True, "last_k": 1},
+    {"grid": 0, "readout": "cls"},
+    {"narration_memory": 6, "last_k": 0},
+    {"memory": "none", "narration_memory": 6, "last_k": 0, "keep_newline": True},
+], ids=str)
+def test_restarts(changes):
     """A stream with restarts is the stream in which the memory alone saw the frames that were
-    removed: the logits of the last narration are the same."""
-    model = tiny(llm=grouped(), **PRUNED[name])
+    removed: the logits of the last narration are the same.
+    """
+    model = tiny(llm=grouped(), **changes)
     x, narrations = video(model, FRAMES, AT)
     words = len(narrations[-1][1])                          # of the last narration
     with torch.no_grad():
         alone = memory_alone(model, x, narrations, ASKED)
         without_restarts = memory_alone(model, x, narrations, ())
-        assert (without_restarts[-words:] - alone[-words:]).abs().max() > 1e-3
-        for fast in (False, True):
-            if fast:
-                model.merge()
-            context = open_stream(model)
-            logits = record(context)
-            steps = restarted(model, x, dict(narrations), ASKED, context=context)
-            assert [step.frame for step in steps if was_restarted(model, step)] == RESTARTS
-            assert steps[-1].position == len(alone)
-            assert (torch.stack(logits[-words:]) - alone[-words:]).abs().max() < 1e-4
+    assert (without_restarts[-words:] - alone[-words:]).abs().max() > 1e-3
+
+    logits = record(model)
+    context = open_stream(model, guesses=0)
+    steps = narrate_with_restarts(model, x, ASKED, context, dict(narrations))
+    assert restarts_of(model, steps) == RESTARTS
+    assert steps[-1].position == len(alone)
+    assert (torch.stack(logits[-words:]) - alone[-words:]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("fast, changes", [
-    (True, {"last_k": 2}),
-    (False, {"last_k": 2}),
-    (True, {"readout": "cls"}),
-    (True, {"last_k": 0, "narration_memory": 4}),
-    (False, {"last_k": 1, "keep_newline": True, "memory": "recent"}),
-])
-def test_lookahead_and_bounds(fast, changes):
+@pytest.mark.parametrize("changes", [
+    {"last_k": 2},
+    {"readout": "cls"},
+    {"last_k": 0, "narration_memory": 4},
+    {"last_k": 1, "keep_newline": True, "memory": "recent"},
+], ids=str)
+def test_lookahead_and_bounds(changes):
     """Restarts that are due, restarts that are asked for, positions turned back: the same however
-    many frames a pass reads, and beside other streams. No slot is left behind."""
+    many frames a pass reads.
+    """
     model, x = lively(grouped(), **changes)
-    if fast:
-        model.merge()
     model.config.max_segment = 1.5
-    if "last_k" in changes:
+    if "last_k" in changes and not model.config.keep_newline:
         model.config.max_position = 150
-    frame_by_frame = traced(model, restarted(model, x, None, (17, 26)))
-    *_, restarts, ids = zip(*frame_by_frame[1])
-    assert sum(restarts) > 2
-    assert sum(bool(narration) for narration in ids) > 3
-    context = open_stream(model)
-    assert_same(frame_by_frame, traced(model, restarted(model, x, None, (17, 26), 5, context)))
-    assert context.cache.used.sum() == context.cache.text + context.cache.visual
-    assert bool(context.bounds.rewound) == ("last_k" in changes)
-    if fast:
-        sources = [video(model, frames=frames, seed=frames)[0] for frames in (8, 20, 14)]
-        beside = together(model, sources, 3, 4)
-        for source, shared in zip(sources, beside):
-            probabilities, rows = traced(model, restarted(model, source))
-            # `together` does not tell restarts
-            rows = [(*sizes, ids) for *sizes, _, ids in rows]
-            assert_same((probabilities, rows), shared, 1e-4)
+    plain = open_stream(model, guesses=0)
+    steps = narrate_with_restarts(model, x, (17, 26), plain)
+    assert plain.restarts > 2
+    assert sum(step.narration is not None for step in steps) > 3
+    assert bool(plain.rewound) == bool(model.config.max_position)
+
+    ahead = open_stream(model, lookahead=5)
+    assert_same_stream(narrate_with_restarts(model, x, (17, 26), ahead), steps)
+    assert (ahead.restarts, ahead.rewound) == (plain.restarts, plain.rewound)
+    assert set(ahead.cache.length.values()) == {len(ahead.cache.tokens)}
 
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 def test_a_trigger_that_never_fires(lookahead):
     """The cache never holds more tokens than the formula says. After the first restart the buffers
-    do not grow, and the counter stays in its range."""
+    do not grow, and the counter stays in its range.
+    """
     model = tiny(llm=grouped(), last_k=3, max_segment=5.0, max_new_tokens=6,
                  theta=0.0, theta_low=0.0)
-    model.merge()
     x, _ = video(model, 40)
     frames = torch.cat([x, x, x])
-    context = open_stream(model)
-    used = 0                                                # tokens
+    context = open_stream(model, lookahead=lookahead)
+    used = []                                               # tokens
     sizes = set()                                           # bytes
     positions = set()
-    for step in narrate(model, frames, context=context, lookahead=lookahead):
-        used = max(used, int(context.cache.used.sum()))
+    for step in narrate(model, frames, context=context):
+        used.append(context.cache.get_seq_length())
         assert step.frame in (0, 119) or not step.narration
         if step.frame > 10:
-            sizes.add(context.cache.held())
+            sizes.add(sum(buffer.nbytes for buffer in context.cache.keys.values()))
             positions.add(step.position)
     N, layout = 10, model.layout
-    assert used <= most_tokens(model, 6, lookahead - 1)
+    assert max(used) <= most_tokens(model, 6, lookahead - 1)
     assert len(sizes) == 1
     assert len(positions) == N + 1                          # and after the last frame's narration
     # the formula, written out: P + (k + 1) (L + A + 2) + M + 3 + 11 (N + what is read ahead)
-    P = sum(kind == nar.PROMPT for kind in layout.first().kind)
+    P = layout.first().kind.count(nar.PROMPT)
     text = P + 4 * (6 + len(layout.assistant) + 2)
     assert most_tokens(model, 6, 3) == text + layout.M + 3 + 11 * (N + 3)
-    assert context.bounds.restarts == 11
+    assert context.restarts == 11
 
 
 def test_trace_and_last_line_count_restarts(tmp_path, monkeypatch):
     """A checkpoint whose settings have the bounds: "restart" is in the trace where there was one,
-    and only there."""
+    and only there.
+    """
     monkeypatch.chdir(ROOT)
     bounded = tmp_path / "model"
     shutil.copytree(TOY, bounded)
@@ -198,7 +171,8 @@ def test_trace_and_last_line_count_restarts(tmp_path, monkeypatch):
     settings |= {"max_segment": 2.5, "theta": 0.0}
     (bounded / "narrator.json").write_text(json.dumps(settings))
     source, trace = tmp_path / "x.safetensors", tmp_path / "t"
-    features(source, torch.randn(20, 10, 128, generator=torch.Generator().manual_seed(0)))
+    x = torch.randn(20, 10, 128, generator=torch.Generator().manual_seed(0))
+    save_file({"x": x}, source)
     for model, restarts in ((bounded, [6, 11, 16]), (TOY, [])):
         code, errors = call(stream_command, [
             str(source), "--model", str(model), "--device", "cpu", "--theta", "0",
@@ -206,32 +180,45 @@ def test_trace_and_last_line_count_restarts(tmp_path, monkeypatch):
         assert code == 0
         rows = [json.loads(line) for line in trace.read_text().splitlines()]
         assert [row["frame"] for row in rows if "restart" in row] == restarts
-        if restarts:
-            assert "3 restarts" in errors
-        else:
-            assert "restart" not in errors
+        assert ("3 restarts" in errors) == bool(restarts)
 
 
-def test_where_a_restart_changes_nothing():
-    """Before a frame that opens a segment, before the first one, and where nothing is pruned."""
-    for changes, asked in [({}, (0, 1, 8)), ({"memory": "none", "prune": False}, (3, 11))]:
-        model = tiny(llm=grouped(), **changes)
-        x, narrations = video(model, FRAMES, AT)
-        context = open_stream(model)
-        context.restart()
-        steps = restarted(model, x, dict(narrations), asked, context=context)
-        assert not any(was_restarted(model, step) for step in steps)
-        assert context.bounds.restarts == 0
-        without = narrate(model, x, given=dict(narrations))
-        assert traced(model, steps) == traced(model, without)
+@pytest.mark.parametrize("changes, asked", [
+    ({}, (0, 1, 8)),                                # before a frame that opens a segment anyway
+    ({"memory": "none", "prune": False}, (3, 11)),  # nothing is ever pruned
+], ids=str)
+def test_where_a_restart_changes_nothing(changes, asked):
+    model = tiny(llm=grouped(), **changes)
+    x, narrations = video(model, FRAMES, AT)
+    context = open_stream(model)
+    context.restart()                               # before the first frame, too
+    steps = narrate_with_restarts(model, x, asked, context, dict(narrations))
+    assert restarts_of(model, steps) == [] and context.restarts == 0
+    assert_same_stream(steps, list(narrate(model, x, given=dict(narrations))))
 
 
 # ------------------------------------------------------------------ the clock
 
-@pytest.mark.parametrize("lookahead", [1, 3])
-def test_clock(lookahead):
+class Constant(nar.Narrator):
+    """Gives p([SKIP]) = 0.6 after every frame."""
+
+    def logits(self, hidden):
+        logits = torch.full((*hidden.shape[:-1], len(self.layout.tokenizer)), -30.0)
+        logits[..., self.layout.skip] = torch.tensor(0.6).log()
+        logits[..., 5] = torch.tensor(0.4).log()
+        return logits
+
+
+def constant(**changes):
+    model = tiny(max_new_tokens=3, **changes)
+    model.__class__ = Constant
+    return model
+
+
+def test_clock():
     """Frames that a camera dropped: times, the refractory time and the length of a segment follow
-    the clock."""
+    the clock.
+    """
     model = constant(theta=0.7, theta_low=0.5, max_segment=30.0)
     times = [0.3, 1.0, 2.0, 4.3, 4.4, 9.0, 10.0, 50.0, 50.5, 50.8]
     x, _ = video(model, len(times))
@@ -242,20 +229,19 @@ def test_clock(lookahead):
         for now, frame in zip(times, x):
             yield frame
 
-    steps = list(narrate(model, source(), lookahead=lookahead, clock=lambda: now))
+    steps = list(narrate(model, source(), clock=lambda: now))
     narrations = [step.narration for step in steps if step.narration]
     # more than 4 s after the narration before, and the last frame
     assert [narration.frame for narration in narrations] == [0, 4, 5, 7, 9]
     assert [narration.end for narration in narrations] == [0.3, 4.4, 9.0, 50.0, 50.8]
     assert [narration.start for narration in narrations] == [0.0, 0.3, 4.4, 9.0, 50.0]
-    # the segment began at 10.0
-    assert [step.frame for step in steps if was_restarted(model, step)] == [7]
+    assert restarts_of(model, steps) == [7]                 # the segment began at 10.0
 
 
 def test_a_clock_that_stands_still_does_not_unbound_a_segment():
     model = constant(theta=0.0, theta_low=0.0, max_segment=2.0)
     steps = list(narrate(model, video(model, 10)[0], clock=lambda: 1.0))
-    assert [step.frame for step in steps if was_restarted(model, step)] == [5, 9]
+    assert restarts_of(model, steps) == [5, 9]
 
 
 # ------------------------------------------------------------------ positions
@@ -271,39 +257,38 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
 @pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("fast", [True, False])
-def test_turned_keys(rope, fast):
-    """With grouped queries: rotated keys of layer 0 are those computed at the new positions. There
-    and back changes nothing. What follows a common rotation of all keys is the same."""
+def test_turned_keys(rope):
+    """With grouped queries: what follows a common rotation of all keys is the same. There and back
+    changes nothing. Rotated keys of layer 0 are those computed at the new positions.
+    """
     model = tiny(llm=small("Llama", rope_parameters=ROPES[rope]), last_k=2)
-    if fast:
-        model.merge()
     x, narrations = video(model)
-    given = dict(narrations)
-    runs = []
-    frequencies = rotation_frequencies(model, decoder_pass(model))
-    for back in (0, -100):
-        context = open_stream(model)
-        logits = record(context)
-        for step in narrate(model, x[:16], given=given, context=context):
-            if step.frame == 8 and back:
-                slots = np.flatnonzero(context.cache.used)
-                before = [keys.clone() for keys in context.cache.keys]
-                rotate_keys(context.cache, slots, 977, frequencies)
-                rotate_keys(context.cache, slots, -977, frequencies)
-                for keys, keys_before in zip(context.cache.keys, before):
-                    assert (keys - keys_before)[slots].abs().max() < 1e-6
-                rotate_keys(context.cache, slots, back, frequencies)
+    frequencies = rotation_frequencies(model)
+    back = -100
+    logits = {}
+    keys = {}
+    for turned in (False, True):
+        recorded = record(model)
+        context = open_stream(model, guesses=0)
+        cache = context.cache
+        for step in narrate(model, x[:16], given=dict(narrations), context=context):
+            if step.frame == 8 and turned:
+                used = cache.length[0]
+                before = cache.keys[0][:, :, :used].clone()
+                rotate_keys(cache, 0, 977, frequencies)
+                rotate_keys(cache, 0, -977, frequencies)
+                assert (cache.keys[0][:, :, :used] - before).abs().max() < 1e-6
+                rotate_keys(cache, 0, back, frequencies)
                 context.position -= back
-                assert (context.cache.keys[0] - before[0])[slots].abs().max() > 0.1
-        runs.append((torch.stack(logits), context))
-    (logits, plain), (moved_logits, moved) = runs
-    assert (logits - moved_logits).abs().max() < 5e-4
-    slots = np.flatnonzero(plain.cache.used)
-    assert torch.equal(plain.cache.positions[slots] + 100, moved.cache.positions[slots])
-    # most keys of `moved` were computed 100 positions later
-    rotate_keys(plain.cache, slots, -100, frequencies)
-    assert (plain.cache.keys[0] - moved.cache.keys[0])[slots].abs().max() < 1e-3
+                assert (cache.keys[0][:, :, :used] - before).abs().max() > 0.1
+        del model.run
+        logits[turned] = torch.stack(recorded)
+        if not turned:
+            rotate_keys(cache, 0, back, frequencies)
+        keys[turned] = cache.keys[0][:, :, :cache.length[0]]
+    assert (logits[True] - logits[False]).abs().max() < 5e-4
+    # most of them were computed 100 positions later
+    assert (keys[True] - keys[False]).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("family, changes, says", [
@@ -312,7 +297,6 @@ def test_turned_keys(rope, fast):
 ])
 def test_other_rotations_are_refused(family, changes, says):
     model = tiny(llm=small(family, **changes), last_k=2, max_position=500)
-    model.merge()
     with pytest.raises(BadData, match=f"max_position: .*'{says}'"):
         open_stream(model)
 
@@ -324,53 +308,46 @@ def test_a_live_source_does_without_turning_where_it_cannot():
     open_stream(model)
 
 
-def test_kept_newlines_leave_no_position_free():
-    with pytest.raises(BadData, match="max_position: with --keep-newline"):
-        tiny(last_k=1, keep_newline=True, max_position=230)
-    # a JSON file may say 30 or 30.0
-    assert nar.Config(last_k=3, max_segment=30).max_segment == 30
-
-
 def test_a_limit_that_is_never_reached_changes_no_bit():
     model = tiny(llm=grouped(), last_k=2)
-    model.merge()
     x, narrations = video(model)
-    without_limits = traced(model, restarted(model, x, dict(narrations)))
+    without_limits = list(narrate(model, x, given=dict(narrations)))
     model.config.max_segment = 100.0
     model.config.max_position = 100_000
-    assert traced(model, restarted(model, x, dict(narrations))) == without_limits
+    assert_same_stream(list(narrate(model, x, given=dict(narrations))), without_limits, 0)
 
 
-@pytest.mark.parametrize("changes", [{"last_k": 2}, {"last_k": 0}], ids=str)
-def test_positions_are_bounded(changes):
-    """The counter never passes the limit by more than a segment; kept narrations stand right behind
-    the prompt."""
+@pytest.mark.parametrize("last_k", [2, 0])
+def test_positions_are_bounded(last_k):
+    """The counter never passes the limit by more than a segment. Turned back, the oldest narration
+    that is kept, or else the last segment, stands right behind the prompt.
+    """
     limit = 230
-    model = tiny(llm=grouped(), **changes, max_position=limit)
+    model = tiny(llm=grouped(), last_k=last_k, max_position=limit)
     layout = model.layout
     x, _ = video(model, 61)
     given = {t: [5, 6, 7] for t in range(0, 61, 6)}
-    first = len(layout.first())
     segment = len(layout.opening(1)) + 5 * 11 + len(layout.closing(1)) + 3
+    turned_back = len(layout.first()) + segment
+    if last_k == 2:
+        turned_back += len(layout.assistant) + 3    # and the narration before that segment
+    else:
+        turned_back -= 2                            # end of text and newline of the one before
     context = open_stream(model)
-    shifts = []                                             # frames
     highest = 0
+    rewound = 0
     for step in narrate(model, x, given=given, context=context):
         highest = max(highest, step.position)
-        if step.narration and context.bounds.rewound > len(shifts):
-            shifts.append(step.frame)
-            positions = context.cache.positions[context.cache.used].sort().values
-            kept = positions[positions >= first]
-            if len(kept) > 0:
-                assert kept[0] == first
-            if len(kept) > 1:
-                assert kept[-1] < step.position
-    assert len(shifts) > 3 and limit < highest <= limit + segment
+        if context.rewound > rewound:
+            assert step.position == turned_back
+        rewound = context.rewound
+    assert rewound > 3 and limit < highest <= limit + segment
 
 
 def test_turned_back_is_a_young_stream():
     """With one layer of keys, logits after positions are turned back are those of a stream that is
-    k narrations old, up to rounding."""
+    k narrations old, up to rounding.
+    """
     model = tiny(llm=small("Llama", num_hidden_layers=1), memory="none", last_k=1)
     x, _ = video(model, 30)
     given = {t: [5, 6, 7] for t in range(0, 30, 6)}
@@ -383,14 +360,16 @@ def test_turned_back_is_a_young_stream():
         assert abs(old_step.p_skip - young_step.p_skip) < 1e-6
 
 
-def test_settings_that_contradict_each_other():
-    with pytest.raises(BadData, match="max_segment"):
-        nar.Config(prune=False, memory="none", max_segment=30.0)
-    with pytest.raises(BadData, match="max_position"):
-        nar.Config(max_position=1000)
-    for wrong in ({"max_segment": 0.0}, {"max_position": 0, "last_k": 1}):
-        with pytest.raises(BadData, match="max_"):
-            nar.Config(**wrong)
+@pytest.mark.parametrize("settings, message", [
+    ({"prune": False, "memory": "none", "max_segment": 30.0}, "max_segment"),
+    ({"max_segment": 0.0}, "max_segment"),
+    ({"max_position": 1000}, "max_position"),
+    ({"max_position": 0, "last_k": 1}, "max_position"),
+    ({"max_position": 230, "last_k": 1, "keep_newline": True}, "max_position: with --keep-newline"),
+], ids=str)
+def test_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(BadData, match=message):
+        tiny(**settings)
 
 
 # ------------------------------------------------------------------ live sources
@@ -414,31 +393,14 @@ def test_live_bounds():
 
 def test_published_weights_are_bounded_live(tmp_path):
     """A published folder, whatever it says of newlines: after k narrations, text never grows
-    again."""
+    again.
+    """
     tiny(memory_target=False, memory_heads=8, keep_newline=True).save(tmp_path)
     model = load_narrator(str(tmp_path))
     live_bounds(model)
     x, _ = video(model, frames=18)
     steps = list(narrate(model, x, given={t: [5, 6] for t in range(18)}))
     assert len({step.text_tokens for step in steps[12:]}) == 1
-
-
-def test_soak():
-    output = io.StringIO()
-    arguments = ("soak --hours 0.02 --max-segment 2 --max-position 1000 --every 3 --words 4 "
-                 "--pictures 6 --device cpu --json")
-    with (mock.patch("sys.argv", arguments.split()), redirect_stdout(output),
-          redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as end):
-        soak.main()
-    assert end.value.code == 0
-    result = json.loads(output.getvalue().splitlines()[-1])
-    last = result["rows"][-1]
-    assert (result["frames"], len(result["rows"]), result["outages"]) == (144, 24, 10)
-    assert last["restarts"] >= 10 and last["turned"] >= 1 and last["narrations"] >= 40
-    assert all(last[name] <= bound for name, bound in result["bounds"].items())
-    assert last["position"] > 1000
-    assert "bytes" in output.getvalue()
-    assert result["last_to_young"] > 0
 
 
 def test_darkness_in_the_kitchen():
@@ -448,9 +410,7 @@ def test_darkness_in_the_kitchen():
     narrator = load_narrator(str(TOY)).merge()
     live_bounds(narrator)
     encode = narrator.vision_encoder()
-    frames = islice(Video(ROOT / "toy" / "kitchen.mp4", 2), 220)
-    pictures = torch.stack([torch.from_numpy(picture) for picture in frames])
-    x = torch.cat([encode(batch) for batch in pictures.split(64)])
+    x = kitchen_tokens(220)
 
     def sentences(x):
         steps = narrate(narrator, x, lookahead=4)
@@ -458,11 +418,10 @@ def test_darkness_in_the_kitchen():
 
     light = sentences(x)
     begin = light[20][0] + 1
-    dark = torch.zeros_like(pictures[:1])
-    for picture, length in ((dark, 600), (pictures[begin:begin + 1], 240)):
+    dark = encode(torch.zeros(1, 96, 96, 3, dtype=torch.uint8))
+    for still, length in ((dark, 600), (x[begin:begin + 1], 240)):
         end = begin + length
-        stretch = encode(picture).expand(length, -1, -1)
-        narrations = sentences(torch.cat([x[:begin], stretch, x[begin:]]))
+        narrations = sentences(torch.cat([x[:begin], still.expand(length, -1, -1), x[begin:]]))
         assert narrations[:21] == light[:21]
         later = narrations[21:]
         assert later[0][0] >= end

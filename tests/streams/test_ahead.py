@@ -1,0 +1,126 @@
+"""streams/ahead.py: frames and words that are read ahead change nothing but the number of passes."""
+import pytest
+import torch
+
+import stream
+from baselines.variants import context_class
+from helpers import assert_same_stream, grouped, lively, narrate, small, tiny, video
+from streams.ahead import guess
+from streams.bounds import open_stream
+from support.engine.compiled import compile_narrator
+
+ONLINE = {"memory": "none", "prune": False}
+VARIANTS = {
+    "FlowNar": {},
+    "FlowNar-C": {"last_k": 2},
+    "published": {"readout": "cls", "keep_newline": True, "last_k": 1},
+    "one token": {"grid": 0},
+    "VideoLLM-online": ONLINE,
+    "VideoLLM-MoD": ONLINE | {"mod_keep": 0.4},
+    "Table 15": {"last_k": 0, "narration_memory": 4},
+}
+
+
+def plain(model, x):
+    """The stream of stream.py alone: its Decisions and its Context."""
+    context = context_class(model)(model)
+    return list(stream.narrate(model, x, context=context)), context
+
+
+def assert_same_cache(context, other):
+    """The same tokens, and up to rounding the same keys and values of them; nothing is left that
+    was read ahead.
+    """
+    assert context.cache.tokens == other.cache.tokens
+    assert context.cache.length == other.cache.length
+    for layer, length in other.cache.length.items():
+        for kind in ("keys", "values"):
+            tensors = getattr(context.cache, kind)[layer][:, :, :length]
+            others = getattr(other.cache, kind)[layer][:, :, :length]
+            assert torch.allclose(tensors, others, atol=1e-4)
+
+
+def count_passes(model):
+    """A list that gets the number of tokens of each pass of the language model."""
+    lengths = []
+    run = model.run
+
+    def counting(e, *arguments):
+        lengths.append(len(e))
+        return run(e, *arguments)
+
+    model.run = counting
+    return lengths
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_stream_in_fewer_passes(variant):
+    """With grouped queries. Compared with stream.py alone: ids, counters, lengths; p([SKIP]) up to
+    1e-5; and the cache at the end.
+    """
+    model, x = lively(grouped(), **VARIANTS[variant])
+    passes = count_passes(model)
+    steps, context = plain(model, x)
+    plain_passes = list(passes)
+    assert sum(step.narration is not None for step in steps) > 4
+
+    for lookahead, guesses in ((1, 0), (1, 3), (2, 0), (3, 1), (8, 2)):
+        passes.clear()
+        ahead = open_stream(model, lookahead=lookahead, guesses=guesses)
+        assert_same_stream(list(narrate(model, x, context=ahead)), steps)
+        assert_same_cache(ahead, context)
+        if (lookahead, guesses) == (1, 0):
+            assert passes == plain_passes
+        else:
+            assert len(passes) < len(plain_passes)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_families(family):
+    """Biases (Qwen2), norms of queries and keys (Qwen3); LoRA merged."""
+    model, x = lively(small(family), last_k=2)
+    steps, _ = plain(model, x)
+    model.merge()
+    assert_same_stream(list(narrate(model, x, lookahead=4)), steps, tolerance=1e-4)
+
+
+def test_frames_are_taken_ahead_only_as_asked():
+    model = tiny()
+    x, _ = video(model)
+    for lookahead in (1, 4):
+        taken = []
+
+        def source():
+            for t, frame in enumerate(x):
+                taken.append(t)
+                yield frame
+
+        for step in narrate(model, source(), given={0: [5], 4: [6]}, lookahead=lookahead):
+            assert step.frame <= taken[-1] < step.frame + lookahead
+
+
+def test_a_stream_without_frames():
+    assert list(narrate(tiny(), iter([]), lookahead=4)) == []
+
+
+@pytest.mark.parametrize("ids, count, expected", [
+    ([9, 1, 2, 3, 4, 9, 1], 3, [2, 3, 4]),                  # what followed the last two ids
+    ([9, 1, 2, 3, 9, 7, 2], 3, [3]),                        # the last id; up to the end
+    ([9, 1, 9, 2, 9], 2, [2]),                              # the latest place counts
+    ([9, 1, 2], 3, []),
+    ([9, 1, 9], 0, []),
+])
+def test_guess(ids, count, expected):
+    assert guess(ids, count=count, end=9) == expected
+
+
+@pytest.mark.parametrize("variant", ["FlowNar-C", "VideoLLM-MoD"])
+def test_compiled(variant):
+    """--compile gives the plain numbers, and compiles the language model as one graph."""
+    model, x = lively(small("Llama", num_hidden_layers=2), **VARIANTS[variant])
+    steps, _ = plain(model, x)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_narrator(model)
+    assert_same_stream(list(narrate(model, x, lookahead=4)), steps)
+    assert not torch._dynamo.utils.counters["graph_break"]
