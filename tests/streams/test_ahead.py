@@ -64,7 +64,7 @@ def test_the_same_stream_in_fewer_passes(variant):
     plain_passes = list(passes)
     assert sum(step.narration is not None for step in steps) > 4
 
-    for lookahead, guesses in ((1, 0), (1, 3), (2, 0), (3, 1), (8, 2)):
+    for lookahead, guesses in ((1, 0), (1, 3), (3, 0), (8, 2)):
         passes.clear()
         ahead = open_stream(model, lookahead=lookahead, guesses=guesses)
         assert_same_stream(list(narrate(model, x, context=ahead)), steps)
@@ -75,7 +75,7 @@ def test_the_same_stream_in_fewer_passes(variant):
             assert len(passes) < len(plain_passes)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3"])
 def test_families(family):
     """Biases (Qwen2), norms of queries and keys (Qwen3); LoRA merged."""
     model, x = lively(small(family), last_k=2)
