@@ -1,7 +1,6 @@
 """python evaluate.py: both protocols over a data set, and scores of files."""
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -229,9 +228,6 @@ def true_narrations(narrator: nar.Narrator, sample: data.Sample) -> list[tuple[i
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
     narrator = narrator_of(args, args.model)
-    if narrator.config.max_segment is not None:
-        print("teacher: true segments are not restarted, so max_segment has no effect",
-              file=sys.stderr)
     vision = load_vision(args, narrator)
     each = {}                                  # sample -> its measures
     minutes = {}
@@ -290,8 +286,7 @@ def main():
     lookahead_option(streams)
 
     teacher = command("teacher", run_teacher,
-                      "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness "
-                      "(max_segment has no effect)")
+                      "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness")
     teacher.add_argument("--reply-theta", type=probability, default=0.0,
                          help="also end a segment where p([SKIP]) is below this "
                               "(default 0, as published)")

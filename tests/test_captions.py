@@ -1,22 +1,11 @@
 """The caption scores of §4.1 by hand (method/test_golden.py: against the published evaluator's values)."""
-import json
-
 import numpy as np
 import pytest
 
 import evaluate
-from helpers import GOLDEN
 
 java = pytest.mark.skipif(evaluate.java_problem() is not None,
                           reason=f"METEOR {evaluate.java_problem()}")
-# the published evaluator's name -> ours
-NAMES = {"Bleu_1": "bleu_1", "Bleu_2": "bleu_2", "Bleu_3": "bleu_3", "Bleu_4": "bleu_4",
-         "ROUGE_L": "rouge_l", "CIDEr": "cider", "METEOR": "meteor",
-         "t_precision": "precision", "t_recall": "recall", "t_f1": "f1"}
-
-
-def published_case(name):
-    return json.loads((GOLDEN / "eval" / name).read_text())
 
 
 def test_cider_of_a_perfect_pair_and_of_one_that_shares_nothing():

@@ -1,12 +1,12 @@
-"""Evaluation (§4.1, App. B.5): alignment and both protocols, by hand and as published; the
-commands.
+"""Evaluation (§4.1, App. B.5): alignment and both protocols by hand, and the commands.
+
+tests/method/test_golden.py holds the scores and teacher forcing to the published ones.
 """
-import argparse
 import io
 import json
-import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
 
@@ -15,23 +15,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import data
 import evaluate
 import narrator as nar
 from baselines import variants
-from baselines.variants import load_narrator
 from commands import evaluate as evaluate_command, scores
 from commands.scores import all_measures
-from helpers import GOLDEN, ROOT, TOY, published, tiny, two_ranks, video
+from helpers import ROOT, tiny, two_ranks, video
 from support.common.disk import read_jsonl
-from support.common.options import model_options
+from support.common.options import config_changes
 from support.files.narrations import Sentence, Truth, read_predictions
 from support.files.predictions import Predictions
-from test_captions import NAMES, published_case
 from test_train import epic
-
-golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
-
 
 def command(*args, ok=True, main=evaluate_command.main):
     """Run a command in this process -> its output, parsed with --json. With ok=False: its one line
@@ -91,40 +85,6 @@ def test_alignment_by_hand():
     assert evaluate.precision_recall_f1(nothing_predicted) == expected
 
 
-@golden
-def test_overlaps_are_the_published():
-    case = published_case("matching_small.json")
-    iou, giou = evaluate.overlaps(np.array(case["gt_segments"]), np.array(case["pred_segments"]))
-    assert iou == pytest.approx(np.array(case["iou"]), abs=1e-6)
-    assert giou == pytest.approx(np.array(case["giou"]), abs=1e-6)
-    assert [[i, int(best)] for i, best in enumerate(giou.argmax(1))] == case["indices"]
-    assert list(evaluate.precision_recall_f1(iou).values()) == pytest.approx(case["t"], abs=1e-6)
-
-
-@golden
-def test_a_whole_evaluation_is_the_published():
-    case = published_case("ek100.json")
-
-    def sentences(rows):
-        return [Sentence(row["time"], row["text"]) for row in rows]
-
-    truths = {name: Truth([sentences(rows)]) for name, rows in case["gts"].items()}
-    predictions = {name: sentences(rows) for name, rows in case["predictions"].items()}
-    result, each = all_measures(truths, predictions)
-    for theirs, ours in NAMES.items():
-        if result[ours] is not None:
-            assert result[ours] == pytest.approx(case["corpus_metrics"][theirs], abs=1e-6), ours
-        for name, row in each.items():
-            if ours in row:
-                expected = case["per_video_metrics"][name][theirs]
-                assert row[ours] == pytest.approx(expected, abs=1e-6), (name, ours)
-
-    pairs = []
-    for matched in evaluate.evaluate(truths, predictions).pairs.values():
-        pairs += [(sentence.text, text) for sentence, text in matched]
-    assert pairs == [(pair["gt"], pair["pred"]) for pair in case["matched_pairs"].values()]
-
-
 def test_several_annotators_are_chained_apart():
     truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], start=1.0)
     row, matched = evaluate.measure_video(truth, [Sentence(2, "p"), Sentence(4, "q")])
@@ -181,37 +141,26 @@ def test_a_video_without_truth_is_left_out():
         evaluate.evaluate({"b": Truth([[], []])}, {"b": []})
 
 
-def test_mean_segments_by_hand():
-    truths = {"a": Truth([[Sentence(2, "x"), Sentence(6, "y")]]),
-              "b": Truth([[Sentence(5, "x")]], start=1.0)}
-    result, each = all_measures(truths, {"a": [Sentence(6, "x")], "b": []})
-    assert (each["a"]["segment_s"], each["a"]["true_segment_s"]) == (6, 3)
-    assert each["b"]["segment_s"] is None
-    assert (result["segment_s"], result["true_segment_s"]) == (6, 3.5)
-
-
-def test_narrations_a_minute_by_hand():
-    """Of files, the length is from the start to the last true narration (6 s); of streams, it is
-    what was streamed (30 s).
+def test_pace_by_hand():
+    """Narrations a minute and seconds a segment, predicted and true. Of files, a video lasts from
+    the start to the last true narration (6 s); of streams, what was streamed (30 s).
     """
     annotator = [Sentence(4, "x"), Sentence(7, "y")]
-    predicted = [Sentence(n, "x") for n in range(1, 4)]
+    predicted = [Sentence(n, "x") for n in (2, 3, 4)]
 
-    def pace(measures):
-        return measures["narrations_per_minute"], measures["true_narrations_per_minute"]
+    def pace(truth, predicted):
+        return list(scores.measure_pace(truth, predicted).values())
 
-    # an annotator without a narration does not count; video b has no length
-    truths = {"a": Truth([annotator, []], 1.0), "b": Truth([[Sentence(1, "x")]], 1.0)}
-    result, each = all_measures(truths, {"a": predicted, "b": predicted})
-    assert pace(result) == pace(each["a"]) == (30, 20)
-    assert pace(each["b"]) == (None, None)
+    # an annotator without a narration does not count
+    assert pace(Truth([annotator, []], 1.0), predicted) == [30, 1, 20, 3]
+    assert pace(Truth([annotator, annotator], 1.0), []) == [0, None, 20, 3]
+    assert pace(Truth([annotator, []], 1.0, 30.0), predicted) == [6, 1, 4, 3]
+    assert pace(Truth([[Sentence(1, "x")]], 1.0), predicted) == [None, 1, None, 0]     # no length
 
-    streamed = Truth([annotator, []], 1.0, 30.0)
-    result, _ = all_measures({"a": streamed}, {"a": predicted})
-    assert pace(result) == (6, 4)
-    twice = Truth([annotator, annotator], 1.0)
-    result, _ = all_measures({"a": twice}, {"a": []})
-    assert pace(result) == (0, 20)
+    truths = {"a": Truth([annotator], 1.0), "b": Truth([[Sentence(6, "x")]])}
+    result, each = all_measures(truths, {"a": predicted, "b": []})
+    assert (each["a"]["segment_s"], each["b"]["segment_s"]) == (1, None)
+    assert (result["segment_s"], result["true_segment_s"]) == (1, (3 + 6) / 2)
 
 
 def test_groups_of_length():
@@ -329,13 +278,6 @@ def test_one_prediction_and_one_truth_whatever_their_names(tmp_path):
     assert command("score", "--pred", pred, "--gt", gt, "--json")["f1"] == 1
     two = write(tmp_path / "g.json", TRUE | {"b": TRUE["a"]})
     assert "are not in" in command("score", "--pred", pred, "--gt", two, ok=False)
-
-
-def test_score_counts_what_is_left_out(tmp_path):
-    pred = write(tmp_path / "p.json", TRUE | {"b": []})
-    gt = write(tmp_path / "g.json", TRUE | {"b": [[], []]})
-    result = command("score", "--pred", pred, "--gt", gt, "--json")
-    assert (result["f1"], result["videos"], result["without_truth"]) == (1, 1, 1)
 
 
 def test_score_without_java(tmp_path):
@@ -481,18 +423,6 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     assert "(weights)" in run(ok=False)
 
 
-def test_a_fingerprint_is_of_every_picture():
-    """Also of pictures that are rendered or decoded."""
-    pictures = [np.full((2, 4, 3), n % 5, np.uint8) for n in range(9)]
-    sample = data.Sample("a", [(0, "You look.")], [()], 2.0, 9, 4.5, lambda: iter(pictures))
-    fingerprint = evaluate_command.fingerprint(sample)
-    for n in (0, 4, 8):
-        pictures[n] = pictures[n] + 1
-        assert evaluate_command.fingerprint(sample) != fingerprint
-        pictures[n] = pictures[n] - 1
-    assert evaluate_command.fingerprint(sample) == fingerprint
-
-
 def test_no_name_leaves_the_folder(tmp_path):
     folder = tmp_path / "in" / "out"
     predictions = Predictions(folder)
@@ -513,19 +443,9 @@ def test_no_name_leaves_the_folder(tmp_path):
 def test_last_k_all(tmp_path):
     """--last-k replaces the value of a FlowNar-C checkpoint."""
     tiny(last_k=2).save(tmp_path)
-    parser = argparse.ArgumentParser()
-    model_options(parser)
-
-    def last_k(*options):
-        args = parser.parse_args(options)
-        return evaluate_command.narrator_of(args, str(tmp_path)).config.last_k
-
-    assert last_k() == 2
-    assert last_k("--last-k", "5") == 5
-    assert last_k("--last-k", "all") is None
-    with pytest.raises(SystemExit) as end, redirect_stderr(io.StringIO()):
-        last_k("--last-k", "-1")
-    assert end.value.code == 2
+    for given, expected in ((None, 2), (5, 5), ("all", None)):
+        changes = config_changes(Namespace(last_k=given))
+        assert variants.load_narrator(str(tmp_path), **changes).config.last_k == expected
 
 
 @pytest.mark.parametrize("protocol", ["teacher", "stream"])
@@ -678,6 +598,11 @@ def test_segments_by_hand(monkeypatch):
     assert scores[3].fluency == 1
 
 
+@pytest.mark.parametrize("difference, right", [(0, 5), (1, 4), (2, 3), (-1, 4), (-3, 4)])
+def test_frames_decided_rightly(difference, right):
+    assert evaluate.frames_decided_rightly(5, difference) == right
+
+
 def test_correctness_is_the_length_of_the_right_beginning():
     model = Scripted(replies=set(), words=[1])
     narrations = [(0, [7, 8, 9]), (3, [7])]
@@ -694,48 +619,6 @@ def test_reply_threshold():
     assert second.difference == 2
 
 
-@golden
-@pytest.mark.parametrize("name", ["flownar_c", "videollm"])
-@torch.no_grad()
-def test_teacher_forced_is_the_published(name):
-    """With the published mask and tokens: the published loss and metrics. With ours: how far the
-    stricter mask and the unmerged token move them.
-    """
-    base = GOLDEN / name
-    last_k = 2 if name == "flownar_c" else None
-    model = load_narrator(str(base / "checkpoint"), llm=str(GOLDEN / "base_llm"), last_k=last_k)
-    features = load_file(base / "features.safetensors")
-    for key, case in json.loads((base / "teacher_forced.json").read_text()).items():
-        x = features[key.split("/")[0]][:case["num_frames"]]
-        narrations = [(frame, model.layout.encode(" " + text)) for frame, text in case["events"]]
-        published_forward = published(model, x, case)
-        hidden, labels, _ = published_forward
-        learned = labels >= 0
-        logits = model.logits(hidden[learned])
-        loss = torch.nn.functional.cross_entropy(logits, labels[learned])
-        # logits agree to 4e-6; a fp32 log-softmax over 128,256 words is itself only right to 7e-4
-        assert loss.item() == pytest.approx(case["loss"], abs=1e-4), key
-        for theta in (0.0, 0.8):
-            metrics = case[f"interval_threshold_{theta}"]
-            theirs = metrics["per_turn"]
-            with mock.patch.object(model, "forward", lambda *_, **__: published_forward):
-                scores = evaluate.score_segments(model, x, narrations, theta)
-            ppl = [score.ppl for score in scores]
-            correctness = [score.correctness for score in scores]
-            difference = [abs(score.difference) for score in scores[1:]]
-            fluency = [score.fluency for score in scores[1:]]
-            assert ppl == pytest.approx(theirs["lm_ppl"], abs=1e-3), key
-            assert correctness == pytest.approx(theirs["lm_correctness"], abs=1e-6), key
-            assert difference == theirs["abs_frame_diff"], key
-            assert fluency == pytest.approx(theirs["fluency"], abs=1e-6), key
-
-            ours = evaluate.score_segments(model, x, narrations, theta)
-            time_diff = evaluate.summary(ours, model.config.fps)["time_diff"]
-            assert time_diff == pytest.approx(metrics["time_diff_s"], abs=0.5), key
-            ppl = [score.ppl for score in ours[1:]]
-            assert ppl == pytest.approx(theirs["lm_ppl"][1:], rel=0.1), key
-
-
 def test_teacher_command():
     result = command("teacher", "--data", "toy", "--limit", 1, "--json", "--by-duration")
     assert result["ppl"] >= 1
@@ -743,39 +626,8 @@ def test_teacher_command():
     assert result["by_duration"]
 
 
-def test_teacher_forcing_restarts_nothing(tmp_path, capsys):
-    """`max_segment`, shorter than the true segments, changes no score. The command says so."""
-    model = tiny()
-    x, narrations = video(model)
-    scores = evaluate.score_segments(model, x, narrations)
-    model.config.max_segment = 1.0
-    assert evaluate.score_segments(model, x, narrations) == scores
-    folder = tmp_path / "toy"
-    shutil.copytree(TOY, folder)
-    settings = json.loads((folder / "narrator.json").read_text())
-    write(folder / "narrator.json", settings | {"max_segment": 1.0})
-    line = f"evaluate.py teacher --data toy --limit 1 --model {folder}"
-    with mock.patch("sys.argv", line.split()), pytest.raises(SystemExit) as end:
-        evaluate_command.main()
-    assert end.value.code == 0
-    assert "max_segment has no effect" in capsys.readouterr().err
-
-
 def test_teacher_forcing_needs_a_first_narration(tmp_path):
     write(tmp_path / "a.json", {"video": "a.mp4", "fps": 2, "duration": 4.0,
                                 "narrations": [{"time": 2.0, "text": "You look."}]})
     message = command("teacher", "--data", "toy", "--root", tmp_path, ok=False)
     assert "at the first frame" in message
-
-
-@pytest.mark.parametrize("options", [
-    "--theta 1.5", "--theta x", "--limit 0", "--last-k few", "--refractory -1", "--refractory nan",
-    "--dtype nonsense"])
-def test_usage(options):
-    line = f"evaluate.py stream --data toy {options}"
-    with (mock.patch("sys.argv", line.split()), redirect_stderr(io.StringIO()),
-          pytest.raises(SystemExit) as end):
-        evaluate_command.main()
-    assert end.value.code == 2
-
-
