@@ -205,8 +205,6 @@ def caption_scores(pairs: list[Pair],
     CIDEr-D and ROUGE-L of the corpus are means over its pairs; BLEU and METEOR have ways of their
     own.
     """
-    if not pairs:
-        return {}, {}
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
     corpus = {name: average(scores) for name, scores in each.items()}
     bleu_of_pairs, bleu_of_corpus = bleu(pairs)
