@@ -1,64 +1,74 @@
-"""python train.py: options of a training, and where it begins."""
+"""python train.py: its options, the data set and the model, and what is printed."""
 import argparse
 import random
 import shlex
-import sys
-import time
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from textwrap import shorten
 
 import torch
+import torch.distributed as dist
 
+import data
 import stream
 from baselines import variants
-from narrator import Narrator
-from support.common.devices import rank
+from narrator import Config, Narrator
+from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
-from support.common.options import Parser
+from support.common.options import DATASETS, Parser
 from support.common.progress import say
 from support.engine import checkpoint
-from support.engine.training import unfinished
+from support.engine.run_options import flag_of
+from support.engine.training import portable_path
 from support.files import own_videos
 from toy import stages
 from toy.train import train_toy
-from train import Example, Options, mean_loss, train_annotated
+from train import (
+    Example, Recipe, begin, mean_loss, new_config, pretrained, save, train_narrator,
+)
 
-ONLY_TOY = {"world", "idle", "grid", "llm_width", "no_recall", "look", "quick"}
+ONLY_TOY = {"world", "idle", "grid", "llm_width", "recall", "look", "quick"}
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
 # what only a new narrator has, or learns in the toy before the paper's training
-ONLY_NEW = {"start", "look", "no_recall", "llm_width"}
+ONLY_NEW = {"start", "look", "recall", "llm_width"}
 
 
-def parse() -> Options:
-    """Options from the command line. Each field of Options is an option; --data toy has its own
-    defaults.
-    """
+# ------------------------------------------------------------------ options
+
+def parse() -> Recipe:
+    """Options from the command line: the fields of Recipe."""
     parser = Parser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
-    for f in fields(Options):
-        flag = option_of(f.name)
-        text = f"{f.metadata['help']}; default {f.default}"
+    # the paper's options first
+    options = [f for f in fields(Recipe) if f.metadata]
+    options.sort(key=lambda f: f.name not in Recipe.__annotations__)
+    for f in options:
+        flag = flag_of(f.name, f.default)
+        text = f.metadata["help"]
+        kind = f.metadata["kind"]
+        if isinstance(f.default, bool):
+            action = "store_false" if f.default else "store_true"
+            parser.add_argument(flag, help=text, action=action, dest=f.name)
+            continue
+        text += f"; default {f.default}"
         if f.name in stages.DEFAULTS:
             text += f" (toy: {stages.DEFAULTS[f.name]})"
-        kind = f.metadata["kind"]
-        if f.default is False:
-            parser.add_argument(flag, help=text, action="store_true")
-        elif isinstance(kind, tuple):
+        if isinstance(kind, tuple):
             parser.add_argument(flag, help=text, choices=kind)
         else:
             parser.add_argument(flag, help=text, type=kind, metavar=f.name.upper())
-    options = Options(**vars(parser.parse_args()))
+    options = options_from(**vars(parser.parse_args()))
 
     toy = options.data == "toy"
     for name in sorted(options.given):
+        flag = flag_of(name, getattr(Recipe, name))
         if toy and name in NOT_TOY:
-            parser.error(f"{option_of(name)}: the toy renders its videos and trains in float32")
+            parser.error(f"{flag}: the toy renders its videos and trains in float32")
         if not toy and name in ONLY_TOY:
-            parser.error(f"{option_of(name)}: only for the toy")
-        if "init" in options.given and name in ONLY_NEW:
-            parser.error(f"{option_of(name)} is for a new narrator; --init brings one")
+            parser.error(f"{flag}: only for the toy")
+        if options.init and name in ONLY_NEW:
+            parser.error(f"{flag} is for a new narrator; --init brings one")
     if options.llm and "llm_width" in options.given:
         parser.error("--llm-width is of a language model that is trained; --llm brings one, and "
                      "so does --quick")
@@ -69,40 +79,143 @@ def parse() -> Options:
     return options
 
 
-def option_of(name: str) -> str:
-    """The option of a field: val_limit -> --val-limit"""
-    return "--" + name.replace("_", "-")
+def options_from(**given) -> Recipe:
+    """All options, of those that were given: the toy and own videos have defaults of their own."""
+    values = {}
+    data_set = given.get("data", Recipe.data)
+    if data_set == "toy":
+        values |= stages.DEFAULTS
+        if given.get("quick"):
+            values |= stages.QUICK
+    elif data_set not in DATASETS:
+        values |= own_videos.DEFAULTS
+    if given.get("narration_memory"):
+        values["last_k"] = 0                   # the second memory stands for past narrations
+    if given.get("prune") is False:
+        values["last_k"] = None
+    values |= given
+    if values.get("last_k") == "all":
+        values["last_k"] = None
+    for name in ("root", "llm", "vision", "look", "init"):
+        if values.get(name):
+            values[name] = portable_path(values[name])
+    return Recipe(**values, given=frozenset(given))
 
 
-def train(options: Options):
+# ------------------------------------------------------------------ a training
+
+def train(options: Recipe):
     """Check the output folder, and train."""
     torch.manual_seed(options.seed)
-    began = time.perf_counter()
     output = Path(options.output)
-    adapter = output / checkpoint.ADAPTER
-    check_writable(adapter)
-    if not options.resume:
-        state = unfinished(output)
-        if state:
-            raise BadData(f"{state} is of an interrupted training; "
-                          f"give --resume to go on, or delete it")
-    goes_on = options.resume and any(output.glob("*-state.safetensors"))
-    if adapter.exists() and not goes_on and not options.overwrite:
-        raise BadData(f"{options.output} holds a finished narrator; "
+    finished = output / checkpoint.ADAPTER
+    check_writable(finished)
+    states = list(output.glob("*-state.safetensors"))
+    if states and not options.resume:
+        raise BadData(f"{states[0]} is of an interrupted training; "
+                      f"give --resume to go on, or delete it")
+    if finished.exists() and not states and not options.overwrite:
+        raise BadData(f"{output} holds a finished narrator; "
                       f"choose another --output, or give --overwrite to train it anew")
-    if options.data == "toy":
-        _, processes = rank()
-        if processes > 1:
-            raise BadData("the toy trains in one process: start it without torchrun")
+    process, processes = rank()
+    if options.resume and not states and process == 0:
+        say(f"--resume: {output} holds no interrupted training; it starts from the beginning")
+
+    if options.data != "toy":
+        train_annotated(options)
+    elif processes == 1:
         train_toy(options)
     else:
-        train_annotated(options, choose_length, narrate_one)
-    minutes = (time.perf_counter() - began) / 60
-    print(f"done in {minutes:.1f} minutes: {options.output}; next: {next_command(options)}",
-          file=sys.stderr)
+        raise BadData("the toy trains in one process: start it without torchrun")
+    if process == 0:
+        for state in output.glob("*-state.safetensors"):
+            state.unlink()
+        say(f"done: {output}; next: {next_command(options)}")
 
 
-def choose_length(narrator: Narrator, examples: Sequence[Example], options: Options):
+def train_annotated(options: Recipe):
+    """The paper's training on a data set, on one process or several."""
+    process, processes = rank()
+    device, dtype = device_and_dtype(options.device, options.dtype)
+    samples = load_samples(options, "train", options.limit)
+    held_out = load_samples(options, "val", options.val_limit) if options.val_limit else []
+    if device.startswith("cuda:"):                              # under torchrun: this process's GPU
+        torch.cuda.set_device(device)
+    if processes > 1:
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+
+    narrator = narrator_for(samples[0], options, device, dtype)
+    examples = Annotated(samples, narrator)
+    if not options.init:
+        begin(narrator, options, examples)
+    narrator.to(device)
+    if processes > 1:                                           # all start from the same weights
+        for p in narrator.trainable().values():
+            dist.broadcast(p.data, 0)
+    if options.data not in DATASETS:
+        choose_length(narrator, examples, options)
+    train_narrator(narrator, examples, options, Annotated(held_out, narrator), narrate_one)
+    if process == 0:
+        save(narrator, options)
+    if processes > 1:
+        dist.destroy_process_group()
+
+
+def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
+    samples = data.load_dataset(options.data, options.root, split, limit)
+    return [data.shorten(sample, options.max_frames) for sample in samples]
+
+
+def narrator_for(sample: data.Sample, options: Recipe, device: str,
+                 dtype: torch.dtype) -> Narrator:
+    """The narrator that is trained: that of --init, or a new one. BadData if it does not fit the
+    features of the sample.
+    """
+    J, width = sample.read(0, 1).shape[1:]
+    vision = Config.vision                                      # of published features
+    if options.data not in DATASETS:
+        vision = own_videos.encoder_of(options.data, sample.name)
+    if options.init:
+        narrator = pretrained(options, dtype)
+        if options.data not in DATASETS:
+            own_videos.warn_of_encoder(vision, narrator.config.vision)
+    else:
+        llm = options.llm or Config.llm
+        config = new_config(options, llm, options.vision or vision, J, width)
+        config.fps = sample.fps
+        narrator = variants.new_narrator(*checkpoint.load_llm(llm, dtype, device), config)
+    config = narrator.config
+    if (J, width, sample.fps) != (config.J, config.width, config.fps):
+        raise BadData(f"the features are {width} wide with {J} tokens a frame, "
+                      f"{sample.fps:g} frames a second; the narrator needs {config.width}, "
+                      f"{config.J} and {config.fps:g}; use its vision model, {config.vision}")
+    return narrator
+
+
+class Annotated(Sequence):
+    """Samples of a data set as examples; an example's features are read when it is indexed, and
+    only its range.
+    """
+
+    def __init__(self, samples: list[data.Sample], narrator: Narrator):
+        self.samples = samples
+        self.layout = narrator.layout
+        self.shape = narrator.config.J, narrator.config.width
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Example:
+        sample = self.samples[index]
+        narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
+        x = sample.read(0, sample.num_frames)
+        if x.shape[1:] != self.shape:
+            raise BadData(f"{sample.name}: has frame tokens {list(x.shape[1:])}, not "
+                          f"{list(self.shape)}; encode its video as the others")
+        return Example(x, narrations)
+
+
+def choose_length(narrator: Narrator, examples: Sequence[Example], options: Recipe):
     """Set epochs and learning rate for own videos, unless they are given."""
     first = [examples[i] for i in range(min(8, len(examples)))]
     loss = mean_loss(narrator, first)
@@ -129,11 +242,11 @@ def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
     narrator.eval()
     *_, last = stream.narrate(narrator, video.x[:frame + 1], given=given, context=context)
     narrator.train()
-    written = shorten(last.narration.text, 100, placeholder=" ...")
+    written = textwrap.shorten(last.narration.text, 100, placeholder=" ...")
     say(f"after {step} steps: {written!r}, where the truth is {narrator.layout.decode(true)!r}")
 
 
-def next_command(options: Options) -> str:
+def next_command(options: Recipe) -> str:
     """What measures a narrator that has been trained."""
     words = ["python", "evaluate.py", "stream", "--data", options.data]
     if options.root:

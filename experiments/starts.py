@@ -30,6 +30,7 @@ import torch
 
 import narrator as nar
 from baselines import variants
+from commands.train import options_from
 from experiments.paper import LLM, LOOK, VISION
 from experiments.runs import losses_of
 from support.common.disk import read_jsonl
@@ -39,7 +40,7 @@ from support.common.options import Parser, non_negative_int
 from support.common.progress import say
 from support.engine import checkpoint
 from toy import stages, world
-from train import Options, begin, fit, new_config
+from train import Recipe, begin, fit, new_config
 
 # Parts of the memory: the first words of their parameters' names
 KEYS = {"w_k"}
@@ -64,14 +65,14 @@ PUBLISHED = {
 STAGE = "recall"
 
 
-def unstarted(start: str, options: Options) -> nar.Narrator:
+def unstarted(start: str, options: Recipe) -> nar.Narrator:
     """A new narrator of the tables. Its memory has the published first weights."""
     settings = new_config(options, LLM, VISION, 1 + options.grid ** 2, stages.WIDTH)
     settings.memory_target = not TARGETS <= PUBLISHED[start]
     return variants.new_narrator(*checkpoint.load_llm(LLM), settings)
 
 
-def set_start(narrator: nar.Narrator, start: str, options: Options,
+def set_start(narrator: nar.Narrator, start: str, options: Recipe,
               videos: list[stages.Scene]) -> None:
     """Set the first weights of the memory; all others are those of the stage `look`."""
     published = {name: p.detach().clone() for name, p in narrator.memory.named_parameters()}
@@ -93,8 +94,8 @@ def train_recall(start: str, seed: int, output: Path) -> Path:
         return folder
 
     say(f"{start}, seed {seed}")
-    options = Options(data="toy", seed=seed, last_k="all", warmup=0.05, output=str(folder),
-                      resume=folder.exists())
+    options = options_from(data="toy", seed=seed, last_k="all", warmup=0.05, output=str(folder),
+                           resume=folder.exists())
     torch.manual_seed(seed)
     narrator = unstarted(start, options)
     variant = world.find_world("plain", idle=0.5)

@@ -15,13 +15,12 @@ in this order and then trains the narrator.
 
 All labels are those of training videos; labels of test videos are never used. Each stage is one
 function. `fit(name, parameters, backward, steps, lr)` is train.py's loop; backward(step) runs
-forward and backward of one batch and returns its loss and its number of tokens.
+forward and backward of one batch and returns its loss.
 """
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -33,7 +32,6 @@ from einops import rearrange
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 import narrator as nar
 from baselines.lionfs import TwoEncoders, motion
@@ -67,17 +65,13 @@ DEFAULTS = {
 }
 # Steps of each stage before the paper's own
 STEPS = {"encoder": 2400, "egocentric": 1200, "language": 500, "look": 1400, "recall": 1200}
-# Seconds of a step of each stage on two cores of an AMD EPYC with nothing else running; of a video
-# that is rendered and encoded, and of a video in a step of the paper's own stage.
-SECONDS = {"encoder": 0.054, "egocentric": 0.052, "language": 0.14, "look": 0.049, "recall": 0.11,
-           "video": 0.11, "narrator": 0.16}
 # Defaults with --quick: the models and `look` of other narrators, no `recall`, few videos.
 TOY = Path(__file__).parent
 QUICK = {
     "vision": str(TOY / "checkpoint" / "vision"),
     "llm": str(TOY / "checkpoint" / "llm"),
     "look": str(TOY.parent / "experiments" / "base" / "look.safetensors"),
-    "no_recall": True,
+    "recall": False,
     "limit": 300,
     "batch": 2,
     "epochs": 2.0,
@@ -270,12 +264,12 @@ def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
         counts = counts.clamp_min(1).float()
         weights.append(counts.rsqrt() * counts.sum() / counts.sqrt().sum())
 
-    def backward(step: int) -> tuple[float, int]:
+    def backward(step: int) -> float:
         rows = torch.randint(len(frames), (batch,))
         x = nar.frame_tokens(model, augment(frames[rows]), 3)  # [B, J, D]
         loss = heads.loss(x, labels[rows], weights)
         loss.backward()
-        return loss.item(), batch * 10
+        return loss.item()
 
     both = nn.ModuleDict({"model": model, "heads": heads})
     fit(stage, dict(both.named_parameters()), backward, STEPS[stage], 1.5e-3)
@@ -375,11 +369,11 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, batch
     # All batches at once, so that a training that is resumed continues with the same ones.
     pool = [next(source) for _ in range(STEPS["language"])]
 
-    def backward(step: int) -> tuple[float, int]:
+    def backward(step: int) -> float:
         ids = pool[step]
         loss = llm(input_ids=ids, labels=ids).loss
         loss.backward()
-        return loss.item(), ids.numel()
+        return loss.item()
 
     fit("language", dict(llm.named_parameters()), backward, STEPS["language"], 2e-3)
     llm.to(torch.bfloat16).save_pretrained(folder)
@@ -396,24 +390,22 @@ class Scene:
     variant: world.World = world.WORLDS["plain"]
 
 
-def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout,
-           kitchens: list[tuple[int, world.Kitchen]], cache: Path | None = None) -> list[Scene]:
-    """Videos, (seed, kitchen), as they are trained on. A file `cache` keeps their frame tokens for
-    the next time.
-    """
+Kitchens = Iterable[tuple[int, world.Kitchen]]  # (seed, video)
+
+
+def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, kitchens: Kitchens,
+           cache: Path | None = None) -> list[Scene]:
+    """Videos as they are trained on. A file `cache` keeps their frame tokens for the next time."""
     stored = {}
     if cache and cache.exists():
         try:
             stored = load_file(cache)
         except (OSError, SafetensorError) as error:
             raise BadData(f"{cache}: is damaged ({first_line(error)}); delete it") from error
-        if not all(re.fullmatch(r"\d+ [0-9a-f]{8}", key) for key in stored):
-            raise BadData(f"{cache}: holds other features than the toy's; choose an --output in "
-                          "another folder")
     stored_before = len(stored)
     encoder = digest(vision)
     videos = []
-    for seed, kitchen in progress(kitchens, "encoding", len(kitchens), "video"):
+    for seed, kitchen in progress(kitchens, "encoding", unit="video"):
         # A seed gives other videos in another world, and other tokens by another encoder.
         mark = crc32((repr(kitchen.world) + encoder).encode())
         key = f"{seed} {mark:08x}"
@@ -494,12 +486,13 @@ def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
     # After every sentence but the last, the memories are read.
     memory = None
     if layout.M and len(narrations[0]) > 1:
-        read_at = []
-        for start, sentences in zip(starts, narrations):
-            read_at.append([narrator.read_at(start + frame) for frame, _ in sentences[:-1]])
-        frames = pad_sequence([video.flatten(0, 1) for video in x], batch_first=True)  # [B, T J, D]
-        memory, _ = narrator.memory(frames, torch.tensor(read_at))
-        memory = narrator.embed_visual(memory)
+        memories = []
+        for video, start, sentences in zip(x, starts, narrations):
+            read_at = [narrator.read_at(start + frame) for frame, _ in sentences[:-1]]
+            tokens_of_video = rearrange(video, "t j d -> 1 (t j) d")
+            of_video, _ = narrator.memory(tokens_of_video, torch.tensor([read_at]))
+            memories.append(of_video)
+        memory = narrator.embed_visual(torch.cat(memories))    # [B, n, M, D_lm]
     if isinstance(narrator, HistoryNarrator) and len(narrations[0]) > 1:
         memory = narrator.with_history(memory, narrations)
 
@@ -537,7 +530,7 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
     narrator.train()
     encode = narrator.layout.encode
 
-    def backward(step: int) -> tuple[float, int]:
+    def backward(step: int) -> float:
         chance = random.Random(f"{stage} {seed} {step}")
         x = []
         starts = []
@@ -556,9 +549,9 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
             starts.append(t)
             narrations.append(lists)
         loss, learned = short_loss(narrator, x, starts, narrations)
-        (loss / learned).backward()
-        frames = sum(len(lists) for lists in narrations)
-        return loss.item() / learned, learned + narrator.config.J * frames
+        loss = loss / learned
+        loss.backward()
+        return loss.item()
 
     fit(stage, narrator.trainable(), backward, steps, lr)
 

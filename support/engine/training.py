@@ -1,16 +1,16 @@
-"""What any training needs: valid paths of models, the order of examples, the loss in parts, sums
-over processes, resumable states, the loss curve.
+"""What any training needs: valid paths of models, the order of examples, sums over processes,
+resumable states, the log and the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -19,10 +19,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from support.common.devices import rank
-from support.common.disk import naming, write_tensors, write_text
+from support.common.disk import write_tensors, write_text
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.progress import progress
+from support.engine.run_options import RunOptions
+
+# options that may differ from those of the state, on --resume
+MAY_CHANGE = {"given", "output", "device", "resume", "overwrite", "save_every", "val_limit",
+              "checkpointing"}
 
 
 def portable_path(source: str, folder: str | Path | None = None) -> str:
@@ -72,7 +77,13 @@ def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Te
     return total
 
 
-# -------------------------------------------------------------------------------- several processes
+# ------------------------------------------------------------------ several processes
+
+def seed_dropout(seed: int, step: int) -> None:
+    """Each step and each process has random numbers of its own."""
+    process, processes = rank()
+    torch.manual_seed((seed * 1_000_003 + step) * processes + process)
+
 
 def summed(*numbers: float) -> list[float]:
     """Each number, summed over all processes."""
@@ -86,224 +97,147 @@ def summed(*numbers: float) -> list[float]:
 
 
 def sum_gradients(parameters: dict[str, Tensor]) -> None:
-    """Sum gradients over all processes (data parallelism); once a step, after the accumulation.
-
-    A parameter that got no gradient in any process stays without one, as in a single process.
-    """
+    """Sum gradients over all processes (data parallelism); once a step, after the accumulation."""
     _, processes = rank()
-    if processes == 1:
-        return
-    gradients = []
-    has_gradient = []
-    for p in parameters.values():
-        gradients.append(torch.zeros_like(p) if p.grad is None else p.grad)
-        has_gradient.append(float(p.grad is not None))
-    has_gradient = torch.tensor(has_gradient, device=gradients[0].device)
-
-    # all in one tensor: a single all_reduce
-    tensors = [gradient.flatten().float() for gradient in gradients]
-    tensors.append(has_gradient)
-    flat = torch.cat(tensors)
-    dist.all_reduce(flat)
-    *sums, processes_with_gradient = flat.split([len(tensor) for tensor in tensors])
-    for p, gradient, count in zip(parameters.values(), sums, processes_with_gradient.tolist()):
-        p.grad = gradient.view_as(p).to(p.dtype) if count else None
+    if processes > 1:
+        for p in parameters.values():
+            dist.all_reduce(p.grad)
 
 
-# ------------------------------------------------------------------------------- resumable states
-
-def snapshot(path: Path, step: int, generator: Tensor, parameters: dict[str, Tensor],
-             optimizer: torch.optim.Optimizer, settings: dict) -> None:
-    """Write one file with everything that `restore` needs after `step` steps.
-
-    generator: the state of the random generator after these steps.
-    """
-    tensors = {"random": generator}
-    for name, p in parameters.items():
-        tensors[f"{name}|value"] = p.detach()
-        for key, tensor in optimizer.state.get(p, {}).items():
-            tensors[f"{name}|{key}"] = tensor
-    metadata = {"step": str(step), "settings": json.dumps(settings)}
-    write_tensors(path, tensors, metadata)
-
-
-def read_snapshot(path: Path, tensors: bool = True) -> tuple[int, dict, dict[str, Tensor]]:
-    """Read a file of `snapshot`: step, settings, and the tensors ({} with tensors=False).
-
-    Raises BadData if the file is damaged.
-    """
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            names = file.keys() if tensors else []
-            contents = {name: file.get_tensor(name) for name in names}
-        step = int(metadata["step"])
-        settings = json.loads(metadata["settings"])
-        return step, settings, contents
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise BadData(f"{path} is damaged or of another version; "
-                      f"delete it, and start again") from error
-
-
-def unfinished(folder: Path) -> Path | None:
-    """The state of a stage that was interrupted, if there is one."""
-    for path in folder.glob("*-state.safetensors"):
-        step, settings, _ = read_snapshot(path, tensors=False)
-        if step < settings["steps"]:
-            return path
-    return None
-
-
-@torch.no_grad()
-def restore(path: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer,
-            settings: dict) -> int:
-    """Load a snapshot; returns the step to continue with.
-
-    Raises BadData if the snapshot belongs to a run with other settings.
-    """
-    step, saved_settings, tensors = read_snapshot(path)
-    for name, value in settings.items():
-        if saved_settings.get(name) != value:
-            raise BadData(f"{path} is of a run with {name} = {saved_settings.get(name)}, "
-                          f"not {value}; use the same settings, or another --output")
-    for name, p in parameters.items():
-        p.copy_(tensors[f"{name}|value"])
-        # Adam has no state for a parameter that never got a gradient
-        if f"{name}|step" in tensors:
-            optimizer.state[p] = {
-                "step": tensors[f"{name}|step"].to(p.device),
-                "exp_avg": tensors[f"{name}|exp_avg"].to(p),
-                "exp_avg_sq": tensors[f"{name}|exp_avg_sq"].to(p),
-            }
-    torch.set_rng_state(tensors["random"])
-    return step
-
-
-# ------------------------------------------------------------------------------------- the log
+# ------------------------------------------------------------------ one training
 
 class Run:
-    """The steps of one training: resumable, logged, shown, on one process or several.
+    """The steps of a training: resumable, logged, shown, on one process or several.
 
     A context manager. Iterating gives the numbers of the steps that are left; each must be followed
     by `update` and `after`. Ctrl-C writes the state after the last complete step.
 
-    stage       the name of its files in `folder`: STAGE-state.safetensors, STAGE-log.jsonl,
-                STAGE-loss.png
-    settings    of the run; a state of other settings is refused
-    resume      go on with the state, if there is one
-    save_every  steps between two states
-    validate    validate(step) gives further entries for the log
+    stage       the name of its files in the folder --output: STAGE-state.safetensors,
+                STAGE-log.jsonl, STAGE-loss.png
     """
 
-    def __init__(self, stage: str, folder: Path, parameters: dict[str, Tensor],
-                 optimizer: torch.optim.Optimizer, steps: int, settings: dict, resume: bool,
-                 save_every: int, validate: Callable[[int], dict]):
+    def __init__(self, stage: str, parameters: dict[str, Tensor],
+                 optimizer: torch.optim.Optimizer, steps: int, options: RunOptions):
         self.stage = stage
-        self.folder = folder
-        self.state = folder / f"{stage}-state.safetensors"
-        self.log = folder / f"{stage}-log.jsonl"
         self.parameters = parameters
         self.optimizer = optimizer
         self.steps = steps
-        weights = sum(p.numel() for p in parameters.values())
-        self.settings = settings | {"steps": steps, "weights": weights}
-        self.resume = resume
-        self.save_every = save_every
-        self.validate = validate
-        self.is_first_process = rank()[0] == 0
+        self.save_every = options.save_every
+        self.folder = Path(options.output)
+        self.state = self.folder / f"{stage}-state.safetensors"
+        self.log = self.folder / f"{stage}-log.jsonl"
+        self.resumes = options.resume and self.state.exists()
+        # a state of other settings is refused
+        self.settings = {name: value for name, value in asdict(options).items()
+                         if name not in MAY_CHANGE}
+        self.settings["steps"] = steps
+        self.settings["weights"] = sum(p.numel() for p in parameters.values())
+
+        process, _ = rank()
+        self.is_first_process = process == 0
 
     def __enter__(self) -> Run:
         self.folder.mkdir(parents=True, exist_ok=True)
-        start = 0
-        if self.resume and self.state.exists():
-            start = restore(self.state, self.parameters, self.optimizer, self.settings)
-        if self.resume and not self.state.exists() and self.is_first_process:
-            print(f"{self.stage}: starts from the beginning, {self.state} is not there",
-                  file=sys.stderr)
-        cut_log(self.log, start, self.validate)
-        steps = range(start, self.steps)
-        self.bar = progress(steps, self.stage, self.steps, "step", initial=start, mininterval=1)
-        # the steps done, and the random state after them; None in the middle of a step, from where
-        # training cannot be resumed
-        self.done: tuple[int, Tensor] | None = (start, torch.get_rng_state())
+        # The steps that are done; None within a step of the optimizer, from where no training can
+        # be resumed.
+        self.done: int | None = self.read_state() if self.resumes else 0
+        self.random = torch.get_rng_state()                    # after these steps
+        if self.is_first_process:
+            cut_log(self.log, self.done)
         return self
 
     def __iter__(self) -> Iterator[int]:
-        for step in self.bar:
-            self.began = time.perf_counter()
-            yield step
+        steps = range(self.done, self.steps)
+        self.bar = progress(steps, self.stage, self.steps, "step", initial=self.done, mininterval=1)
+        yield from self.bar
 
     def update(self, step: int) -> None:
         """A step of the optimizer."""
         self.done = None
         self.optimizer.step()
-        self.done = (step + 1, torch.get_rng_state())
+        self.done = step + 1
+        self.random = torch.get_rng_state()
 
-    def after(self, step: int, loss: float, tokens: float) -> None:
-        """Log the step, and save the state if it is time to."""
-        speed = round(tokens / (time.perf_counter() - self.began))
-        entry = {"step": step, "loss": loss, "tokens_per_s": speed}
+    def after(self, step: int, loss: float, validate: Callable[[int], dict]) -> None:
+        """Validate, log the step, and save the state if it is time to."""
+        entry = {"step": step, "loss": loss}
         try:
-            # an interrupted validation still leaves the step in the log; see `cut_log`
-            entry |= self.validate(step)
-        finally:
+            entry |= validate(step)
+        finally:                                               # Ctrl-C during the validation
             if self.is_first_process:
-                append_log(self.log, entry)
-        self.bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
+                with self.log.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
+        self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         steps_done = step + 1
         if steps_done % self.save_every == 0 or steps_done == self.steps:
-            self.save()
-
-    def save(self) -> None:
-        if self.is_first_process and self.done is not None:
-            snapshot(self.state, *self.done, self.parameters, self.optimizer, self.settings)
+            self.save_state()
 
     def __exit__(self, kind, error, traceback) -> None:
-        if kind is KeyboardInterrupt:
-            self.save()
+        if kind is KeyboardInterrupt and self.done is not None:
+            self.save_state()
         elif kind is None and self.is_first_process:
-            curve(self.log, self.folder / f"{self.stage}-loss.png")
+            draw_losses(self.log, self.folder / f"{self.stage}-loss.png")
+
+    def save_state(self) -> None:
+        """Write one file with everything that `read_state` needs."""
+        if not self.is_first_process:
+            return
+        tensors = {"random": self.random}
+        for name, p in self.parameters.items():
+            tensors[f"{name}|value"] = p
+            for key, tensor in self.optimizer.state[p].items():
+                tensors[f"{name}|{key}"] = tensor
+        about = {"step": str(self.done), "settings": json.dumps(self.settings)}
+        write_tensors(self.state, tensors, about)
+
+    @torch.no_grad()
+    def read_state(self) -> int:
+        """Continue with the state -> the number of steps that are done.
+
+        BadData if it is damaged, or of a run with other settings.
+        """
+        try:
+            with safe_open(self.state, "pt") as file:
+                about = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except (SafetensorError, OSError) as error:
+            raise BadData(f"{self.state} is damaged; delete it, and start again") from error
+        saved = json.loads(about["settings"])
+        for name, value in self.settings.items():
+            if saved.get(name) != value:
+                raise BadData(f"{self.state} is of a run with {name} = {saved.get(name)}, "
+                              f"not {value}; use the same settings, or another --output")
+        for name, p in self.parameters.items():
+            p.copy_(tensors[f"{name}|value"])
+            if f"{name}|step" in tensors:                      # Ctrl-C before the first step
+                self.optimizer.state[p] = {
+                    "step": tensors[f"{name}|step"].to(p.device),
+                    "exp_avg": tensors[f"{name}|exp_avg"].to(p),
+                    "exp_avg_sq": tensors[f"{name}|exp_avg_sq"].to(p),
+                }
+        torch.set_rng_state(tensors["random"])
+        return int(about["step"])
 
 
-def append_log(log: Path, entry: dict) -> None:
-    with naming(log), log.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
+# ------------------------------------------------------------------ the log
+
+def cut_log(log: Path, steps: int) -> None:
+    """Keep the lines of the first `steps` steps; those after them are trained again."""
+    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    whole_lines, _, _ = text.rpartition("\n")                  # a full disk leaves half a line
+    lines = [line + "\n" for line in whole_lines.splitlines() if json.loads(line)["step"] < steps]
+    write_text(log, "".join(lines))
 
 
-def cut_log(log: Path, steps: int, validate: Callable[[int], dict]) -> None:
-    """Keep the lines of the first `steps` steps in the log.
-
-    If the training was interrupted during the validation after the last of these steps, the
-    validation is done now.
-    """
-    entries = []
-    if steps:
-        text = log.read_text(encoding="utf-8")
-        whole_lines, _, _ = text.rpartition("\n")          # a full disk leaves half a line
-        entries = [json.loads(line) for line in whole_lines.splitlines()]
-        entries = [entry for entry in entries if entry["step"] < steps]
-    # Ctrl-C just after a step leaves no line of it.
-    if entries and entries[-1]["step"] == steps - 1 and "val_loss" not in entries[-1]:
-        entries[-1] |= validate(steps - 1)
-    process, _ = rank()
-    if process == 0:
-        lines = [json.dumps(entry) + "\n" for entry in entries]
-        write_text(log, "".join(lines))
-
-
-def curve(log: Path, png: Path) -> None:
-    """Draw the loss curve of a .jsonl log: every step, and a running mean."""
-    plt = pyplot()
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = [entry["loss"] for entry in entries]
+def draw_losses(log: Path, png: Path) -> None:
+    """The loss curve of a log: every step, and a running mean."""
+    losses = np.array([json.loads(line)["loss"] for line in log.read_text().splitlines()])
     width = max(1, len(losses) // 50)
-    running_mean = []
-    for end in range(1, len(losses) + 1):
-        latest = losses[max(0, end - width):end]
-        running_mean.append(sum(latest) / len(latest))
+    running_mean = np.convolve(losses, np.ones(width) / width, "valid")
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
-    axes.plot(running_mean, color="#2060a0")
-    scale = "log" if any(losses) else "linear"          # zeros alone have no logarithm
+    axes.plot(np.arange(width - 1, len(losses)), running_mean, color="#2060a0")
+    scale = "log" if any(losses) else "linear"                 # zeros alone have no logarithm
     axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale=scale)
     save_figure(figure, png)

@@ -254,8 +254,7 @@ def test_the_toy_is_trained_evaluated_and_moved(tmp_path, monkeypatch):
     out = tmp_path / "out"
     code, err = train(*line, "--width-second", 8, "--output", out)
     assert code == 0, err
-    written = {path.name for path in out.iterdir()}
-    assert {"vision_second", "features_second.safetensors"} <= written
+    assert (out / "vision_second").is_dir()
 
     moved = tmp_path / "moved"
     out.rename(moved)

@@ -7,7 +7,7 @@ from experiments import starts
 from experiments.starts import PUBLISHED, set_start, unstarted
 from test_evaluate import command
 from toy import stages, world
-from train import Options
+from commands.train import options_from
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def videos():
 
 def started(start, videos):
     """A narrator whose memory has its first weights."""
-    options = Options(data="toy")
+    options = options_from(data="toy")
     torch.manual_seed(0)
     narrator = unstarted(start, options)
     set_start(narrator, start, options, videos)

@@ -114,7 +114,7 @@ def test_four_commands(toys, tmp_path, capsys):
     assert stats["videos"] == 3 and stats["split"] == "all"
     assert "segments [s]: " in printed
 
-    train_command.train(train.Options(data=str(own), init=str(TOY), output=str(out), device="cpu",
+    train_command.train(train_command.options_from(data=str(own), init=str(TOY), output=str(out), device="cpu",
                                       epochs=4.0, batch=2))
     log = [json.loads(line) for line in (out / "narrator-log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"] and log[-1]["val_loss"] > 0
@@ -137,7 +137,7 @@ def test_published_weights_are_fine_tuned(tmp_path):
     x = load_file(GOLDEN / "video.safetensors")["video_101"]
     folder = make_folder(tmp_path / "own", {"a": len(x), "b": len(x)},
                          "1,You put the pot.\n5,You talk to a woman.\n", x.shape[2])
-    train_command.train(train.Options(data=str(folder), init=str(GOLDEN / "flownar"),
+    train_command.train(train_command.options_from(data=str(folder), init=str(GOLDEN / "flownar"),
                                       output=str(tmp_path / "out"), device="cpu", epochs=1.0))
     config = load_narrator(str(tmp_path / "out")).config
     assert config.readout == "cls" and config.width == x.shape[2]
@@ -147,10 +147,10 @@ def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
     slow = make_folder(tmp_path / "slow", {"a": 20, "b": 20}, width=16, fps="1.0",
                        vision="some/model")
     with pytest.raises(BadData, match="1 frames a second; the narrator needs .* 2"):
-        train_command.train(train.Options(data=str(slow), init=str(TOY),
+        train_command.train(train_command.options_from(data=str(slow), init=str(TOY),
                                           output=str(tmp_path / "no"), device="cpu"))
     out = tmp_path / "out"
-    train_command.train(train.Options(data=str(slow), llm=str(TOY / "llm"), output=str(out),
+    train_command.train(train_command.options_from(data=str(slow), llm=str(TOY / "llm"), output=str(out),
                                       device="cpu", epochs=1.0, memory_heads=2, memory_tokens=4,
                                       lora_rank=4))
     config = load_narrator(str(out)).config
@@ -175,7 +175,7 @@ def test_new_words_are_learned_longer(capsys):
     """In small batches. Options that are given stay."""
     model = tiny()
     examples = [train.Example(*video(model))]
-    options = train.Options(data=".", lr=1e-3)
+    options = train_command.options_from(data=".", lr=1e-3)
     assert options.batch == 2
     train_command.choose_length(model, examples, options)
     assert (options.epochs, options.lr) == (300, 1e-3)

@@ -1,0 +1,130 @@
+"""The options of a training that are not the paper's: those of the published code, of baselines, of
+runs and of the toy.
+
+`RunOptions` is the base of train.py's Recipe: one object, one command line. "Published" means: of
+the authors' code, not in the paper.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from support.common.options import in_range, non_negative_int, positive_int, probability
+
+
+def option(default, text: str, kind: Callable | tuple = str):
+    """A field that is an option, with its help and its argparse type, or the values that it can
+    have.
+
+    One whose default is True is switched off: prune is --no-prune.
+    """
+    return field(default=default, metadata={"help": text, "kind": kind})
+
+
+def flag_of(name: str, default) -> str:
+    """How an option is written: val_limit -> --val-limit, prune -> --no-prune."""
+    words = name.replace("_", "-")
+    return f"--no-{words}" if default is True else f"--{words}"
+
+
+@dataclass
+class RunOptions:
+    # not an option: the names of those that were given. With --init, only these replace the
+    # settings of the checkpoint
+    given: frozenset[str] = frozenset()
+
+    # Of the published code.
+    start: str = option("published",
+        "first weights: as in the published code, or from statistics of training features with "
+        "learned targets in CLAM (not the paper's)",
+        ("published", "statistics"),
+    )
+    readout: str = option("frame",
+        "the memory is read after the whole frame (the paper) or after its first token (the "
+        "published code)",
+        ("frame", "cls"),
+    )
+    memory_heads: int = option(8,
+        "heads of the memory, if it has any (published, not in the paper)",
+        positive_int,
+    )
+    lora_dropout: float = option(0.05,
+        "dropout on LoRA's input (published, not in the paper)",
+        probability,
+    )
+    memory_dropout: float = option(0.1,
+        "dropout in CLAM's self-attention (published, not in the paper)",
+        probability,
+    )
+    max_frames: int = option(1200,
+        "longer videos are cut (published, not in the paper)",
+        positive_int,
+    )
+
+    # Of baselines, and ours.
+    mod_keep: float | None = option(None,
+        "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept",
+        probability,
+    )
+    width_second: int = option(0,
+        "LION-FS: width of a second encoder's features, which follow the first one's in each "
+        "frame token (toy: a stand-in's, which is trained); 0: none",
+        non_negative_int,
+    )
+    narration_memory: int = option(0,
+        "tokens of a second CLAM, on narrations, which are then not kept; 0: none",
+        non_negative_int,
+    )
+    long: float = option(0.0,
+        "fraction of the videos trained on as if late in a long stream (not in the paper)",
+        probability,
+    )
+
+    # How the training runs.
+    output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
+    root: str | None = option(None, "folder of the data set; default data/NAME")
+    limit: int | None = option(None, "use at most this many training videos", positive_int)
+    val_limit: int = option(256,
+        "videos for the validation loss after each epoch; 0: none",
+        non_negative_int,
+    )
+    resume: bool = option(False, "continue an interrupted run in --output")
+    overwrite: bool = option(False,
+        "train anew where --output holds a finished narrator, which is then lost",
+    )
+    save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
+    seed: int = option(0,
+        "of first weights, order of the videos, dropout and --long",
+        in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
+    )
+    checkpointing: bool = option(False,
+        "recompute activations in the backward pass: less memory, more time",
+    )
+    device: str = option("auto", "cpu | cuda | mps | auto (the toy: always the CPU)")
+    dtype: str = option("auto",
+        "of the frozen language model; auto: bfloat16 on CUDA",
+        ("auto", "float32", "bfloat16"),
+    )
+
+    # Only for the toy.
+    quick: bool = option(False,
+        "a narrator of the toy in minutes: the bundled encoder and language model, few videos, few "
+        "steps",
+    )
+    look: str | None = option(None,
+        "the toy starts with LoRA and connector of this look.safetensors, which another training "
+        "has written",
+    )
+    grid: int = option(3,
+        "pooled tokens per side of a toy's frame; 0: CLS only",
+        in_range(int, 0, 100, "0 to 100"),
+    )
+    world: str = option("plain", "kind of the toy's videos (toy/world.py)")
+    idle: float | None = option(None,
+        "share of the toy's videos that have idle time; default the world's",
+        probability,
+    )
+    llm_width: int = option(128, "width of the toy's own language model", positive_int)
+    recall: bool = option(True,
+        "the toy has no stage `recall`: the memory learns from the paper's loss alone",
+    )
