@@ -59,19 +59,22 @@ def overlaps(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.n
     """IoU and generalised IoU of true [N, 2] with predicted [P, 2] segments -> [N, P] each.
 
         IoU  = intersection / union
-        GIoU = IoU - (enclosing - union) / enclosing, of the segment that encloses both
+        GIoU = IoU - gap, the share of the segment that encloses both which neither covers
     """
     true_start, true_end = truth.T[:, :, None]                              # [N, 1] each
     start, end = predicted.T[:, None, :]                                    # [1, P] each
-    intersection = np.minimum(true_end, end) - np.maximum(true_start, start)
-    intersection = np.maximum(intersection, 0)                              # [N, P]
-    union = (true_end - true_start) + (end - start) - intersection
-    union = np.maximum(union, 1e-8)
-    enclosing = np.maximum(true_end, end) - np.minimum(true_start, start)
-    enclosing = np.maximum(enclosing, 1e-8)
+    later_start = np.maximum(true_start, start)                             # [N, P]
+    earlier_end = np.minimum(true_end, end)
+    intersection = np.maximum(earlier_end - later_start, 0)
+    true_length = true_end - true_start
+    length = end - start
+    union = np.maximum(true_length + length - intersection, 1e-8)
+    earlier_start = np.minimum(true_start, start)
+    later_end = np.maximum(true_end, end)
+    enclosing = np.maximum(later_end - earlier_start, 1e-8)
     iou = intersection / union
-    giou = iou - (enclosing - union) / enclosing
-    return iou, giou
+    gap = (enclosing - union) / enclosing
+    return iou, iou - gap
 
 
 def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
@@ -81,8 +84,10 @@ def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
     if iou.size == 0:
         return {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     matches = iou >= TAU                            # [N, P]
-    precision = float(matches.any(0).mean())        # predicted segments that match a true one
-    recall = float(matches.any(1).mean())           # true segments that match a predicted one
+    is_right = matches.any(axis=0)                  # predicted segments that match a true one
+    is_found = matches.any(axis=1)                  # true segments that match a predicted one
+    precision = float(is_right.mean())
+    recall = float(is_found.mean())
     f1 = 2 * precision * recall / max(precision + recall, 1e-8)
     return {"precision": precision, "recall": recall, "f1": f1}
 
@@ -205,7 +210,10 @@ def caption_scores(pairs: list[Pair],
     CIDEr-D and ROUGE-L of the corpus are means over its pairs; BLEU and METEOR have ways of their
     own.
     """
-    each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
+    each = {
+        "cider": cider(pairs),
+        "rouge_l": rouge_l(pairs),
+    }
     corpus = {name: average(scores) for name, scores in each.items()}
     bleu_of_pairs, bleu_of_corpus = bleu(pairs)
     for n in N_GRAMS:
@@ -220,7 +228,8 @@ def ngrams(words: list[str], n: int) -> Counter:
     """How often each n-gram occurs."""
     counts = Counter()
     for i in range(len(words) - n + 1):
-        counts[tuple(words[i:i + n])] += 1
+        gram = tuple(words[i:i + n])
+        counts[gram] += 1
     return counts
 
 
@@ -240,9 +249,11 @@ def cider(pairs: list[Pair]) -> list[float]:
         words = text.split()
         return [ngrams(words, n) for n in N_GRAMS]
 
-    counts = [(count_all(true), count_all(predicted)) for true, predicted in pairs]
+    counts = []
     true_sentences_with = Counter()         # n-gram: number of true sentences that contain it
-    for true_counts, _ in counts:
+    for true, predicted in pairs:
+        true_counts = count_all(true)
+        counts.append((true_counts, count_all(predicted)))
         for grams in true_counts:
             true_sentences_with.update(grams.keys())
 
@@ -251,7 +262,8 @@ def cider(pairs: list[Pair]) -> list[float]:
         for gram, count in grams.items():
             # an n-gram that no true sentence has is weighted as if one had it
             sentences = max(1, true_sentences_with[gram])
-            weight_of[gram] = count * (log(len(pairs)) - log(sentences))
+            rarity = log(len(pairs)) - log(sentences)
+            weight_of[gram] = count * rarity
         return weight_of
 
     scores = []
@@ -268,10 +280,12 @@ def cider(pairs: list[Pair]) -> list[float]:
             r_squared = sum(weight * weight for weight in r.values())
             s_squared = sum(weight * weight for weight in s.values())
             norms = (r_squared * s_squared) ** 0.5
-            cosines.append(product / norms if norms else 0.0)
+            cosine = product / norms if norms else 0.0
+            cosines.append(cosine)
         true_length = true_counts[1].total()           # index 1: n = 2
         predicted_length = predicted_counts[1].total()
-        penalty = exp(-(predicted_length - true_length) ** 2 / (2 * 6 ** 2))
+        difference = predicted_length - true_length
+        penalty = exp(-difference ** 2 / (2 * 6 ** 2))
         scores.append(10 * float(np.mean(cosines)) * penalty)
     return scores
 
@@ -296,7 +310,8 @@ def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
             continue
         precision = common / len(s)
         recall = common / len(r)
-        scores.append((1 + beta ** 2) * precision * recall / (recall + beta ** 2 * precision))
+        numerator = (1 + beta ** 2) * precision * recall
+        scores.append(numerator / (recall + beta ** 2 * precision))
     return scores
 
 
@@ -331,7 +346,8 @@ def bleu(pairs: list[Pair]) -> tuple[list[list[float]], list[float]]:
         product = 1.0                          # p_1 * ... * p_n
         scores = []
         for n in N_GRAMS:
-            product *= (shared[n - 1] + tiny) / (possible[n - 1] + small)
+            precision = (shared[n - 1] + tiny) / (possible[n - 1] + small)
+            product *= precision
             scores.append(product ** (1 / n) * brevity)
         return scores
 
@@ -408,58 +424,62 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
     cache.tokens += tokens
     segment = torch.tensor(tokens.segment)                          # on the CPU, as the labels are
     of_frame = torch.tensor(tokens.ids) == nar.FRAME
-    skip = narrator.layout.skip
-
-    def ends_segment(hidden: Tensor) -> list[bool]:
-        """For the hidden state of each frame's last token: whether the model ends the segment
-        there.
-        """
-        logits = narrator.logits(hidden)
-        likeliest = logits.argmax(-1)
-        p_skip = logits.softmax(-1)[:, skip]
-        return ((likeliest != skip) | (p_skip < reply_theta)).tolist()
 
     scores = []
     for n, (frame, _) in enumerate(narrations):
         learned = (segment == n) & (labels != -100)
-        logits = narrator.logits(hidden[learned & ~of_frame])       # of the narration's tokens
-        target = labels[learned & ~of_frame].to(hidden.device)
-        right = logits.argmax(-1) == target
-        right_words = right.long().cumprod(0).sum().item()          # before the first wrong one
+        of_words = learned & ~of_frame
+        logits = narrator.logits(hidden[of_words])
+        target = labels[of_words].to(hidden.device)
+        is_right = logits.argmax(-1) == target
+        right_words = int(is_right.long().cumprod(0).sum())         # before the first wrong one
+        words = len(target)
         ppl = F.cross_entropy(logits, target).exp().item()
-        score = SegmentScores(ppl, right_words / len(target))
+        score = SegmentScores(ppl, right_words / words)
         scores.append(score)
         if n == 0:
             continue                                                # it has no frames to decide on
 
-        ends = ends_segment(hidden[learned & of_frame])             # at each frame of the segment
+        ends = ends_segment(narrator, hidden[learned & of_frame], reply_theta)
         frames = len(ends)
         if True in ends:
-            score.difference = frames - 1 - ends.index(True)
+            score.difference = frames - 1 - ends.index(True)        # too early
         else:
-            more = 0                                                # frames that it can still be fed
+            more = 0                                    # frames that it can still be fed
             if n + 1 < len(narrations):
-                more = min(narrations[n + 1][0] - frame, frames - 1)
-            late_ends = []
+                next_frame, _ = narrations[n + 1]
+                more = min(next_frame - frame, frames - 1)
+            late = more                                 # it ends at none of these
             if more:
-                late_ends = ends_segment(later_frames(narrator, x, cache, n, more))
-            if True in late_ends:
-                score.difference = -(late_ends.index(True) + 1)
-            else:
-                score.difference = -more                            # at none of those it was fed
+                later = later_frames(narrator, x, cache, n, more)
+                ends = ends_segment(narrator, later, reply_theta)
+                if True in ends:
+                    late = ends.index(True) + 1
+            score.difference = -late
 
         right_decisions = frames_decided_rightly(frames, score.difference)
         if score.difference == 0:
             right_decisions += right_words                          # the words come next
-        score.fluency = right_decisions / (frames + len(target))
+        score.fluency = right_decisions / (frames + words)
     return scores
+
+
+def ends_segment(narrator: nar.Narrator, hidden: Tensor, reply_theta: float) -> list[bool]:
+    """Whether the model ends its segment after each frame, from the hidden states of the frames'
+    last tokens [F, D_lm].
+    """
+    skip = narrator.layout.skip
+    logits = narrator.logits(hidden)
+    is_other = logits.argmax(-1) != skip
+    is_unlikely = logits.softmax(-1)[:, skip] < reply_theta
+    return (is_other | is_unlikely).tolist()
 
 
 def frames_decided_rightly(frames: int, difference: int) -> int:
     """How many decisions at the frames of a segment count as right before the first wrong one.
 
-    At each frame but the last of a segment, [SKIP] is right; at the last one, to end it. difference:
-    see SegmentScores. As published; the examples are of a segment of 5 frames.
+    At each frame but the last of a segment, [SKIP] is right; at the last one, to end it. As
+    published; the examples are of a segment of 5 frames. difference: see SegmentScores.
     """
     if difference == 0:
         return frames                   # ended at the fifth frame: 5 are right
@@ -480,44 +500,55 @@ def later_frames(narrator: nar.Narrator, x: Tensor, whole: Cache, n: int, more: 
     """
     config = narrator.config
     device = narrator.device
-    cache = deepcopy(whole)
+    layout = narrator.layout
 
     # Back to the moment at which the last frame of segment n had been fed.
+    cache = deepcopy(whole)
     tokens = cache.tokens
-    frame_tokens = [i for i in range(len(tokens))
-                    if tokens.ids[i] == nar.FRAME and tokens.segment[i] == n]
-    position = frame_tokens[-1] + 1
-    cache.tokens = tokens.select([i < position for i in range(len(tokens))])
+    numbers = range(len(tokens))
+    position = 1 + max(i for i in numbers
+                       if tokens.ids[i] == nar.FRAME and tokens.segment[i] == n)
+    cache.tokens = tokens.select([i < position for i in numbers])
     cache.crop()
+    frame = cache.tokens.ids.count(nar.FRAME) // layout.J               # the number of the next one
     kind, segment, number = cache.tokens.for_rule()
-    frame = cache.tokens.ids.count(nar.FRAME) // config.J           # the number of the next one
-    cache.keep(nar.visible(kind, segment, number, n, config.last_k, config.prune))
+    seen = nar.visible(kind, segment, number, n, config.last_k, config.prune)
+    cache.keep(seen)
 
     fed = nar.Tokens()
     for _ in range(more):
-        fed += narrator.layout.frame(n)
+        fed += layout.frame(n)
     ids = torch.tensor(fed.ids, device=device)
-    e = narrator.embed(ids, x[frame:frame + more].to(device))
+    x = x[frame:frame + more].to(device)
+    e = narrator.embed(ids, x)
     positions = torch.arange(position, position + len(fed), device=device)
-    hidden = narrator.run(e, positions, cache.mask(fed.ids).to(device), cache)
-    tokens_per_frame = len(fed) // more
-    return hidden[tokens_per_frame - 1::tokens_per_frame]
+    mask = cache.mask(fed.ids).to(device)
+    hidden = narrator.run(e, positions, mask, cache)
+    per_frame = hidden.unflatten(0, (more, -1))                         # [more, J + 1, D_lm]
+    return per_frame[:, -1]
 
 
 def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
     """A sample's values: means over its segments, as published (without any segment it counts as
     perfect).
     """
-    def mean(values: list[float], if_empty: float) -> float:
-        return float(np.mean(values)) if values else if_empty
-
-    differences = [abs(score.difference) for score in scores if score.difference is not None]
-    fluencies = [score.fluency for score in scores if score.fluency is not None]
+    if not scores:
+        return {"ppl": 1.0, "time_diff": 0.0, "fluency": 1.0, "lm_correctness": 1.0}
+    differences = []                    # of all segments but the first, which has no frames
+    fluencies = []
+    for score in scores[1:]:
+        differences.append(abs(score.difference))
+        fluencies.append(score.fluency)
+    time_diff = 0.0
+    fluency = 1.0
+    if differences:
+        time_diff = average(differences) / fps
+        fluency = average(fluencies)
     return {
-        "ppl": mean([score.ppl for score in scores], 1.0),
-        "time_diff": mean(differences, 0.0) / fps,
-        "fluency": mean(fluencies, 1.0),
-        "lm_correctness": mean([score.correctness for score in scores], 1.0),
+        "ppl": average([score.ppl for score in scores]),
+        "time_diff": time_diff,
+        "fluency": fluency,
+        "lm_correctness": average([score.correctness for score in scores]),
     }
 
 

@@ -109,12 +109,18 @@ class MoDLayer(nn.Module):
         scores = self.router(normed)[:, 0]                                      # s [N]
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
-        cos, sin = position_embeddings
         if attention_mask is not None:          # None: all tokens before them, too
             attention_mask = self.mask(attention_mask, cache, len(kept))
+        cos, sin = position_embeddings
         before = h[:, kept]
-        after = self.inner(before, attention_mask=attention_mask, position_ids=position_ids[:, kept],
-                           position_embeddings=(cos[:, kept], sin[:, kept]), cache=cache, **options)
+        after = self.inner(
+            before,
+            attention_mask=attention_mask,
+            position_ids=position_ids[:, kept],
+            position_embeddings=(cos[:, kept], sin[:, kept]),
+            cache=cache,
+            **options,
+        )
         # `lerp` gives the layer's own numbers where g = 1
         return h.index_copy(1, kept, before.lerp(after, g[kept, None]))
 

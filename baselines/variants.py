@@ -15,12 +15,12 @@ from support.common.errors import BadData
 from support.engine import checkpoint
 
 
-# The setting that makes a narrator one of a baseline, its value in all other narrators, and the class
-# of all settings. The first one that is set counts.
+# The setting that makes a narrator one of a baseline, its value in all other narrators, and the
+# class of all settings. The first one that is set counts.
 BASELINES = (
-    ("narration_memory", 0, HistoryConfig),                     # Table 15
-    ("width_second", 0, LionConfig),                            # LION-FS, which may have routers, too
-    ("mod_keep", None, RoutedConfig),                           # VideoLLM-MoD
+    ("narration_memory", 0, HistoryConfig),             # Table 15
+    ("width_second", 0, LionConfig),                    # LION-FS, which may have routers, too
+    ("mod_keep", None, RoutedConfig),                   # VideoLLM-MoD
 )
 SETTINGS = {field.name for config_class in (Config, HistoryConfig, LionConfig)
             for field in fields(config_class)}

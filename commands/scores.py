@@ -29,8 +29,9 @@ def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]
     if getattr(args, "by_duration", False):    # the command `score` has no such option
         groups = evaluate.by_duration({name: minutes[name] for name in each})
         for label, names in groups:
-            of_group, _ = all_measures({name: truths[name] for name in names}, predictions, args.ptb)
-            rows.append((label, of_group))
+            truths_of_group = {name: truths[name] for name in names}
+            result_of_group, _ = all_measures(truths_of_group, predictions, args.ptb)
+            rows.append((label, result_of_group))
         result = result | {"by_duration": dict(rows[1:])}
     print_table(rows)
     if result["without_truth"]:
