@@ -134,7 +134,8 @@ class Video:
         while failures < MAX_FAILURES:
             try:
                 packet = next(packets, None)
-            except av.error.ExitError as error:        # only sources of the network have a time limit
+            except av.error.ExitError as error:
+                # a time limit is set for network sources only (streams/live.py)
                 raise BadData(f"{self.name}: nothing came any more; "
                               f"is the sender still there?") from error
             except (av.FFmpegError, IndexError) as error:
