@@ -20,7 +20,6 @@ for folder in (".", "docs", "toy", "experiments"):
     for file in sorted((ROOT / folder).glob("*.md")):
         PAGES[file.relative_to(ROOT).as_posix()] = file.read_text()
 README = PAGES["README.md"]
-EXERCISES = PAGES["EXERCISES.md"]
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -176,7 +175,7 @@ def test_every_page_is_linked_from_the_readme():
         assert (ROOT / page).resolve() in targets, page
 
 
-# ------------------------------------------------------------- numbers and exercises
+# ------------------------------------------------------------- numbers
 
 def test_numbers_of_the_readme_are_those_of_the_pages():
     """The numbers of each row of its results stand in one row of a page that it links."""
@@ -189,24 +188,3 @@ def test_numbers_of_the_readme_are_those_of_the_pages():
     for label, *cells in rows:
         assert any(set(cells) <= row for row in known), label
     assert len(rows) > 10
-
-
-@pytest.mark.parametrize("exercise", EXERCISES.split("\n## ")[1:],
-                         ids=lambda text: text.splitlines()[0])
-def test_exercises_quote_code(exercise):
-    """The lines that each hunk replaces stand in the file exactly once."""
-    source = (ROOT / re.search(r"`(\w+\.py)`", exercise)[1]).read_text()
-    diff = exercise.split("```diff\n")[1].split("```")[0]
-    for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
-        old_lines = [line[1:] for line in hunk.splitlines(keepends=True) if line[0] in "- "]
-        old = "".join(old_lines)
-        assert old
-        assert source.count(old) == 1, old
-
-
-def test_tests_that_the_exercises_name_exist():
-    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    named = set(re.findall(r"\b(test_\w+)\b(?!\.py)", EXERCISES))
-    assert len(named) > 10
-    for name in named:
-        assert f"def {name}(" in tests, name
