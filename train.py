@@ -232,7 +232,7 @@ def late_in_a_stream(narrator: nar.Narrator, videos: Iterator[Example],
 def memory_after(narrator: nar.Narrator, videos: list[Example]):
     """The state of the memory after these videos, one after the other."""
     x = torch.cat([video.x for video in videos])
-    # for Table 15, which reads their words; their frames count from the start of each video
+    # a memory of narrations (baselines) reads their words; frames count from each video's start
     narrations = []
     for video in videos:
         narrations += video.narrations
@@ -292,7 +292,7 @@ def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = No
     absolute ones.
     """
     models = {}
-    for name in narrator.config.MODELS:
+    for name in narrator.config.MODEL_NAMES:
         model = getattr(narrator.config, name)
         models[name] = portable_path(model, options.output) if model else model
     narrator.save(options.output, dtype, **models)

@@ -54,7 +54,7 @@ class LionConfig(RoutedConfig):
     width_second: int = 0                   # D_t: of D, those of the second encoder
     vision_second: str | None = None        # its hub id or folder; None: its features are in files
 
-    MODELS = ("llm", "vision", "vision_second")
+    MODEL_NAMES = ("llm", "vision", "vision_second")
 
     def __post_init__(self):
         super().__post_init__()

@@ -376,7 +376,7 @@ def identity(narrator, source: str, live: bool) -> dict:
         "tokenizer": sha256(vocabulary.encode()).hexdigest()[:12],
     }
     for name, value in asdict(narrator.config).items():
-        if name not in FREE and name not in narrator.config.MODELS:
+        if name not in FREE and name not in narrator.config.MODEL_NAMES:
             same[name] = value
     # the connector, the memory, and what baselines add; LoRA is merged, and tested by its answers
     trained = {name: weight.detach().cpu() for name, weight in narrator.trainable().items()}

@@ -122,7 +122,7 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
         raise BadData(f"{files.folder}: {error}") from error
 
     # A checkpoint's folder may contain the frozen models, too.
-    for name in config.MODELS:
+    for name in config.MODEL_NAMES:
         model = getattr(config, name)
         if model and (files.folder / model).is_dir():
             setattr(config, name, str(files.folder / model))

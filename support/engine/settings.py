@@ -29,7 +29,7 @@ class MoreSettings:
     max_segment: float | None = None            # [s] until a segment is restarted; None: never
     max_position: int | None = None             # beyond it, positions are turned back; None: never
 
-    MODELS = ("llm", "vision")                  # the settings that are names of models
+    MODEL_NAMES = ("llm", "vision")             # the settings that are names of models
 
 
 # the smallest and the largest value of each number
