@@ -1,9 +1,7 @@
 """Training (§3.5, App. B.6): the recipe, the loop, exact resumption, the command line."""
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import data
@@ -25,7 +22,7 @@ import train
 from baselines.variants import load_narrator
 from commands import train as train_command
 from commands.train import Annotated, options_from
-from helpers import ROOT, TOY, grouped, tiny, two_ranks, video
+from helpers import ROOT, TOY, tiny, two_ranks, video
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.engine import checkpoint, training
@@ -224,19 +221,14 @@ def one_step(tmp_path_factory):
     ({"lr": 2e-3}, "lr = 0.001, not 0.002"),
     ({"batch": 3}, "batch = 2, not 3"),
     ({"seed": 1}, "seed = 0, not 1"),
-    ({"epochs": 0.67}, "epochs = 0.34, not 0.67"),
     ({"data": "ek100"}, "data = ego4d, not ek100"),
     ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None),
 ])
 def test_resume_with_other_settings_is_refused(one_step, change, message):
     """Except those that do not change the result (message None)."""
     options = train.Recipe(**one_step | change, resume=True)
-    if message is None:
+    with nullcontext() if message is None else pytest.raises(BadData, match=message):
         train.train_narrator(tiny(), examples(tiny()), options)
-        return
-    with pytest.raises(BadData, match=message) as error:
-        train.train_narrator(tiny(), examples(tiny()), options)
-    assert "\n" not in str(error.value)
 
 
 def test_resume_with_other_videos_or_weights_is_refused(one_step):
@@ -244,8 +236,7 @@ def test_resume_with_other_videos_or_weights_is_refused(one_step):
     with pytest.raises(BadData, match="steps = 1, not 2"):
         train.train_narrator(tiny(), examples(tiny(), 10), options)
     with pytest.raises(BadData, match="weights = "):
-        other = tiny(lora_rank=5)
-        train.train_narrator(other, examples(tiny()), options)
+        train.train_narrator(tiny(lora_rank=5), examples(tiny()), options)
     (Path(options.output) / "narrator-state.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(BadData, match="damaged"):
         train.train_narrator(tiny(), examples(tiny()), options)
@@ -292,24 +283,16 @@ def test_one_narration_of_any_narrator(options, capsys):
     assert capsys.readouterr().err.startswith("after 7 steps: ")
 
 
-# ------------------------------------------------------------------ other language models
-
-def first_and_last_loss(model, folder):
-    """Of a dozen steps on one video."""
-    options = train.Recipe(output=str(folder), batch=1, epochs=12.0, lr=3e-3)
-    train.train_narrator(model, examples(model, 1), options)
-    return losses(folder)[0], losses(folder)[-1]
-
-
 def test_bf16_base_with_fp32_lora(tmp_path):
-    """The base stays as it is in bf16; all that is trained is fp32, and loads as it was saved."""
+    """The loss falls. The base stays as it is in bf16; all that is trained is fp32, and loads as it
+    was saved.
+    """
     config = tiny().config
     model = nar.Narrator(*checkpoint.load_llm(config.llm, torch.bfloat16), config)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
-    first, last = first_and_last_loss(model, tmp_path / "out")
-    assert last < 0.9 * first
-    for p in model.trainable().values():
-        assert p.dtype == torch.float32
+    options = train.Recipe(output=str(tmp_path), batch=1, epochs=12.0, lr=3e-3)
+    train.train_narrator(model, examples(model, 1), options)
+    assert losses(tmp_path)[-1] < 0.9 * losses(tmp_path)[0]
     parameters = dict(model.named_parameters())
     for name, before in frozen.items():
         assert before.dtype == torch.bfloat16
@@ -318,20 +301,8 @@ def test_bf16_base_with_fp32_lora(tmp_path):
     model.save(tmp_path / "saved")
     loaded = load_narrator(str(tmp_path / "saved"), dtype=torch.bfloat16)
     for name, p in model.trainable().items():
+        assert p.dtype == torch.float32
         assert torch.equal(p, loaded.trainable()[name]), name
-
-
-def test_grouped_query_attention(tmp_path):
-    """Fewer heads for keys and values than for queries, as in Llama 3: every LoRA matrix learns."""
-    model = tiny(llm=grouped())
-    k_proj = "base_model.model.model.layers.0.self_attn.k_proj.lora_B.weight"
-    assert model.trainable()[k_proj].shape == (32, 4)
-    lora = {name: p for name, p in model.trainable().items() if "lora_" in name}
-    before = {name: p.clone() for name, p in lora.items()}
-    first, last = first_and_last_loss(model, tmp_path / "out")
-    assert last < 0.9 * first
-    for name, p in lora.items():
-        assert not torch.equal(p, before[name]), name
 
 
 # ------------------------------------------------------------------ annotated data sets
@@ -388,91 +359,51 @@ def whole(tmp_path_factory):
     return folder
 
 
-def start_training(line, environment):
-    return subprocess.Popen([sys.executable, *line], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-                            env=environment)
-
-
-def signal_when_saved(processes, folder, sent):
-    """Send a signal to all processes as soon as there is a state of their training."""
-    state = folder / "narrator-state.safetensors"
-    while processes[0].poll() is None and not state.exists():
-        time.sleep(0.005)
-    for process in processes:
-        process.send_signal(sent)
+def start_training(line):
+    """Two processes, as torchrun starts them."""
+    return [subprocess.Popen([sys.executable, *line], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+                             env=environment) for environment in two_ranks()]
 
 
 def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
-    """Two processes, as torchrun starts them, get kill -9 in the middle; two resume. Losses and
-    weights are those of one process with twice the accumulation, which was never killed."""
+    """Two processes get kill -9 in the middle; two resume. Losses and weights are those of one
+    process with twice the accumulation, which was never killed.
+    """
     line = arguments(whole / "root", tmp_path, "--save-every", 1)
-    processes = [start_training(line, environment) for environment in two_ranks()]
-    signal_when_saved(processes, tmp_path, signal.SIGKILL)
+    processes = start_training(line)
+    state = tmp_path / "narrator-state.safetensors"
+    while processes[0].poll() is None and not state.exists():
+        time.sleep(0.005)
     for process in processes:
+        process.kill()
         process.communicate()
     assert not (tmp_path / "adapter_model.safetensors").exists()
-    done = len(losses(tmp_path))
-    assert 1 <= done < 6
+    assert 1 <= len(losses(tmp_path)) < 6
 
-    processes = [start_training([*line, "--resume"], environment) for environment in two_ranks()]
-    for process in processes:
+    for process in start_training([*line, "--resume"]):
         _, errors = process.communicate()
         assert process.returncode == 0, errors[-2000:]
     log = read_jsonl(tmp_path / "narrator-log.jsonl")
     expected = read_jsonl(whole / "out" / "narrator-log.jsonl")
-    assert [row["step"] for row in log] == list(range(6))
+    assert len(log) == len(expected) == 6
     for row, expected_row in zip(log, expected):
-        assert row["loss"] == pytest.approx(expected_row["loss"], abs=1e-4)
-    # validated after each epoch
-    assert log[2]["val_loss"] == pytest.approx(expected[2]["val_loss"], abs=1e-4)
-    assert log[5]["val_loss"] == pytest.approx(expected[5]["val_loss"], abs=1e-4)
+        assert row == pytest.approx(expected_row, abs=1e-4)
+    assert [row["step"] for row in log if "val_loss" in row] == [2, 5]         # after each epoch
     weights = load_file(tmp_path / "adapter_model.safetensors")
     for name, weight in load_file(whole / "out" / "adapter_model.safetensors").items():
         assert torch.allclose(weight, weights[name], atol=1e-4), name
 
 
-def test_sigterm_exits_with_130(whole, tmp_path):
-    """By which schedulers end a job: as Ctrl-C does, in one line, with a state."""
-    line = arguments(whole / "root", tmp_path / "out", "--save-every", 1, "--epochs", 1000)
-    process = start_training(line, os.environ | {"OMP_NUM_THREADS": "1"})
-    signal_when_saved([process], tmp_path / "out", signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "interrupted"
-    assert "Traceback" not in errors
-    with safe_open(tmp_path / "out" / "narrator-state.safetensors", "pt") as file:
-        assert int(file.metadata()["step"]) >= 1
-
-
 def test_examples_read_only_their_range(tmp_path):
     """And refuse features of another shape by the video's name."""
-    epic(tmp_path)
-    samples = train_command.load_samples(train.Recipe(data="ek100", root=str(tmp_path), max_frames=6),
-                                         "train", None)
+    options = train.Recipe(**given_for(tmp_path, max_frames=6))
+    samples = train_command.load_samples(options, "train", None)
     annotated = Annotated(samples, tiny(width=16))
     for sample, example in zip(samples, annotated):
         assert len(example.x) == sample.num_frames <= 6
     samples[1].read = lambda start, stop: torch.zeros(2, 5, 16)
     with pytest.raises(BadData, match=rf"{samples[1].name}: has frame tokens \[5, 16\], not \[10, 16"):
         annotated[1]
-
-
-def test_a_damaged_file_ends_training_by_name(tmp_path):
-    """In its own step: although files are read ahead, the state of the step before it is kept."""
-    epic(tmp_path / "root", width=32)
-    samples = list(data.load_dataset("ek100", tmp_path / "root", "train"))
-    third, = training.order(6, 1, 2, 0)
-    name = samples[third].name
-
-    def damaged(start, stop):
-        raise BadData(f"{name}: damaged")
-
-    samples[third].read = damaged
-    model = tiny()
-    options = train.Recipe(output=str(tmp_path / "out"), batch=1, epochs=1.0, save_every=1)
-    with pytest.raises(BadData, match=f"^{name}: damaged$"):
-        train.train_narrator(model, Annotated(samples, model), options)
-    assert len(losses(tmp_path / "out")) == 2
 
 
 def test_a_finished_narrator_is_not_replaced_unasked(tmp_path):

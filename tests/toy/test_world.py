@@ -1,5 +1,4 @@
 """The miniature kitchen: it is deterministic, its labels are right, its words need memory."""
-import collections
 import hashlib
 import itertools
 import re
@@ -39,11 +38,6 @@ def narrated(videos: list[Kitchen]) -> list[str]:
     return [narration.text for video in videos for narration in video.narrations]
 
 
-def shares(counter: collections.Counter) -> dict:
-    total = counter.total()
-    return {key: count / total for key, count in counter.items()}
-
-
 def rising(numbers: list[int]) -> bool:
     return all(first < second for first, second in itertools.pairwise(numbers))
 
@@ -60,29 +54,30 @@ def test_a_video_is_a_function_of_its_seed():
         assert np.array_equal(first.render(frame), second.render(frame))
 
 
-def test_the_plain_world_stays_as_it_was():
+@pytest.mark.parametrize("name, expected, means", [
+    ("plain", "356742fc4215f0f7", [110.71, 103.07, 88.28]),
+    ("idle", "5abcbefa69fafd24", [105.29, 99.39, 85.90]),
+    ("still", "dadd1fd31405432f", [121.23, 112.44, 94.40]),
+    ("night", "83223d686ac9e7a1", [3.92, 3.63, 3.30]),
+    ("hard", "c7d2286c837fafa4", [105.27, 94.58, 85.61]),
+    ("second", "9fda0401937fbf99", [95.32, 85.94, 96.92]),
+    ("dark", "356742fc4215f0f7", [6.08, 5.70, 4.97]),          # only the light is another one
+    ("clutter", "356742fc4215f0f7", [110.02, 102.25, 87.85]),  # no sentence, no label has it
+])
+def test_the_worlds_stay_as_they_were(name, expected, means):
     """The bundled narrator and all reported numbers are of these videos."""
-    documents = itertools.islice(world.documents(5), 50)
+    variant = world.WORLDS[name]
+    documents = itertools.islice(world.documents(5, variant), 50)
     content = hashlib.sha256("\n".join(documents).encode())
     for seed in (0, 7, 1_000_003, 3_000_001):
-        kitchen = Kitchen(seed, 11)
+        kitchen = Kitchen(seed, 11, variant)
         narrations = [(n.frame, n.text, n.memory_words) for n in kitchen.narrations]
         content.update(repr(narrations).encode())
         content.update(kitchen.labels().tobytes())
-    expected = "356742fc4215f0f7ebffe1b248585e691f498f2eb3efceef6bf328917504498b"
-    assert content.hexdigest() == expected
-    # Means over cells, as roundings may differ between machines.
-    cells = Kitchen(7, 11).render(20).reshape(3, 32, 3, 32, 3).mean((1, 3, 4))
-    known = [143.68, 132.44, 196.24, 87.49, 180.21, 179.54, 139.06, 112.04, 105.19]
-    assert cells.ravel() == pytest.approx(known, abs=0.05)
-
-
-def test_seeds_and_frames_differ():
-    first = Kitchen(1)
-    second = Kitchen(2)
-    assert first.narrations != second.narrations
-    assert not np.array_equal(first.render(0), second.render(0))
-    assert not np.array_equal(first.render(0), first.render(1))
+    assert content.hexdigest()[:16] == expected
+    # Means over rows of cells, as roundings may differ between machines.
+    picture = kitchen.render(len(kitchen) // 2).reshape(3, 32, -1)
+    assert picture.mean((1, 2)) == pytest.approx(means, abs=0.05)
 
 
 def test_frames_and_labels_have_their_shapes():
@@ -157,24 +152,6 @@ def test_when_a_thing_was_last_seen():
             carried = (labels[narration.seen, :, HELD] > 0).any()
             assert carried or narration.seen in shows
             assert narration.seen < narration.frame
-
-
-def test_ends_are_ambiguous():
-    """The nominal end is the second raised hand in a row. Annotations are some frames away from it,
-    and in between hands rise, too.
-    """
-    offsets = collections.Counter()            # {frames from the nominal end: narrations}
-    pauses = 0
-    for video in plain_videos():
-        pose = video.labels()[..., HAND].max(1)
-        lifted = pose == world.LIFT
-        acting = pose == world.ACT
-        ends = np.flatnonzero(lifted[1:] & lifted[:-1]) + 1
-        for frame, end in zip(frames_of(video)[1:-1], ends):
-            offsets[int(frame - end)] += 1
-        pauses += int((acting[:-2] & lifted[1:-1] & acting[2:]).sum())
-    assert shares(offsets) == pytest.approx(world.JITTER, abs=0.04)
-    assert pauses > 200
 
 
 def test_only_who_fills_comes_with_something():
@@ -253,28 +230,6 @@ def test_memory_words_are_in_the_text():
             assert narration.text.endswith(" ".join(narration.memory_words) + ".")
 
 
-def test_frequencies():
-    verbs = collections.Counter(
-        narration.text.split()[1] for video in plain_videos() for narration in video.narrations[1:])
-    share = shares(verbs)
-    assert 0.4 < share["tap"] + share["wipe"] < 0.6
-    assert 0.7 < share["tap"] / share["wipe"] < 1.4
-    assert 0.2 < share["wash"] + share["heat"] + share["shake"] + share["polish"] < 0.35
-    assert all(0.04 < share[verb] < 0.12 for verb in ("check", "fill", "clear"))
-    assert np.mean([video.labels()[..., OTHER].any() for video in plain_videos()]) > 0.6
-
-
-@pytest.mark.parametrize("arguments", [(-1,), (0, 0), (0, -3)])
-def test_bad_arguments(arguments):
-    with pytest.raises(ValueError):
-        Kitchen(*arguments)
-
-
-def test_there_is_no_frame_after_the_last():
-    with pytest.raises(IndexError):
-        Kitchen(0, 1).render(1000)
-
-
 # ------------------------------------------------------------- documents
 
 def test_vocabulary_is_small_and_shared():
@@ -306,14 +261,6 @@ def test_documents_tell_the_truth():
 
 
 # ------------------------------------------------------------- splits
-
-def test_splits_are_disjoint():
-    assert list(world.SEEDS) == ["train", "val", "test"]
-    ranges = list(world.SEEDS.values())
-    assert ranges[0].start > 100_000           # demonstrations stay below
-    for first, second in itertools.pairwise(ranges):
-        assert first.stop <= second.start
-
 
 def test_splits_are_reproducible():
     for split in world.SEEDS:
@@ -358,60 +305,12 @@ def stretches(video: Kitchen) -> list[np.ndarray]:
     return np.split(frames, np.flatnonzero(np.diff(frames) > 1) + 1)
 
 
-def kind_of(video: Kitchen, frames: np.ndarray) -> str:
-    """What kind of idle time these frames show, by the pictures and labels alone."""
-    labels = video.labels()[frames]
-    first, second, third = (video.render(int(frame)) for frame in frames[:3])
-    if np.array_equal(first, second) and np.array_equal(second, third):
-        return "still"
-    if labels[..., HAND].any():
-        return "rest"
-    if labels.any():
-        return "away"
-    return "dark" if first.mean() < 6 else "covered"
-
-
 def test_in_idle_time_nothing_is_narrated():
     """No segment ends in an idle frame: the target of all of them is [SKIP]."""
     for video in videos_of("idle"):
         frames = frames_of(video)
         assert not video.idle()[frames].any()
         assert len(stretches(video)) == 1
-
-
-def test_kinds_of_idle_time():
-    lengths = []
-    kinds = set()
-    for video in videos_of("idle"):
-        stretch, = stretches(video)
-        lengths.append(len(stretch))
-        kind = kind_of(video, stretch)
-        kinds.add(kind)
-        labels = video.labels()
-        before = int(stretch[0]) - 1
-        if kind in ("rest", "still"):          # as in the last frame of the segment before
-            assert (labels[stretch][..., HAND] == labels[before, :, HAND]).all()
-            assert set(labels[before, :, HAND]) <= {0, world.LIFT}
-        if kind == "still":
-            assert np.array_equal(video.render(before), video.render(int(stretch[-1])))
-        if kind in ("dark", "covered"):
-            assert not labels[stretch].any()
-    assert kinds == set(world.IDLE)
-    assert 10 <= min(lengths) < 20
-    assert 60 < max(lengths) <= 240
-    assert 0.8 < np.mean([length <= 60 for length in lengths]) < 1
-
-
-def test_a_covered_camera_sees_nothing():
-    video = Kitchen(3, 8, world.WORLDS["idle"]._replace(kinds=("covered",)))
-
-    def strongest_edge(frame):
-        rows = video.render(frame).astype(float).mean(1)       # [96, 3]
-        return np.abs(np.diff(rows, axis=0)).max()
-
-    covered = int(stretches(video)[0][0])
-    assert strongest_edge(covered) < 5         # the noise
-    assert strongest_edge(0) > 10              # furniture
 
 
 @pytest.mark.parametrize("name, kind", [("still", "still"), ("night", "dark")])
@@ -421,22 +320,11 @@ def test_idle_time_is_put_into_the_same_video(name, kind):
         assert narrated([video]) == narrated([plain])
         stretch, = stretches(video)
         assert len(stretch) == 240 == len(video) - len(plain)
-        assert kind_of(video, stretch) == kind
+        first, last = video.render(int(stretch[0])), video.render(int(stretch[-1]))
+        assert np.array_equal(first, last) if kind == "still" else first.mean() < 6
         rest = np.delete(video.labels(), stretch, 0)
         # Afterwards your hand may come from elsewhere.
         assert np.array_equal(rest[..., :HAND], plain.labels()[..., :HAND])
-
-
-def test_the_other_cook_works_in_idle_time():
-    videos_with_work = 0
-    for video in videos_of("idle"):
-        labels = video.labels()
-        glove = labels[..., OTHER] > 0
-        cooking = glove.any(1) & video.idle()
-        videos_with_work += cooking.any()
-        hand = labels[..., HAND] > 0
-        assert not (hand & glove)[cooking].any()
-    assert 5 < videos_with_work < 40
 
 
 def test_a_share_of_the_videos_has_idle_time():
@@ -447,8 +335,6 @@ def test_a_share_of_the_videos_has_idle_time():
         if not video.idle().any():             # the same as the plain video
             assert video.narrations == plain.narrations
             assert np.array_equal(video.labels(), plain.labels())
-    # Training does not get much slower.
-    assert sum(map(len, videos)) < 1.4 * sum(map(len, plain_videos()))
 
 
 # ------------------------------------------------------------- other worlds
@@ -458,28 +344,6 @@ def test_worlds_are_found_by_name():
     assert world.find_world("idle").idle == 1
     with pytest.raises(BadData, match="choose one of plain, idle"):
         world.find_world("kitchen")
-
-
-def test_hard_ends_are_hard():
-    """Annotations are further from the ends than in the plain world. More often, frames look like
-    an end but are none.
-    """
-    offsets = collections.Counter()            # {frames from the nominal end: narrations}
-    false_ends = 0
-    true_ends = 0
-    for video in videos_of("hard"):
-        pose = video.labels()[..., HAND].max(1)
-        lifted = pose == world.LIFT
-        frames = frames_of(video)
-        assert rising(frames)
-        ends = np.flatnonzero((pose[1:] == world.REACH) & lifted[:-1])
-        for frame, end in zip(frames[1:], ends):
-            offsets[int(frame - end)] += 1
-        second_lifts = np.flatnonzero(lifted[1:] & lifted[:-1]) + 1
-        false_ends += len(set(second_lifts) - set(ends))
-        true_ends += len(ends)
-    assert shares(offsets) == pytest.approx(world.WORLDS["hard"].jitter, abs=0.05)
-    assert false_ends > 0.4 * true_ends        # two raised hands in a row mean little
 
 
 def test_the_second_kitchen_has_other_words():
@@ -497,15 +361,6 @@ def test_the_second_kitchen_has_other_words():
             if narration.memory_words:
                 assert narration.memory_words[0] in second.colours
                 assert narration.text.endswith(" ".join(narration.memory_words) + ".")
-
-
-def test_the_second_kitchen_has_furniture_elsewhere_and_longer_segments():
-    doors = [name in world.CONTAINERS for name in world.WORLDS["second"].places]
-    for video in videos_of("second"):
-        assert ((video.labels()[..., DOOR] > 0) == doors).all()
-    plain = np.mean([frames_of(video)[-1] for video in videos_of("plain")])
-    second = np.mean([frames_of(video)[-1] for video in videos_of("second")])
-    assert second > 1.25 * plain
 
 
 def test_it_gets_dark():
@@ -538,15 +393,6 @@ def test_clutter_is_seen_but_never_used():
             else:
                 assert changed > 20
                 assert PLACES[place] not in world.CONTAINERS
-
-
-def test_how_much_clutter_there_is():
-    cluttered = []
-    for video in videos_of("clutter"):
-        for name, thing in zip(PLACES, video.clutter):
-            if name not in world.CONTAINERS:
-                cluttered.append(thing is not None)
-    assert 0.7 < np.mean(cluttered) < 0.9
 
 
 @pytest.mark.parametrize("seed, idle", [(1000258, 0.5), (1000530, None), (1000613, 0.5)])
