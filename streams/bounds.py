@@ -13,7 +13,8 @@ L tokens, and `Assistant:` A tokens. With the last k narrations kept, the cache 
                                 one narration is being written
     M + 3 + (J + 1) N           visual tokens, and J + 1 more for each frame that is read ahead
 
-A narration memory (Table 15) adds N_nar + 2 tokens, where N_nar is the number of its tokens.
+A narration memory (Table 15) adds N_nar + 2 tokens, where N_nar is the number of its tokens. Three
+guessed words (streams/ahead.py) can be one token more, for a moment.
 
 Positions. The position counter only grows. When it has passed `max_position` at the end of a
 narration, the kept narrations are moved to the positions right behind the prompt, as if the stream

@@ -21,6 +21,7 @@ from streams.bounds import (
 )
 from support.common.errors import BadData
 from test_commands import call
+from test_equalities import constant
 
 FRAMES = 15
 AT = (0, 7, 8, 14)                          # frames with narrations
@@ -130,33 +131,56 @@ def test_lookahead_and_bounds(changes):
     assert set(ahead.cache.length.values()) == {len(ahead.cache.tokens)}
 
 
+def count_tokens(model, context) -> list[int]:
+    """A list that gets the length of the cache after each pass of the language model."""
+    lengths = []
+    run = model.run
+
+    def counting(*arguments):
+        hidden = run(*arguments)
+        lengths.append(context.cache.get_seq_length())
+        return hidden
+
+    model.run = counting
+    return lengths
+
+
+def test_the_formula_of_the_size():
+    """Segments of ten frames, after which narrations of six words are written: all that the cache
+    may hold, but for the end of text and the newline, which come when its frames are gone.
+    """
+    model = tiny(last_k=3, max_segment=5.0)
+    layout = model.layout
+    x, _ = video(model, 61)
+    context = open_stream(model, guesses=0)
+    lengths = count_tokens(model, context)
+    list(narrate(model, x, given={t: [5] * 6 for t in range(0, 61, 10)}, context=context))
+    assert context.restarts == 0
+    assert max(lengths) == most_tokens(model, 6) - 2
+    # written out: P + (k + 1) (L + A + 2) + M + 3 + (J + 1) N
+    prompt = layout.first().kind.count(nar.PROMPT)
+    text = prompt + 4 * (6 + len(layout.assistant) + 2)
+    assert most_tokens(model, 6) == text + layout.M + 3 + 11 * 10
+
+
 @pytest.mark.parametrize("lookahead", [1, 4])
 def test_a_trigger_that_never_fires(lookahead):
-    """The cache never holds more tokens than the formula says. After the first restart the buffers
-    do not grow, and the counter stays in its range.
-    """
+    """After the first restart the buffers do not grow, and the counter stays in its range."""
     model = tiny(llm=grouped(), last_k=3, max_segment=5.0, max_new_tokens=6,
                  theta=0.0, theta_low=0.0)
     x, _ = video(model, 40)
-    frames = torch.cat([x, x, x])
     context = open_stream(model, lookahead=lookahead)
-    used = []                                               # tokens
+    lengths = count_tokens(model, context)
     sizes = set()                                           # bytes
     positions = set()
-    for step in narrate(model, frames, context=context):
-        used.append(context.cache.get_seq_length())
+    for step in narrate(model, torch.cat([x, x, x]), context=context):
         assert step.frame in (0, 119) or not step.narration
         if step.frame > 10:
             sizes.add(sum(buffer.nbytes for buffer in context.cache.keys.values()))
             positions.add(step.position)
-    N, layout = 10, model.layout
-    assert max(used) <= most_tokens(model, 6, lookahead - 1)
+    assert max(lengths) <= most_tokens(model, 6, ahead=lookahead - 1)
     assert len(sizes) == 1
-    assert len(positions) == N + 1                          # and after the last frame's narration
-    # the formula, written out: P + (k + 1) (L + A + 2) + M + 3 + 11 (N + what is read ahead)
-    P = layout.first().kind.count(nar.PROMPT)
-    text = P + 4 * (6 + len(layout.assistant) + 2)
-    assert most_tokens(model, 6, 3) == text + layout.M + 3 + 11 * (N + 3)
+    assert len(positions) == 10 + 1                         # and after the last frame's narration
     assert context.restarts == 11
 
 
@@ -198,22 +222,6 @@ def test_where_a_restart_changes_nothing(changes, asked):
 
 
 # ------------------------------------------------------------------ the clock
-
-class Constant(nar.Narrator):
-    """Gives p([SKIP]) = 0.6 after every frame."""
-
-    def logits(self, hidden):
-        logits = torch.full((*hidden.shape[:-1], len(self.layout.tokenizer)), -30.0)
-        logits[..., self.layout.skip] = torch.tensor(0.6).log()
-        logits[..., 5] = torch.tensor(0.4).log()
-        return logits
-
-
-def constant(**changes):
-    model = tiny(max_new_tokens=3, **changes)
-    model.__class__ = Constant
-    return model
-
 
 def test_clock():
     """Frames that a camera dropped: times, the refractory time and the length of a segment follow

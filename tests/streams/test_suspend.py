@@ -24,7 +24,7 @@ from streams.suspend import digest_of, model_answers, read_state, unpack, write_
 from support.common.errors import BadData
 from support.files.features import encode_pictures
 from test_commands import call
-from test_live import Eyes, arguments
+from test_live import Eyes, arguments, at_every_frame, narrate_live
 
 ONLINE = {"memory": "none", "prune": False}
 
@@ -495,3 +495,20 @@ def test_another_file_under_the_name_of_an_output_is_refused(half):
     """It would be cut off where the state goes on."""
     (half.folder / "srt").write_text("".join(f"{number}\n" for number in range(9999)))
     half.assert_refused("srt: is not the file that it was")
+
+
+# ------------------------------------------------------------------ live
+
+def test_a_killed_camera_loses_no_line(tmp_path):
+    """What was written after the last save cannot be seen again: it stays in the files."""
+    model = at_every_frame()
+    names = ("jsonl", "trace", "state")
+    narrate_live(tmp_path, model, names, 3)
+    saved = (tmp_path / "state").read_bytes()
+    narrate_live(tmp_path, model, names, 3)
+    before = {name: (tmp_path / name).read_text() for name in ("jsonl", "trace")}
+    (tmp_path / "state").write_bytes(saved)             # as if killed before the next save
+    narrate_live(tmp_path, model, names, 2)
+    for name, text in before.items():
+        assert (tmp_path / name).read_text().startswith(text)
+        assert len(rows_of(tmp_path / name)) == 8
