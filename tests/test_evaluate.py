@@ -176,66 +176,65 @@ TRUE = {"a": [{"time": 2.0, "text": "You open the fridge."},
               {"time": 5, "text": "You wash the cup."}]}
 
 
-def test_score_reads_every_form(tmp_path):
-    predicted = write(tmp_path / "p.json", TRUE)
-    each = tmp_path / "each.json"
-    for form in (TRUE, {"a": [TRUE["a"]]}, {"a": {"start": 0.0, "annotators": [TRUE["a"]]}}):
-        true = write(tmp_path / "g.json", form)
-        result = command("score", "--pred", predicted, "--gt", true, "--json", "--per-video", each)
-        assert result["f1"] == 1 and result["narrations"] == 2
-        assert result["cider"] == pytest.approx(10)
-        assert json.loads(each.read_text())["a"]["rouge_l"] == pytest.approx(1)
-    video = write(tmp_path / "p.mp4", "a video")
-    error = command("score", "--pred", predicted, "--gt", true, "--per-video", video, ok=False)
-    assert "p.mp4: must be the name of a .json file" in error
-    several = write(tmp_path / "g.json", {"a": [TRUE["a"], [{"time": 3.0, "text": "You look."}]]})
-    assert command("score", "--pred", predicted, "--gt", several, "--json")["narrations"] == 3
+def folder_of(path, files):
+    """A folder with these files: JSON, or text as it is."""
+    path.mkdir()
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / name).write_text(text)
+    return path
 
 
-def test_score_reads_our_own_files(tmp_path):
-    row = {"n": 0, "frame": 3, "start": 0.0, "end": 2.0, "text": "You look.", "p_skip": None,
-           "tokens": [1]}
-    predictions = tmp_path / "pred"
-    predictions.mkdir()
-    (predictions / "kitchen.jsonl").write_text(json.dumps(row) + "\n")
-    toy = {"video": "kitchen.mp4", "fps": 2, "duration": 4.0,
-           "narrations": [{"time": 2.0, "text": "You look.", "memory": []}]}
-    true = write(tmp_path / "kitchen.json", toy)
-    result = command("score", "--pred", predictions, "--gt", true, "--json")
-    assert result["f1"] == 1 and result["rouge_l"] == 1
+ROW = {"n": 0, "frame": 3, "start": 0.0, "end": 2.0, "text": "You open the fridge.", "tokens": [1]}
+CUE = "1\n00:00:00,000 --> 00:00:02,000\nYou open the fridge.\n\n"
 
 
-def test_score_reads_a_file_for_each_video(tmp_path):
-    """With an object around the narrations, as docs/own_videos.md has it, or in capital letters."""
-    folder = tmp_path / "true"
-    folder.mkdir()
-    write(folder / "a.json", {"narrations": TRUE["a"]})
-    write(folder / "b.json", {"video": "b.mp4", "fps": 2, "narrations": TRUE["a"]})
-    predictions = tmp_path / "pred"
-    predictions.mkdir()
-    write(predictions / "a.json", {"narrations": TRUE["a"]})
-    cues = "1\n00:00:00,000 --> 00:00:02,000\nYou open the fridge.\n\n"
-    (predictions / "b.SRT").write_text(cues)
-    result = command("score", "--pred", predictions, "--gt", folder, "--json")
-    assert (result["videos"], result["narrations"], result["predicted"]) == (2, 4, 3)
-    assert result["precision"] == 1
+@pytest.mark.parametrize("pred, gt, narrations", [
+    ({"p.json": TRUE}, {"g.json": TRUE}, 2),
+    ({"p.json": TRUE}, {"g.json": {"a": [TRUE["a"]]}}, 2),
+    ({"p.json": TRUE}, {"g.json": {"a": {"start": 0.0, "annotators": [TRUE["a"]]}}}, 2),
+    # several annotators
+    ({"p.json": TRUE}, {"g.json": {"a": [TRUE["a"], TRUE["a"][:1]]}}, 3),
+    # what stream.py writes, and the toy's ground truth
+    ({"a.jsonl": json.dumps(ROW)}, {"a.json": {"video": "a.mp4", "fps": 2, "duration": 4.0,
+                                               "narrations": [{**TRUE["a"][0], "memory": []}]}}, 1),
+    # a file for each video, with an object around the narrations, or in capital letters
+    ({"a.json": {"narrations": TRUE["a"]}, "b.SRT": CUE},
+     {"a.json": {"narrations": TRUE["a"]}, "b.json": {"narrations": TRUE["a"][:1]}}, 3),
+    # of one video each, whatever their names
+    ({"p.json": {"mine": TRUE["a"]}}, {"g.json": TRUE}, 2),
+    # a video without a true narration is left out
+    ({"p.json": TRUE | {"b": []}}, {"g.json": TRUE | {"b": [[], []]}}, 2),
+])
+def test_score_reads_every_form(tmp_path, pred, gt, narrations):
+    result = command("score", "--pred", folder_of(tmp_path / "pred", pred),
+                     "--gt", folder_of(tmp_path / "gt", gt), "--json")
+    assert (result["f1"], result["narrations"]) == (1, narrations)
+    assert result["rouge_l"] == pytest.approx(1)
 
 
 def test_score_refuses_a_video_in_two_files(tmp_path):
-    predicted = write(tmp_path / "p.json", TRUE)
-    folder = tmp_path / "twice"
-    folder.mkdir()
-    for name in ("x.json", "y.json"):
-        write(folder / name, TRUE)
-    for pred, gt in ((predicted, folder), (folder, predicted)):
+    once = folder_of(tmp_path / "once", {"x.json": TRUE})
+    twice = folder_of(tmp_path / "twice", {"x.json": TRUE, "y.json": TRUE})
+    for pred, gt in ((once, twice), (twice, once)):
         error = command("score", "--pred", pred, "--gt", gt, ok=False)
         assert "y.json, video a: the video has narrations in another file, too" in error
+
+
+def test_each_video_in_a_file(tmp_path):
+    predicted = write(tmp_path / "p.json", TRUE)
+    line = ["score", "--pred", predicted, "--gt", write(tmp_path / "g.json", TRUE), "--per-video"]
+    command(*line, tmp_path / "each.json")
+    assert json.loads((tmp_path / "each.json").read_text())["a"]["rouge_l"] == pytest.approx(1)
+    error = command(*line, tmp_path / "p.mp4", ok=False)
+    assert "p.mp4: must be the name of a .json file" in error
 
 
 @pytest.mark.parametrize("predicted, true, message", [
     (b"{", TRUE, "not JSON"),
     (b"[" * 9999, TRUE, "not JSON"),
     (b"\xff\xfe", TRUE, "not UTF-8"),
+    (b'{"a": []}\n{', TRUE, "not JSON"),
     ([1], TRUE, "expected an object"),
     ({"a": 7}, TRUE, "expected a list"),
     ({"a": [5]}, TRUE, "narration 0"),
@@ -270,14 +269,6 @@ def test_bad_lines_get_one_line(tmp_path, content, message):
     pred.write_bytes(content)
     gt = write(tmp_path / "g.json", TRUE)
     assert message in command("score", "--pred", pred, "--gt", gt, ok=False)
-
-
-def test_one_prediction_and_one_truth_whatever_their_names(tmp_path):
-    pred = write(tmp_path / "p.json", {"mine": TRUE["a"]})
-    gt = write(tmp_path / "g.json", TRUE)
-    assert command("score", "--pred", pred, "--gt", gt, "--json")["f1"] == 1
-    two = write(tmp_path / "g.json", TRUE | {"b": TRUE["a"]})
-    assert "are not in" in command("score", "--pred", pred, "--gt", two, ok=False)
 
 
 def test_score_without_java(tmp_path):
@@ -525,7 +516,7 @@ def by_whole_forwards(narrations):
 
 
 def assert_segments_go_on(model, x, narrations):
-    """`later_frames` gives the hidden states of whole forwards. Returns the slow stand-in for it."""
+    """`later_frames` gives the hidden states of whole forwards."""
     slow = by_whole_forwards(narrations)
     cache = variants.context_class(model)(model).cache
     _, _, tokens = model(x, narrations, cache=cache)
@@ -535,7 +526,6 @@ def assert_segments_go_on(model, x, narrations):
             hidden = evaluate.later_frames(model, x, cache, n, more)
             expected = slow(model, x, cache, n, more)
             assert (hidden - expected).abs().max() < 1e-4
-    return slow
 
 
 @pytest.mark.parametrize("variant", [
@@ -549,27 +539,9 @@ def assert_segments_go_on(model, x, narrations):
 ], ids=str)
 @torch.no_grad()
 def test_segments_go_on_from_the_keys_and_values(variant):
-    """One forward for all late segments gives the hidden states, and the scores, of a whole forward
-    for each.
-    """
+    """One forward for all late segments gives the hidden states of a whole forward for each."""
     model = tiny(**variant)
-    x, narrations = video(model, frames=24, at=(0, 3, 9, 15, 16))
-    slow = assert_segments_go_on(model, x, narrations)
-    logits = model.logits
-    forwards = []
-    hook = model.register_forward_hook(lambda *_: forwards.append(1))
-    for push in (100, 12, 10):                 # [SKIP] always, often, sometimes
-        pushed = torch.zeros(len(model.layout.tokenizer))
-        pushed[model.layout.skip] = push
-        with mock.patch.object(model, "logits", lambda hidden: logits(hidden) + pushed):
-            forwards.clear()
-            fast = evaluate.score_segments(model, x, narrations)
-            assert len(forwards) == 1
-            if push == 100:
-                assert [score.difference for score in fast[1:]] == [-2, -5, -1, 0]
-            with mock.patch.object(evaluate, "later_frames", slow):
-                assert evaluate.score_segments(model, x, narrations) == fast
-    hook.remove()
+    assert_segments_go_on(model, *video(model, frames=24, at=(0, 3, 9, 15, 16)))
 
 
 def test_segments_by_hand(monkeypatch):

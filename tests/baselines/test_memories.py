@@ -149,29 +149,6 @@ def test_every_parameter_learns(name):
     assert x.grad[:, :J].any()
 
 
-@pytest.mark.parametrize("name", LEARNED)
-def test_it_can_learn_to_keep(name):
-    """One thing is shown once, four frames ago; a linear map of the memory tokens is to name it."""
-    torch.manual_seed(0)
-    things = torch.randn(4, WIDTH)
-    memory = make(name)
-    head = torch.nn.Linear(M * WIDTH, 4)
-    optimizer = torch.optim.Adam([*memory.parameters(), *head.parameters()], lr=3e-3)
-    read_at = torch.full((16, 1), 5 * J)
-    losses = []
-    for _ in range(60):
-        shown = torch.randint(4, (16,))
-        x = 0.3 * torch.randn(16, 5 * J, WIDTH)
-        x[:, 3] += things[shown]
-        tokens, _ = memory(x, read_at)                         # [16, 1, M, D]
-        loss = F.cross_entropy(head(tokens.flatten(1)), shown)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert np.mean(losses[-10:]) < 0.3, losses[-10:]
-
-
 @pytest.mark.parametrize("name", LEARNED | GIVEN)
 def test_saved_and_loaded(name, tmp_path):
     """The same narrator again; a file without what another memory needs is refused, by name."""
@@ -189,22 +166,6 @@ def test_saved_and_loaded(name, tmp_path):
     for other in others:
         with pytest.raises(BadData, match="(lacks|unexpected|the wrong shape for) .*clustering"):
             load_narrator(str(tmp_path), memory=other)
-
-
-@pytest.mark.parametrize("start", ["published", "statistics"])
-@pytest.mark.parametrize("name", LEARNED)
-def test_every_memory_learns_from_its_first_weights(name, start):
-    model = tiny(memory=name)
-    x, narrations = video(model)
-    if start == "published":
-        model.start_published()
-    else:
-        model.initialise(x)
-    loss, _ = model.loss(x, narrations)
-    loss.backward()
-    assert loss.isfinite()
-    for p in model.memory.parameters():
-        assert p.grad is not None
 
 
 # ------------------------------------------------------------------ K-Means
@@ -250,16 +211,6 @@ def test_kmeans_by_hand():
         assert np.allclose(state[0, :, :-1], centres, atol=1e-4)
 
 
-def test_kmeans_finds_clusters_that_are_far_apart():
-    """Two places, two crowds: each centre is the mean of its crowd, however long the stream."""
-    memory = KMeans(WIDTH, 2, J=2)
-    crowds = torch.stack([torch.full((WIDTH,), 50.0), torch.full((WIDTH,), -50.0)])
-    x = torch.randn(500, 2, WIDTH) + crowds
-    state = memory.step(x.view(1, 1000, WIDTH), memory.initial_state())
-    assert torch.allclose(memory.read(state)[0], x.mean(0), atol=1e-4)
-    assert state[0, :, -1].tolist() == [500, 500]
-
-
 def test_a_centre_without_tokens_stays():
     """Two equal tokens: the first place wins both, the second stays where it is, with count 0."""
     memory = KMeans(2, 3, J=1)
@@ -299,19 +250,6 @@ def test_moviechat_by_hand():
         assert not state[0, :empty].any()
         means = np.stack([mean for mean, _ in bank])
         assert np.allclose(memory.read(state)[0, empty:], means, atol=1e-4)
-
-
-def test_moviechat_merges_what_is_alike_and_keeps_the_order():
-    memory = MovieChat(WIDTH, 4, J=1)
-    lengths = torch.tensor([1, 2, 3, 4.0])[:, None]
-    a, b, c, d = F.normalize(torch.randn(4, WIDTH), dim=-1) * lengths
-
-    def read(*tokens):
-        return memory.read(memory.step(torch.stack(tokens)[None], memory.initial_state()))[0]
-
-    assert torch.equal(read(a, b, c, d), torch.stack([a, b, c, d]))
-    assert torch.allclose(read(a, b, b, 3 * b, c, d), torch.stack([a, 5 * b / 3, c, d]))
-    assert torch.equal(read(a, b), torch.stack([0 * a, 0 * a, a, b]))
 
 
 # ------------------------------------------------------------------ TokenMLP
