@@ -123,8 +123,7 @@ def encoder_config(options: argparse.Namespace) -> Config:
 
 def rewrite_command(options: argparse.Namespace) -> None:
     root = dataset_folder(options.data, options.root)
-    device, dtype = device_and_dtype(options.device)
-    rewrite(options.data, root, options.split or "val", options.limit, options.llm, device, dtype)
+    rewrite(options.data, root, options.split or "val", options.limit, options.llm, options.device)
 
 
 # ---------------------------------------------------------------------- the command line

@@ -24,7 +24,6 @@ from torch import Tensor
 import stream
 from baselines.variants import load_narrator
 from evaluate import average
-from experiments.paper import AGES_OF_WORDS
 from narrator import Narrator
 from streams.bounds import open_stream
 from support.common.errors import command_line
@@ -33,6 +32,8 @@ from support.common.options import DEFAULT_MODEL, Parser
 from support.common.progress import progress
 from toy import stages, world
 
+# upper ends of the groups by the seconds since a thing was seen
+AGES_OF_WORDS = (5, 10, 20, 40, 80, 160, 320)
 SEEDS = range(6_400_000, 6_400_024)            # of the test videos
 WORLD = world.World(idle=1.0, stretches={(10, 300): 1.0})          # seconds, log-uniform
 SEGMENTS_OF_VIDEO = 16                         # with two stretches of idle time

@@ -34,7 +34,6 @@ from torch import Tensor
 
 import narrator as nar
 from baselines.variants import load_narrator
-from experiments.paper import AGES
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
@@ -43,6 +42,8 @@ from support.common.progress import progress
 from toy import stages, world
 from toy.read_out import ReadOut, most_likely, save_read_out
 
+# upper ends of the groups by the seconds since a thing was seen
+AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
 EVERY = 4                                      # frames between two moments
 TRAINING_IDLE = 0.5                            # share of the training videos with idle time
 IN_A_ROW = 8                                   # training videos that make a long one

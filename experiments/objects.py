@@ -1,7 +1,7 @@
-"""Objects that narrations make up (paper App. C.1), and do pictures explain them (App. C.5)?
+"""Objects that narrations make up (paper App. C.1).
 
     python -m experiments.objects --pred out/predictions --data egoexo4d --llm Qwen/Qwen3-8B
-    python -m experiments.objects --pred out/predictions --data toy --world clutter
+    python -m experiments.objects --pred out/predictions --data toy
 
 Each true sentence is compared with that of the predicted segment that fits it best, as in
 `evaluate.py score`. A language model names the objects that a sentence says are in use, or the
@@ -9,13 +9,9 @@ toy's templates do (`--llm none`). Two objects match if they are one word but fo
 plural, or if the language model says so.
 
 The paper reports one *object accuracy* (FlowNar 36.6 %, VideoLLM-online 33.8 %, VideoLLM-MoD
-25.8 %). It gives neither its questions nor how it averages. Here object accuracy is the share of
-all predicted objects that match one of their pair's true objects; `objects_found` is the share of
-all true objects that are matched; `..._of_pairs` are means over pairs instead.
-
-For the toy's rendered videos it also asks the kitchen: how many of the wrong things were in sight,
-though not in use (`by_chance`: how many of all 36 things were in sight then), and what is missed in
-which light.
+25.8 %), and not its questions. Here object accuracy is the share of all predicted objects that
+match one of their pair's true objects; `objects_found` is the share of all true objects that are
+matched.
 """
 import argparse
 import json
@@ -26,10 +22,7 @@ from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-
-from commands.evaluate import split_of
-from evaluate import TAU, measure_video, average, overlaps, segments
+from evaluate import average, measure_video
 from experiments.truth import known_truth, parse_truth, protect, truth_options
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -37,11 +30,9 @@ from support.common.options import Parser
 from support.common.progress import progress
 from support.common.text import one_line
 from support.files.answers import Answers
-from support.files.narrations import Sentence, Truth, is_list_of, paired, read_predictions
+from support.files.narrations import is_list_of, paired, read_predictions
 from toy import world
 
-# Segments are grouped by their light. These are the bounds of the groups; daylight is 0.7 to 1.15.
-LIGHT = (0.0, 0.1, 0.3, 0.6, np.inf)
 OBJECTS = """\
 List the objects that the person in the sentence touches or uses, as a JSON list of short singular nouns.
 No places, no parts of the body. Answer with the list alone; if there is no object, answer [].
@@ -170,18 +161,10 @@ def judge(reader: ByTemplate | ByModel, truth: str, text: str) -> Judged:
 
 
 def object_measures(rows: list[Judged]) -> dict:
-    """Shares over all objects, and means over pairs.
-
-    Pairs without a true object are left out and counted.
-    """
+    """Shares over all objects. Pairs without a true object are left out and counted."""
     kept = [row for row in rows if row.found]
-    right = []
-    found = []
-    for row in kept:
-        right.extend(row.right.values())
-        found.extend(row.found.values())
-    right_of_pairs = [average(list(row.right.values())) for row in kept if row.right]
-    found_of_pairs = [average(list(row.found.values())) for row in kept]
+    found = [matched for row in kept for matched in row.found.values()]
+    right = [matched for row in kept for matched in row.right.values()]
     return {
         "pairs": len(kept),
         "without_objects": len(rows) - len(kept),
@@ -189,125 +172,33 @@ def object_measures(rows: list[Judged]) -> dict:
         "predicted_objects": len(right),
         "object_accuracy": average(right),
         "objects_found": average(found),
-        "object_accuracy_of_pairs": average(right_of_pairs),
-        "objects_found_of_pairs": average(found_of_pairs),
-    }
-
-
-# ------------------------------------------------------------- what the toy's pictures show
-
-@dataclass
-class Shown:
-    """A true segment of a toy video."""
-    light: float                               # mean over its frames
-    hit: bool                                  # does a predicted segment overlap enough?
-    judged: Judged                             # the objects of its pair of sentences
-    sight: set[tuple[int, int]]                # looks (type, colour) of the things in sight,
-    clutter: set[tuple[int, int]]              # and of those among them that are clutter
-
-
-def shown(kitchen: world.Kitchen, truth: Truth, predicted: list[Sentence],
-          rows: list[Judged]) -> list[Shown]:
-    """The segments of a video; `rows` are the objects of their pairs of sentences.
-
-    What a hand carries does not count as in sight.
-    """
-    true_segments = segments([sentence.time for sentence in truth.annotators[0]])
-    predicted_segments = segments([sentence.time for sentence in predicted])
-    iou, _ = overlaps(true_segments, predicted_segments)
-    hits = (iou >= TAU).any(1)
-    labels = kitchen.labels()
-    clutter = {(thing.type, thing.colour) for thing in kitchen.clutter if thing}
-    result = []
-    for (start, end), hit, row in zip(true_segments, hits, rows):
-        frames = range(round(start * world.FPS), round(end * world.FPS))
-        looks = labels[frames][..., [world.TYPE, world.COLOUR]].reshape(-1, 2)
-        sight = {(kind, colour) for kind, colour in looks.tolist() if kind} | clutter
-        light = float(np.mean([kitchen.light(frame) for frame in frames]))
-        result.append(Shown(light, bool(hit), row, sight, clutter))
-    return result
-
-
-def failures(rows: list[Shown], kind: world.World) -> dict:
-    """Were wrong things in sight, and is more missed in the dark?
-
-    Shares; None where there is nothing to count.
-    """
-    looks = {}                                 # name of each thing: (type, colour)
-    for look in product(range(1, 7), range(1, 7)):
-        looks[" ".join(kind.words(*look))] = look
-
-    wrong = []                                 # (look, segment) of each thing that is not in use
-    for row in rows:
-        # As in object_measures, pairs without a true object do not count.
-        if not row.judged.found:
-            continue
-        for name, right in row.judged.right.items():
-            if not right and name in looks:
-                wrong.append((looks[name], row))
-
-    by_light = {}
-    for low, high in zip(LIGHT, LIGHT[1:]):
-        rows_here = [row for row in rows if low <= row.light < high]
-        if not rows_here:
-            continue
-        label = f"light {low:g} - {high:g}" if high < np.inf else f"light >= {low:g}"
-        objects = object_measures([row.judged for row in rows_here])
-        by_light[label] = {
-            "segments": len(rows_here),
-            "recall": average([row.hit for row in rows_here]),
-            "object_accuracy": objects["object_accuracy"],
-            "objects_found": objects["objects_found"],
-        }
-    return {
-        "wrong_things": len(wrong),
-        "wrong_in_sight": average([look in row.sight for look, row in wrong]),
-        "by_chance": average([len(row.sight) / len(looks) for _, row in wrong]),
-        "wrong_clutter": average([look in row.clutter for look, row in wrong]),
-        "by_light": by_light,
     }
 
 
 # ------------------------------------------------------------- the command line
 
-def run_objects(args: argparse.Namespace):
-    """Print the shares; for the toy's rendered videos, also what the pictures explain."""
+def run_objects(args: argparse.Namespace) -> None:
     protect(args)
-    truths = known_truth(args)
     predictions = read_predictions(Path(args.pred))
-    truths, predictions = paired(truths, predictions, args.gt or args.data, args.pred, args.partial)
+    truths, predictions = paired(known_truth(args), predictions, args.gt or args.data, args.pred,
+                                 args.partial)
     if args.llm == "none":
         reader = ByTemplate()
     else:
         reader = ByModel(Answers(args.llm, args.answers, args.device, args.dtype).ask)
 
-    rows = {}                                  # video: objects of each pair of sentences
-    every_row = []
-    for name, truth in progress(truths.items(), "objects", unit="video", disable=args.llm == "none"):
+    rows = []
+    videos = 0
+    for name, truth in progress(truths.items(), "objects", unit="video"):
         if any(truth.annotators):
             _, pairs = measure_video(truth, predictions[name])
-            rows[name] = [judge(reader, sentence.text, text) for sentence, text in pairs]
-            every_row.extend(rows[name])
-    result = {"videos": len(rows), "not_understood": len(reader.unread)}
-    result |= object_measures(every_row)
+            rows += [judge(reader, sentence.text, text) for sentence, text in pairs]
+            videos += 1
+    result = {"videos": videos, "not_understood": len(reader.unread)} | object_measures(rows)
     if not result["pairs"] and args.llm == "none":
         raise BadData("there is nothing to score: --llm none knows only the toy's sentences; "
                       "give a language model")
-
-    # Only for rendered videos is it known what was in sight: files have no kitchen.
-    if args.data == "toy" and not args.root:
-        kind = world.find_world(args.world)
-        segments_shown = []
-        for seed, kitchen in world.kitchens(split_of(args), args.limit, world=kind):
-            name = f"toy-{seed}"
-            if name in rows:
-                segments_shown += shown(kitchen, truths[name], predictions[name], rows[name])
-        result |= failures(segments_shown, kind)
-
-    print_table([("all", {key: value for key, value in result.items() if key != "by_light"})])
-    by_light = result.get("by_light", {})
-    if len(by_light) > 1:
-        print_table(list(by_light.items()))
+    print_table([("all", result)])
     if result["not_understood"]:
         unread = "answers that make no sense"
         if args.llm == "none":
@@ -317,7 +208,7 @@ def run_objects(args: argparse.Namespace):
         print(json.dumps(result))
 
 
-def main():
+def main() -> None:
     parser = Parser(
         prog="python -m experiments.objects",
         description="How many of the objects that narrations name are in use.")

@@ -39,14 +39,7 @@ from support.files.tracks import Interval, Notes
 from toy.world import FPS
 
 ACTS = 5                                       # a rule's summary has at most so many
-IRREGULAR = {
-    "bring": "brought", "break": "broke", "cut": "cut", "draw": "drew", "drink": "drank",
-    "eat": "ate", "feed": "fed", "get": "got", "give": "gave", "go": "went", "hang": "hung",
-    "hit": "hit", "hold": "held", "leave": "left", "put": "put", "read": "read", "set": "set",
-    "shake": "shook", "shut": "shut", "sit": "sat", "spread": "spread", "stand": "stood",
-    "swing": "swung", "sweep": "swept", "take": "took", "throw": "threw", "turn": "turned",
-    "write": "wrote",
-}
+IRREGULAR = {"shake": "shook", "swing": "swung"}          # of the toy's verbs
 PROMPT = """Below are notes on what a person did, one (seconds, note) each. A machine took them while watching a video:
 some repeat, some are wrong. Find the main activities and write one short summary of them. Leave out what is minor or
 said twice, join what belongs together, keep the order. Write in the past tense, to the person, a sequence of actions:
@@ -118,15 +111,16 @@ def unwrap(answer: str) -> str:
 
 def summarise(predictions: dict[str, list[Sentence]], args: argparse.Namespace) -> dict[str, str]:
     """{video: summary}; "" for a video without narrations."""
+    answers = None
+    if args.llm != "none":
+        answers = Answers(args.llm, args.answers, args.device, args.dtype)
     summaries = {}
-    if args.llm == "none":
-        for name, narrations in predictions.items():
-            summaries[name] = condense([sentence.text for sentence in narrations])
-        return summaries
-    answers = Answers(args.llm, args.answers, args.device, args.dtype)
     for name, narrations in progress(predictions.items(), "summaries", unit="video"):
-        summaries[name] = ""
-        if narrations:
+        # in the order of time, whatever the order of the file
+        narrations = sorted(narrations, key=lambda sentence: sentence.time)
+        if answers is None or not narrations:
+            summaries[name] = condense([sentence.text for sentence in narrations])
+        else:
             summaries[name] = unwrap(answers.ask(question_about(narrations)))
     return summaries
 
@@ -181,8 +175,7 @@ def known_references(args: argparse.Namespace) -> dict[str, list[str]]:
     return of_intervals(annotated[:args.limit])
 
 
-def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str],
-                    tokenise: bool = False) -> dict:
+def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> dict:
     """CIDEr-D, METEOR (None without Java) and ROUGE-L of summaries.
 
     truth    one or more references for each video; a video without any is left out and counted
@@ -190,19 +183,13 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str],
     """
     pairs = []                                 # (reference, summary)
     groups = []                                # of each video, the indices of its pairs
-    empty = 0
     for name, texts in truth.items():
-        if not texts:
-            continue
-        groups.append(range(len(pairs), len(pairs) + len(texts)))
-        pairs += [(text, summaries[name]) for text in texts]
-        if not summaries[name]:
-            empty += 1
+        if texts:
+            groups.append(range(len(pairs), len(pairs) + len(texts)))
+            pairs += [(text, summaries[name]) for text in texts]
     if not pairs:
         raise BadData("there is nothing to score: no video has a reference")
 
-    if tokenise:
-        pairs = evaluate.ptb(pairs)
     with_meteor = evaluate.java_problem() is None
     _, scores = evaluate.caption_scores(pairs, with_meteor)          # {measure: the score of each pair}
 
@@ -219,7 +206,7 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str],
         "videos": len(groups),
         "without_truth": len(truth) - len(groups),
         "references": len(pairs),
-        "empty": empty,
+        "empty": sum(not summaries[name] for name, texts in truth.items() if texts),
         "cider": evaluate.average(cider),
         "meteor": corpus_meteor,
         "rouge_l": evaluate.average([scores["rouge_l"][i] for i in best("rouge_l")]),
@@ -228,22 +215,15 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str],
 
 # ------------------------------------------------------------- the command line
 
-def run_summary(args: argparse.Namespace):
+def run_summary(args: argparse.Namespace) -> None:
     """Print a summary of each video, and the scores if there is something to compare with."""
     protect(args, args.output or "")
-    if args.ptb and evaluate.java_problem():
-        raise BadData(f"--ptb {evaluate.java_problem()}")
-    predictions = read_predictions(Path(args.pred))
     truth = None
+    predictions = read_predictions(Path(args.pred))
     if args.gt or args.data:
-        truth = known_references(args)
-        truth, predictions = paired(truth, predictions, args.gt or args.data, args.pred,
-                                    args.partial)
-    # Notes of a summary are in the order of time, whatever the order of the file.
-    in_order = {}
-    for name, narrations in predictions.items():
-        in_order[name] = sorted(narrations, key=lambda sentence: sentence.time)
-    summaries = summarise(in_order, args)
+        truth, predictions = paired(known_references(args), predictions, args.gt or args.data,
+                                    args.pred, args.partial)
+    summaries = summarise(predictions, args)
     for name, text in summaries.items():
         print(f"{name}: {text}")
     if args.output:
@@ -252,7 +232,7 @@ def run_summary(args: argparse.Namespace):
         empty = sum(not text for text in summaries.values())
         result = {"videos": len(summaries), "empty": empty}
     else:
-        result = score_summaries(truth, summaries, args.ptb)
+        result = score_summaries(truth, summaries)
         if result["meteor"] is None:
             print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
     print_table([("all", result)])
@@ -260,16 +240,13 @@ def run_summary(args: argparse.Namespace):
         print(json.dumps(result))
 
 
-def main():
+def main() -> None:
     parser = Parser(
         prog="python -m experiments.summary",
         description="Summaries of videos, made of their narrations and scored.")
     truth_options(parser)
     parser.add_argument("--output", metavar="FILE",
                         help="also write the summaries, as JSON {video: summary}")
-    parser.add_argument(
-        "--ptb", action="store_true",
-        help="split sentences by the Penn Treebank tokeniser (needs Java, pycocoevalcap)")
     args = parse_truth(parser, needed=False)
     command_line(lambda: run_summary(args))
 

@@ -8,35 +8,34 @@
     python -m experiments.tables T5 --commands       the commands of each row
     python -m experiments.tables T1 --data ek100     those for the paper's own data, and its numbers
 
-Trained narrators, predictions and messages are kept in --output; an interrupted run goes on where
-it stopped. Results are files in experiments/results/, one for each narrator, evaluation and seed.
+Trained narrators, predictions and the messages of the present command are kept in --output; an
+interrupted run goes on where it stopped. For several processors start several of these, each with
+seeds of its own and an --output of its own. Results are lines of experiments/results/*.jsonl.
 Results of other commands, another recipe (paper.py), world or base are not shown, and are made anew
-when the table is completed. --list counts the results of each commit; a + means changed files.
+when the table is completed.
 
 The paper's numbers are in italics, as printed there: precision, recall, F1, C, M and R in
 hundredths. Ours are shares: the mean over seeds, with the standard deviation where there are
-several. GMACs are of 240 frames, the cache is that after 480 (`experiments.efficiency`: a narration
-every 8 frames). Below a table stand its claims: the difference of two rows with its 95 % interval
+several. GMACs are of 240 frames, the cache is that after 480 (`experiments.cost`: a narration every
+8 frames). Below a table stand its claims: the difference of two rows with its 95 % interval
 (intervals.py).
 """
 import argparse
 import json
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from experiments.intervals import ConfidenceInterval, compare_means
-from experiments.paper import EVALUATIONS, TABLES, TRAININGS, VIDEOS, Claim, Column, Row, Table
+from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import (
-    FOLDER, Experiment, Runner, cores, evaluate_command, experiments_of, needed, real_commands,
-    result, train_command,
+    FOLDER, Experiment, carry_out, commands_of, experiments_of, needed, real_commands, result,
 )
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
-from support.common.options import Parser, in_range, positive_int
+from support.common.options import Parser, in_range
 
 PAGE = Path(__file__).with_name("README.md")
 FAILED = 1.5                    # times the loss of the best seed: a training that has failed
@@ -218,38 +217,27 @@ def update_page() -> None:
 
 # ------------------------------------------------------------------------------- --list
 
-def list_costs(names: list[str], seeds: list[int] | None) -> None:
-    """Print what each table lacks. Minutes are estimated as means over all results."""
-    # Each experiment counts once, though several tables may show it.
-    all_needed = set()
-    for table in TABLES.values():
-        all_needed |= set(needed(table, seeds_of(table, seeds)))
-    commits = Counter()
-    minutes = {"train": [], "evaluate": []}
-    for kept in results_of(all_needed):
-        commits.update(kept["commits"].values())
-        for kind, spent in kept["minutes"].items():
-            if spent:
-                minutes[kind].append(spent)
-    means = {kind: float(np.mean(values)) if values else None for kind, values in minutes.items()}
-
+def list_missing(names: list[str], seeds: list[int] | None) -> None:
+    """Print how many results each table lacks, and how long these take: the means over those that
+    are there."""
     for name in names:
         table = TABLES[name]
         experiments = needed(table, seeds_of(table, seeds))
+        results = results_of(experiments)
         missing = [experiment for experiment in experiments if not result(experiment)]
-        present = len(experiments) - len(missing)
-        line = f"{name:10} {table.title}: {present} of {len(experiments)} results"
+        line = f"{name:10} {table.title}: {len(results)} of {len(experiments)} results"
         if missing:
             narrators = {(experiment.training, experiment.seed) for experiment in missing}
-            plural = "s" if len(narrators) > 1 else ""
-            line += f"; lacks {len(missing)}, of {len(narrators)} narrator{plural}"
-            if all(means.values()):
-                cost = len(narrators) * means["train"] + len(missing) * means["evaluate"]
-                line += f", about {cost:.0f} minutes"
-            line += " on one core"
+            minutes = (len(narrators) * mean_minutes(results, "train")
+                       + len(missing) * mean_minutes(results, "evaluate"))
+            line += (f"; narrators to train or evaluate: {len(narrators)}, "
+                     f"at most about {minutes:.0f} minutes on one core")
         print(line)
-    counts = [f"{commit} {count}" for commit, count in commits.most_common()]
-    print("results by commit: " + ", ".join(counts))
+
+
+def mean_minutes(results: list[dict], kind: str) -> float:
+    spent = [kept["minutes"][kind] for kept in results if kept["minutes"][kind]]
+    return float(np.mean(spent)) if spent else 0.0
 
 
 # ------------------------------------------------------------------------------- --commands, --data
@@ -262,46 +250,12 @@ def numbers_of(table: Table, data: str) -> list[str]:
     return [row.other_numbers.get(data, "") for row in table.rows]
 
 
-def toy_commands(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
-    """The commands that `Runner` carries out for a row, each once and in its order, with `python`.
-
-    Without those of the long videos, which all rows have in common (`video_commands`).
-    """
-    commands = []
-    for experiment in needed(table._replace(rows=[row]), seeds_of(table, seeds)):
-        init = TRAININGS[experiment.training].init
-        if init:
-            commands.append(train_command(init, experiment.seed, FOLDER))
-        commands.append(train_command(experiment.training, experiment.seed, FOLDER))
-        if "{long}" in EVALUATIONS[experiment.evaluation]:
-            # It reads the predictions of that evaluation.
-            commands.append(evaluate_command(experiment._replace(evaluation="long"), FOLDER))
-        commands.append(evaluate_command(experiment, FOLDER))
-    return with_python(commands)
-
-
-def video_commands(table: Table) -> list[str]:
-    """The commands that make a table's long videos, with `python`. Empty if it has none."""
-    for column in table.columns:
-        if "{videos}" in EVALUATIONS[column.evaluation]:
-            return with_python([line.format(videos=f"{FOLDER}/videos").split() for line in VIDEOS])
-    return []
-
-
-def with_python(commands: list[list[str]]) -> list[str]:
-    """Commands as lines, each once."""
-    lines = [" ".join(["python", *command]) for command in commands]
+def toy_commands(row: Row, table: Table, seeds: list[int]) -> list[str]:
+    """The commands of a row, each once, with `python`."""
+    lines = []
+    for experiment in needed(table._replace(rows=[row]), seeds):
+        lines += [" ".join(["python", *command]) for command in commands_of(experiment, FOLDER)]
     return list(dict.fromkeys(lines))
-
-
-def check_numbers(name: str, data: str) -> None:
-    """BadData if the paper has no numbers of a table for a data set."""
-    table = TABLES[name]
-    if any(numbers_of(table, data)):
-        return
-    if not any(numbers_of(table, table.data)):
-        raise BadData(f"{name} is not in the paper: it has commands for the toy alone")
-    raise BadData(f"{name} has no numbers of {DATA[data]} in the paper, but of {DATA[table.data]}")
 
 
 def print_commands(names: list[str], data: str, seeds: list[int] | None) -> None:
@@ -309,16 +263,10 @@ def print_commands(names: list[str], data: str, seeds: list[int] | None) -> None
     that have numbers."""
     for name in names:
         table = TABLES[name]
-        if data != "toy":
-            check_numbers(name, data)
         print(f"\n{name}. {table.title}: {table.paper}")
-        if data == "toy" and video_commands(table):
-            print("  videos of 1 to 11 minutes:")
-            for command in video_commands(table):
-                print(f"    {command}")
         for row, row_numbers in zip(table.rows, numbers_of(table, data)):
             if data == "toy":
-                commands = toy_commands(row, table, seeds)
+                commands = toy_commands(row, table, seeds_of(table, seeds))
             elif row_numbers:
                 commands = real_commands(row, table, data)
             else:
@@ -335,33 +283,42 @@ def run_tables(args: argparse.Namespace) -> None:
         if name not in TABLES:
             raise BadData(f"there is no table {name}; choose of {', '.join(TABLES)}")
     names = args.names or list(TABLES)
+    if args.data != "toy":
+        names = [name for name in names if any(numbers_of(TABLES[name], args.data))]
+        if not names:
+            raise BadData(f"the paper has no numbers of {DATA[args.data]} for "
+                          f"{', '.join(args.names)}")
     if args.data != "toy" or args.commands:
-        if args.data != "toy" and not args.names:          # of all tables, those with numbers
-            names = [name for name in names if any(numbers_of(TABLES[name], args.data))]
         print_commands(names, args.data, args.seeds)
-        return
-    if args.list:
-        list_costs(names, args.seeds)
-        return
-    if args.page:
+    elif args.list:
+        list_missing(names, args.seeds)
+    elif args.page:
         update_page()
-        return
+    else:
+        # Without names, all tables are shown and none is completed.
+        errors = complete(args) if args.names and not args.show else []
+        print("\n\n".join(markdown(name, args.seeds) for name in names))
+        for error in errors:
+            print(error, file=sys.stderr)
+        if args.json:
+            print(json.dumps({name: as_json(name, args.seeds) for name in names}))
+        if errors:
+            raise BadData(f"{len(errors)} experiments failed; what they had done is kept: run the "
+                          "command again")
 
-    # Without names, all tables are shown and none is completed.
+
+def complete(args: argparse.Namespace) -> list[str]:
+    """Make the results that the named tables lack -> errors, one line for each that failed."""
+    experiments = []
+    for name in args.names:
+        experiments += needed(TABLES[name], seeds_of(TABLES[name], args.seeds))
     errors = []
-    if args.names and not args.show:
-        experiments = []
-        for name in names:
-            experiments += needed(TABLES[name], seeds_of(TABLES[name], args.seeds))
-        errors = Runner(args.output, args.jobs)(list(dict.fromkeys(experiments)))
-    print("\n\n".join(markdown(name, args.seeds) for name in names))
-    for error in errors:
-        print(error, file=sys.stderr)
-    if args.json:
-        print(json.dumps({name: as_json(name, args.seeds) for name in names}))
-    if errors:
-        raise BadData(f"{len(errors)} experiments failed; what they had done is kept: run the "
-                      "command again")
+    for experiment in dict.fromkeys(experiments):
+        try:
+            carry_out(experiment, args.output)
+        except BadData as error:
+            errors.append(f"{experiment.name}: {error}")
+    return errors
 
 
 def main():
@@ -382,8 +339,6 @@ def main():
                         help="of real data, print the commands and the paper's numbers")
     parser.add_argument("--seeds", nargs="+", type=in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
                         metavar="N", help="default: 0 to 2 for the main tables, else 0")
-    parser.add_argument("--jobs", type=positive_int, default=cores(),
-                        help="commands at a time (default: one for each core)")
     parser.add_argument("--output", default=FOLDER,
                         help=f"folder of trained narrators (default {FOLDER})")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -1,5 +1,5 @@
-"""Questions to a language model (paper App. C.1, C.4): greedy answers, each made once and kept in a
-.jsonl.
+"""Questions to a language model (paper §4.1, App. C.1, C.4): greedy answers, each made once and kept
+in a .jsonl.
 
 A line of the file is [question, answer]; the name of the model stands before the question, so
 several models and several commands can share a file. After a kill, repeat the command: questions
@@ -12,32 +12,42 @@ from pathlib import Path
 import torch
 
 from support.common.devices import device_and_dtype
-from support.common.disk import naming
 from support.common.errors import BadData
 from support.engine.checkpoint import load_llm
+from support.files.narrations import is_list_of
 
 
 class Answers:
     """Answers of the language model `llm` (folder or hub id). The model is loaded at the first new
     question.
 
-    kept        the .jsonl file
-    known       {"MODEL: question": answer}
+    kept        the .jsonl file; an incomplete last line, left by a kill, is cut off
 
-    Raises BadData if `kept` is another kind of file or has damaged lines; OSError if it cannot be
-    read or written.
+    Raises BadData if `kept` is another kind of file or has damaged lines.
     """
 
     def __init__(self, llm: str, kept: str | Path, device: str = "auto", dtype: str = "auto"):
         self.llm = llm
         self.kept = Path(kept)
         self.device, self.dtype = device_and_dtype(device, dtype)
-        # looked at first, because `read_answers` cuts off an incomplete last line
-        if self.kept.exists() and self.kept.read_bytes()[:2] not in (b"", b'["'):
-            raise BadData(f"{kept}: does not hold answers; choose another file (--answers)")
-        self.known = read_answers(self.kept, "[question, answer]")
+        self.known: dict[str, str] = {}                # {"MODEL: question": answer}
         self.kept.parent.mkdir(parents=True, exist_ok=True)
-        self.kept.touch()
+        content = self.kept.read_bytes() if self.kept.exists() else b""
+        complete = content[:content.rfind(b"\n") + 1]
+        for number, line in enumerate(complete.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            if not is_list_of(entry, str) or len(entry) != 2:
+                raise BadData(f"{kept}, line {number}: must be [question, answer]; delete the "
+                              "line, or choose another file (--answers)")
+            question, answer = entry
+            self.known[question] = answer
+        if not complete and content[:2] not in (b"", b'["'):
+            raise BadData(f"{kept}: does not hold answers; choose another file (--answers)")
+        if complete != content:
+            self.kept.write_bytes(complete)
 
     @cached_property
     def model(self):
@@ -49,10 +59,9 @@ class Answers:
         """The answer, of at most so many tokens. It can be empty."""
         key = f"{self.llm}: {question}"
         if key not in self.known:
-            answer = self.generate(question, tokens)
-            self.known[key] = answer
-            with naming(self.kept), self.kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([key, answer]) + "\n")
+            self.known[key] = self.generate(question, tokens)
+            with self.kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([key, self.known[key]]) + "\n")
         return self.known[key]
 
     def as_fed(self, question: str) -> torch.Tensor:
@@ -76,28 +85,3 @@ class Answers:
                               do_sample=False, num_beams=1, pad_token_id=tokenizer.eos_token_id)
         answer = output[0, ids.shape[1]:]
         return tokenizer.decode(answer, skip_special_tokens=True).strip()
-
-
-def read_answers(path: Path, form: str) -> dict[str, str]:
-    """{question: answer} from the lines of earlier runs. An incomplete last line, left by a kill,
-    is cut off the file.
-
-    form: how a line must look, for the error. Raises BadData naming the line that is damaged.
-    """
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    complete = content[:content.rfind(b"\n") + 1]
-    if len(complete) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(complete))
-    answers = {}
-    for number, line in enumerate(complete.splitlines(), 1):
-        try:
-            question, answer = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            question = answer = None
-        if not isinstance(question, str) or not isinstance(answer, str):
-            raise BadData(f"{path}, line {number}: must be {form}; delete the line")
-        answers[question] = answer
-    return answers

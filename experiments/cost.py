@@ -1,0 +1,474 @@
+"""What FlowNar costs: operations, memory and time of a stream, of a training step, and of the
+published size (paper §4.1, Fig. 1, App. C.3).
+
+    python -m experiments.cost stream --frames 3000 --png out/efficiency.png
+    python -m experiments.cost stream --config 1b
+    python -m experiments.cost training --frames 1200
+    python -m experiments.cost full-size --dtype bfloat16
+
+stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one language
+            model, with the same frames and narrations. The narrations are given, and fed word by
+            word, so only the context differs, and in VideoLLM-MoD the tokens that a layer computes.
+            Sizes matter here, values of weights do not. The frames are made beforehand
+training    the loss of one video and its gradient
+full-size   a narrator of the published size with random weights, from pixels to sentences
+
+frame and word are the passes of the language model that read a frame, and a word of a narration
+(without guessed words); rest is all else, CLAM above all. Bytes in use are those of keys and values
+in the cache, of CLAM's state and of memory tokens. A window is the number of frames after which
+speed and memory are reported.
+"""
+import argparse
+import json
+import multiprocessing
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import narrator as nar
+import stream
+from baselines.variants import load_narrator, new_narrator
+from streams.fast import open_stream
+from support.common.devices import DTYPES, device_and_dtype, synchronise
+from support.common.disk import check_writable, write_json
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table, pyplot, save_figure
+from support.common.options import DEFAULT_MODEL, Parser, positive_int
+from support.common.progress import progress
+from support.engine import checkpoint
+from support.files.features import encode_pictures
+
+VARIANTS = {                               # the settings in which each one differs from FlowNar
+    "FlowNar-C": {"last_k": 10},
+    "FlowNar": {},
+    "VideoLLM-online": {"memory": "none", "prune": False},
+    "VideoLLM-MoD": {"memory": "none", "prune": False, "mod_keep": 0.2},
+}
+LLAMA = {                                  # hidden, feed-forward, layers, heads; 8 key and value heads
+    "1b": (2048, 8192, 16, 32),
+    "8b": (4096, 14336, 32, 32),
+}
+WORDS = 128256                             # in Llama 3's vocabulary
+SIGLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+          "num_attention_heads": 16}       # SigLIP-L/16-384
+EVERY, SENTENCE = 8, 12                    # a narration of so many words every so many frames
+
+
+def llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, words: int,
+          device: str, dtype: torch.dtype):
+    """A Llama with random weights."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    config = LlamaConfig(
+        vocab_size=words, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=131072,
+        tie_word_embeddings=hidden <= 2048, bos_token_id=0, eos_token_id=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+
+
+def toy_tokenizer():
+    return checkpoint.load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
+
+
+def given_narrations(narrator: nar.Narrator, frames: int) -> dict[int, list[int]]:
+    """{frame: ids}: one of frame 0, and then of the last of every EVERY frames."""
+    ids = (narrator.layout.newline * SENTENCE)[:SENTENCE]
+    return {t: ids for t in [0, *range(EVERY - 1, frames, EVERY)]}
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak memory in bytes: of the device on CUDA, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource                        # not on Windows
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# ------------------------------------------------------------------------------- a stream
+
+def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
+    """The narrators that are measured, one after the other, as stream.py runs them: LoRA merged,
+    connector and CLAM in fp32. A trained one, or the variants."""
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    if args.model:
+        yield args.model, load_narrator(args.model, None, device, dtype).merge()
+        return
+    for name in args.variants:
+        if args.config:
+            llm = llama(*LLAMA[args.config], 8, WORDS, device, dtype)
+            config = nar.Config()
+        else:
+            toy = load_narrator(DEFAULT_MODEL, dtype=dtype)
+            llm = toy.llm
+            config = replace(toy.config, last_k=None)
+        narrator = new_narrator(llm, toy_tokenizer(), replace(config, **VARIANTS[name]))
+        yield name, narrator.to(device).eval().requires_grad_(False).merge()
+
+
+def random_frames(narrator: nar.Narrator, frames: int) -> Iterator[Tensor]:
+    """Frame tokens [J, D]: 64 random ones, again and again."""
+    generator = torch.Generator().manual_seed(0)
+    pool = torch.randn(64, narrator.config.J, narrator.config.width, generator=generator)
+    return islice(cycle(list(pool)), frames)
+
+
+def time_passes(context: stream.Context) -> Counter:
+    """Seconds that the context spends in passes with frames, and word by word, from now on."""
+    seconds = Counter()
+    feed = context.feed
+
+    def timed(tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
+        began = time.perf_counter()
+        logits = feed(tokens, x)
+        synchronise(context.narrator.device)       # a GPU works on after the call has returned
+        seconds["word" if x is None else "frame"] += time.perf_counter() - began
+        return logits
+
+    context.feed = timed
+    return seconds
+
+
+def state_bytes(context: stream.Context) -> int:
+    """Bytes of a stream's memories: their states, and the tokens read from them."""
+    names = ("state", "memory", "history_state", "history")            # the last two: Table 15
+    tensors = [getattr(context, name, None) for name in names]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: int) -> dict:
+    """Stream so many frames, or as many as the device has memory for.
+
+    windows     of each: frames until its end, and frames/s
+    memory      pairs of a number of frames, and the largest memory until then: weights and use
+    """
+    context = open_stream(narrator, lookahead=lookahead, guesses=0)
+    passes = time_passes(context)
+    given = given_narrations(narrator, frames)
+    seconds = []                               # of each frame
+    used = []                                  # bytes in use after each frame
+    most_tokens = 0
+    out_of_memory = False
+    began = time.perf_counter()
+    decisions = stream.narrate(narrator, random_frames(narrator, frames), forced=given,
+                               context=context)
+    try:
+        for decision in progress(decisions, "stream", frames, "frame", leave=False):
+            now = time.perf_counter()
+            seconds.append(now - began)
+            began = now
+            used.append(context.cache.bytes() + state_bytes(context))
+            # with the tokens that were removed after the narration
+            tokens = decision.text_tokens + decision.visual_tokens + decision.pruned
+            most_tokens = max(most_tokens, tokens)
+    except torch.OutOfMemoryError:
+        out_of_memory = True
+    done = len(used)
+    if done < window:
+        raise BadData("the device's memory is full in the first frames; choose a smaller model")
+
+    windows = []
+    for end in range(window, done + 1, window):
+        windows.append({"frames": end, "fps": window / sum(seconds[end - window:end])})
+    words = sum(t < done for t in given) * (SENTENCE + 1)              # with "Assistant:"
+    weights = sum(p.nbytes for p in narrator.parameters())
+    largest = weights + np.maximum.accumulate(used)
+    # about 60 numbers of frames, evenly spaced on a logarithmic axis
+    marks = sorted({round(mark) for mark in np.geomspace(1, done, 60)})
+    return {
+        "frames": done,
+        "fps": done / sum(seconds),
+        "ms_a_frame": 1e3 * passes["frame"] / done,
+        "ms_a_word": 1e3 * passes["word"] / words,
+        "ms_rest": 1e3 * (sum(seconds) - passes.total()) / done,
+        "weights_bytes": weights,
+        "cache_tokens": most_tokens,
+        "cache_mb": used[-1] / 1e6,
+        "windows": windows,
+        "memory": [(mark, int(largest[mark - 1])) for mark in marks],
+        "out_of_memory": out_of_memory,
+    }
+
+
+def macs(narrator: nar.Narrator, frames: int) -> int:
+    """Multiply-accumulates of connector, CLAM and language model over so many frames (without the
+    vision encoder)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+    context = open_stream(narrator, guesses=0)     # computes CLAM's queries, once: not counted
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        for _ in stream.narrate(narrator, random_frames(narrator, frames),
+                                forced=given_narrations(narrator, frames), context=context):
+            pass
+    return counter.get_total_flops() // 2
+
+
+def plot_efficiency(results: dict[str, dict], png: str, limit: float | None) -> None:
+    """Fig. 1, middle (memory, with a line at `limit` bytes) and right (speed), and the speed over
+    frames of App. C.3."""
+    figure, (memory, bars, speed) = pyplot().subplots(1, 3, figsize=(13, 3.6))
+    unit, size = ("GB", 1e9) if limit else ("MB", 1e6)
+    for name, costs in results.items():
+        frames = [mark for mark, _ in costs["memory"]]
+        used = [used_bytes / size for _, used_bytes in costs["memory"]]
+        line, = memory.plot(frames, used, label=name)
+        if costs["out_of_memory"]:
+            memory.plot(frames[-1], used[-1], "x", color=line.get_color(), label="out of memory")
+        windows = costs["windows"]
+        speed.plot([window["frames"] for window in windows],
+                   [window["fps"] for window in windows], label=name)
+    if limit:
+        memory.axhline(limit / size, linestyle="--", color="grey")
+    memory.set(xlabel="processed frames", xscale="log", ylim=(0, None), title="Memory",
+               ylabel=f"weights, cache and state, {unit}")
+    memory.legend()
+
+    labels = [name.replace("LLM-", "LLM-\n") for name in results]
+    shown = bars.bar(labels, [costs["fps"] for costs in results.values()],
+                     color=[f"C{i}" for i in range(len(results))])
+    bars.bar_label(shown, fmt="%.0f")
+    bars.margins(y=0.1)
+    most_frames = max(costs["frames"] for costs in results.values())
+    bars.set(ylabel="frames per second", title=f"Throughput over {most_frames} frames")
+    speed.set(xlabel="processed frames", ylabel="frames per second", ylim=(0, None), title="Speed")
+    figure.tight_layout()
+    save_figure(figure, png)
+
+
+def lines_of_stream(costs: dict, counted: int) -> dict:
+    """The lines of a narrator in the table. "all" is the mean of all that a frame costs, narrations
+    included."""
+    return {
+        "frames": costs["frames"],
+        f"GMACs, {counted} frames": costs["gmacs"],
+        "weights, MB": costs["weights_bytes"] / 1e6,
+        "cache and state, MB": costs["cache_mb"],
+        "largest cache, tokens": costs["cache_tokens"],
+        "frames/s": costs["fps"],
+        "ms, all, first window": 1e3 / costs["windows"][0]["fps"],
+        "ms, all, last window": 1e3 / costs["windows"][-1]["fps"],
+        "ms a frame": costs["ms_a_frame"],
+        "ms a word": costs["ms_a_word"],
+        "ms a frame, rest": costs["ms_rest"],
+        "out of memory": "yes" if costs["out_of_memory"] else "no",
+    }
+
+
+def run_stream(args: argparse.Namespace) -> None:
+    check_writable(args.png)
+    counted = min(240, args.frames)
+    window = min(args.window, args.frames)
+    results = {}
+    for name, narrator in narrators(args):
+        measure_stream(narrator, 5 * EVERY, EVERY, args.lookahead)     # the first calls allocate
+        costs = measure_stream(narrator, args.frames, window, args.lookahead)
+        results[name] = costs | {"gmacs": macs(narrator, counted) / 1e9}
+        del narrator                           # before the next one is built
+    print_table([(name, lines_of_stream(costs, counted)) for name, costs in results.items()])
+    if args.png:
+        plot_efficiency(results, args.png, limit=24e9 if args.config else None)
+    if args.json:
+        print(json.dumps(results[args.model] if args.model else results))
+
+
+# ------------------------------------------------------------------------------- a training step
+
+def measure_step(args: argparse.Namespace, name: str) -> dict:
+    """The median time of a variant's steps, in a process of its own, so that its peak memory is.
+
+    On a processor, other programs may interrupt a step: only its own time counts there.
+    """
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    tokenizer = toy_tokenizer()
+    torch.manual_seed(0)
+    words = max(2000, len(tokenizer))
+    heads = args.width // 64
+    llm = llama(args.width, 4 * args.width, args.layers, heads, heads // 2, words, device, dtype)
+    if name in args.checkpointing:
+        llm.gradient_checkpointing_enable({"use_reentrant": False})
+    config = nar.Config(lora_rank=16, lora_alpha=32)
+    narrator = new_narrator(llm, tokenizer, replace(config, **VARIANTS[name])).to(device).train()
+    x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
+    narrations = list(given_narrations(narrator, args.frames).items())
+    before = peak_memory(narrator.device)
+    clock = time.process_time if narrator.device.type == "cpu" else time.perf_counter
+    seconds = []
+    for _ in range(args.steps + 1):
+        narrator.zero_grad()
+        began = clock()
+        loss, learned = narrator.loss(x, narrations)
+        (loss / learned).backward()
+        synchronise(narrator.device)
+        seconds.append(clock() - began)
+    peak = peak_memory(narrator.device)
+    return {
+        "tokens": len(narrator.layout.sequence(narrations)),
+        "step, s": median(seconds[1:]),        # the first step also allocates
+        "peak memory, MB": peak / 1e6,
+        "of it, the step, MB": (peak - before) / 1e6,
+    }
+
+
+def run_training(args: argparse.Namespace) -> None:
+    device_and_dtype(args.device, args.dtype)      # a wrong device is refused before processes start
+    if args.width % 128:
+        raise BadData("--width must be a multiple of 128: heads of 64, and half as many of keys")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        try:
+            costs = list(pool.map(partial(measure_step, args), args.variants))
+        except BrokenProcessPool as error:
+            raise BadData("the process of a variant has ended: out of memory?") from error
+    results = dict(zip(args.variants, costs))
+    print_table(list(results.items()))
+    if args.json:
+        print(json.dumps(results))
+
+
+# ------------------------------------------------------------------------------- the published size
+
+def make_narrator(folder: Path, layers: int | None) -> None:
+    """A checkpoint of the published size with random weights: Llama-3.2-1B's shape, LoRA of rank
+    128, SigLIP-L/16-384. With `layers`, both models have only so many."""
+    from transformers import SiglipConfig, SiglipModel
+    hidden, inner, depth, heads = LLAMA["1b"]
+    llm = llama(hidden, inner, layers or depth, heads, 8, WORDS, "cpu", torch.bfloat16)
+    llm.save_pretrained(folder / "llm")
+    tokenizer = toy_tokenizer()
+    tokenizer.save_pretrained(folder / "llm")
+
+    size = SIGLIP | {"num_hidden_layers": layers or SIGLIP["num_hidden_layers"]}
+    text = {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 1,     # needed by no narrator
+            "num_attention_heads": 16, "bos_token_id": 0, "eos_token_id": 1}
+    vision = SiglipModel(SiglipConfig(
+        text_config=text, vision_config=size | {"image_size": 384, "patch_size": 16}))
+    vision.to(torch.bfloat16).save_pretrained(folder / "vision")
+    write_json(folder / "vision" / "preprocessor_config.json",
+               {"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+
+    config = nar.Config(llm="llm", vision="vision", memory_target=False, readout="cls")
+    new_narrator(llm, tokenizer, config).save(folder)
+
+
+def pictures_720p(frames: int) -> Iterator[np.ndarray]:
+    """Stripes that move: [720, 1280, 3] uint8."""
+    stripes = np.linspace(0, 8 * np.pi, 1280)[:, None]
+    rows = np.linspace(0.5, 1, 720)[:, None, None]
+    for t in range(frames):
+        waves = 127 + 127 * np.sin(stripes + [0.0, 2.0, 4.0] + 0.7 * t)        # [1280, 3]
+        yield (rows * waves).astype(np.uint8)
+
+
+def measure_full_size(model: str, args: argparse.Namespace) -> dict:
+    """Load a narrator and narrate pictures. Times are those of the clock on the wall."""
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    began = time.perf_counter()
+    narrator = load_narrator(model, None, device, dtype).merge()
+    encoder = narrator.vision_encoder(None, dtype)
+    costs = {"load, s": time.perf_counter() - began,
+             "peak memory after it, GB": peak_memory(narrator.device) / 1e9}
+
+    pictures = list(pictures_720p(args.frames))
+    began = time.perf_counter()
+    x = list(encode_pictures(pictures, encoder, args.lookahead))
+    synchronise(narrator.device)
+    encoding = time.perf_counter() - began
+    context = open_stream(narrator, lookahead=args.lookahead, guesses=0)
+    passes = time_passes(context)
+    given = given_narrations(narrator, args.frames)
+    began = time.perf_counter()
+    for _ in stream.narrate(narrator, x, forced=given, context=context):
+        pass
+    streaming = time.perf_counter() - began
+    return costs | {
+        "peak memory, GB": peak_memory(narrator.device) / 1e9,
+        "encoder, s a frame": encoding / args.frames,
+        "ms a frame": 1e3 * passes["frame"] / args.frames,
+        "ms a word": 1e3 * passes["word"] / (len(given) * (SENTENCE + 1)),
+        "frames/s": args.frames / (encoding + streaming),
+    }
+
+
+def run_full_size(args: argparse.Namespace) -> None:
+    with TemporaryDirectory() as temporary:
+        folder = Path(args.folder or temporary)
+        if not (folder / checkpoint.ADAPTER).exists():
+            # in a process of its own, so that its memory does not count
+            making = multiprocessing.get_context("spawn").Process(
+                target=make_narrator, args=(folder, args.layers))
+            making.start()
+            making.join()
+            if making.exitcode:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise BadData("the narrator could not be made: is memory or the disk full?")
+        costs = measure_full_size(str(folder), args)
+    print_table([("all", costs)])
+    if args.json:
+        print(json.dumps(costs))
+
+
+# ------------------------------------------------------------------------------- the command line
+
+NUMBERS = {                                    # command -> its options: name, default, help
+    "stream": (("frames", 2000, "frames to stream"),
+               ("window", 500, "frames for a point of the curves"),
+               ("lookahead", 4, "frames in one pass of the language model; 1: live")),
+    "training": (("frames", 400, "frames of the video"), ("steps", 3, "steps that are timed"),
+                 ("layers", 2, "of the language model"), ("width", 1024, "of its hidden states")),
+    "full-size": (("frames", 40, "pictures"),
+                  ("lookahead", 4, "frames in one pass of each model")),
+}
+
+
+def main() -> None:
+    parser = Parser(prog="python -m experiments.cost", description="What FlowNar costs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, run, text in (
+        ("stream", run_stream, "a stream of each variant"),
+        ("training", run_training, "a training step of each variant (§3.5)"),
+        ("full-size", run_full_size, "a narrator of the published size"),
+    ):
+        options = commands.add_parser(name, help=text, description=text)
+        options.set_defaults(run=run)
+        for number, default, meaning in NUMBERS[name]:
+            options.add_argument(f"--{number}", type=positive_int, default=default,
+                                 help=f"{meaning} (default %(default)s)")
+        options.add_argument("--device", default="auto",
+                             help="cpu, cuda, mps (default: the best there is)")
+        options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+        if name in ("stream", "training"):
+            options.add_argument("--variants", nargs="+", choices=list(VARIANTS),
+                                 default=list(VARIANTS), metavar="NAME",
+                                 help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
+        options.add_argument("--json", action="store_true", help="one JSON object as the last line")
+        if name == "stream":
+            options.add_argument("--config", choices=list(LLAMA),
+                                 help="a Llama of this size with random weights, instead of the toy's")
+            options.add_argument("--model", metavar="DIR", help="a trained narrator instead")
+            options.add_argument("--png", metavar="FILE", help="also draw Fig. 1")
+        if name == "training":
+            options.add_argument("--checkpointing", nargs="+", choices=list(VARIANTS), default=[],
+                                 metavar="NAME",
+                                 help="variants that recompute activations in the backward pass")
+        if name == "full-size":
+            options.add_argument("--layers", type=positive_int, help="of both models (default: all)")
+            options.add_argument("--folder", help="where the narrator is made, and found again")
+    args = parser.parse_args()
+    command_line(lambda: args.run(args))
+
+
+if __name__ == "__main__":
+    main()
