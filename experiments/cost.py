@@ -41,7 +41,7 @@ from torch import Tensor
 import narrator as nar
 import stream
 from baselines.variants import load_narrator, new_narrator
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.disk import check_writable, write_json
 from support.common.errors import BadData, command_line
@@ -163,7 +163,7 @@ def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: 
     most_tokens = 0
     out_of_memory = False
     began = time.perf_counter()
-    decisions = stream.narrate(narrator, random_frames(narrator, frames), forced=given,
+    decisions = stream.narrate(narrator, random_frames(narrator, frames), given=given,
                                context=context)
     try:
         for decision in progress(decisions, "stream", frames, "frame", leave=False):
@@ -211,7 +211,7 @@ def macs(narrator: nar.Narrator, frames: int) -> int:
     context = open_stream(narrator, guesses=0)     # computes CLAM's queries, once: not counted
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         for _ in stream.narrate(narrator, random_frames(narrator, frames),
-                                forced=given_narrations(narrator, frames), context=context):
+                                given=given_narrations(narrator, frames), context=context):
             pass
     return counter.get_total_flops() // 2
 
@@ -390,7 +390,7 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     passes = time_passes(context)
     given = given_narrations(narrator, args.frames)
     began = time.perf_counter()
-    for _ in stream.narrate(narrator, x, forced=given, context=context):
+    for _ in stream.narrate(narrator, x, given=given, context=context):
         pass
     streaming = time.perf_counter() - began
     return costs | {

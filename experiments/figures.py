@@ -31,7 +31,7 @@ import stream
 from commands.evaluate import load_vision, narrator_of, samples, split_of, true_narrations
 from data import DATASETS, load_dataset
 from experiments import curves, timeline
-from streams.fast import open_stream
+from streams.bounds import open_stream
 from support.common.disk import check_distinct, check_writable, is_number, read_text
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure

@@ -11,13 +11,14 @@ import numpy as np
 import stream
 from commands.evaluate import narrator_of
 from evaluate import overlaps, segments
+from streams.bounds import open_stream
 from streams.checks import check_input
-from streams.fast import open_stream
 from support.common.devices import vision_dtype
-from support.common.disk import check_distinct, check_writable, one_line
+from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, model_options, trigger_options
+from support.common.text import one_line
 from support.files.features import is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 

@@ -1,0 +1,67 @@
+"""A stream without end is bounded in memory and positions: hours of it in minutes."""
+import pytest
+import torch
+
+import stream
+from baselines.variants import load_narrator
+from helpers import TOY
+from streams.bounds import live_bounds, most_tokens, open_stream
+from streams.suspend import read_state, unpack, write_state
+
+WORDS = 12
+
+
+@pytest.mark.parametrize("hours", [0.05, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stream_without_end_is_bounded(hours, tmp_path):
+    """It is dark in the second of four parts: no sentence, and the segment grows as far as it may.
+    Ten times the camera is away, and the segment is restarted. In the third part the stream is
+    saved, thrown away, and goes on from its file."""
+    narrator = load_narrator(str(TOY)).merge()
+    live_bounds(narrator)
+    config = narrator.config
+    config.max_segment = 10.0
+    config.max_position = 2500         # ten narrations and what was between them have 1,400
+    count = round(hours * 3600 * config.fps)
+    torch.manual_seed(0)
+    pool = torch.randn(50, config.J, config.width)
+    ids = (narrator.layout.newline * WORDS)[:WORDS]
+    in_the_dark = range(count // 4, count // 2)
+    given = {t: ids for t in range(0, count, 9) if t not in in_the_dark}
+    outages = {count * n // 10 for n in range(1, 10)}
+    save_at = count * 5 // 8
+
+    def frames(first):
+        for t in range(first, count):
+            yield torch.zeros_like(pool[0]) if t in in_the_dark else pool[t % len(pool)]
+
+    def streamed():
+        """(context, decision) of each frame."""
+        context = open_stream(narrator, lookahead=4, guesses=0)
+        decisions = stream.narrate(narrator, frames(0), given=given, context=context)
+        for decision in decisions:
+            yield context, decision
+            if decision.frame >= save_at and not context.waiting:
+                break
+        write_state(tmp_path / "state", context, {}, {})
+        header, tensors = read_state(tmp_path / "state")
+        context = open_stream(narrator, lookahead=4, guesses=0)
+        unpack(context, header["stream"], tensors)
+        rest = frames(decision.frame + 1)
+        for decision in stream.narrate(narrator, rest, given=given, context=context):
+            yield context, decision
+
+    bound = most_tokens(narrator, WORDS, ahead=3)
+    segment = most_tokens(narrator, WORDS) - len(narrator.layout.prompt)      # its tokens, at most
+    bytes_at = {}
+    decided = 0
+    for context, decision in streamed():
+        decided += 1
+        if decision.frame + 1 in outages:
+            context.restart()
+        assert decision.text_tokens + decision.visual_tokens + decision.pruned <= bound
+        assert decision.position <= config.max_position + segment
+        bytes_at[decision.frame] = sum(buffer.nbytes for buffer in context.cache.keys.values())
+    assert decided == count
+    assert context.restarts > len(outages)         # in the dark, after every ten seconds, too
+    assert context.rewound > 0
+    assert bytes_at[count - 1] <= bytes_at[in_the_dark[-1]]    # the dark part filled it
