@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -40,7 +40,7 @@ from torch import Tensor
 
 import narrator as nar
 import stream
-from baselines.variants import load_narrator, new_narrator
+from baselines.variants import load_narrator, make_config, new_narrator
 from streams.bounds import open_stream
 from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.disk import check_writable, write_json
@@ -114,8 +114,9 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
         else:
             toy = load_narrator(DEFAULT_MODEL, dtype=dtype)
             llm = toy.llm
-            config = replace(toy.config, last_k=None)
-        narrator = new_narrator(llm, toy_tokenizer(), replace(config, **VARIANTS[name]))
+            config = toy.config
+        settings = asdict(config) | {"last_k": None} | VARIANTS[name]
+        narrator = new_narrator(llm, toy_tokenizer(), make_config(**settings))
         yield name, narrator.to(device).eval().requires_grad_(False).merge()
 
 
@@ -300,7 +301,8 @@ def measure_step(args: argparse.Namespace, name: str) -> dict:
     if name in args.checkpointing:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
     config = nar.Config(lora_rank=16, lora_alpha=32)
-    narrator = new_narrator(llm, tokenizer, replace(config, **VARIANTS[name])).to(device).train()
+    config = make_config(**asdict(config) | VARIANTS[name])
+    narrator = new_narrator(llm, tokenizer, config).to(device).train()
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())
     before = peak_memory(narrator.device)

@@ -135,7 +135,7 @@ def run_attention(args: argparse.Namespace) -> None:
     results = {}
     for model in args.model:
         narrator = narrator_of(args, model)
-        if narrator.config.mod_keep:
+        if getattr(narrator, "routing", None) is not None:
             raise BadData(f"{model}: in a layer with a router, few tokens attend; its attention "
                           "cannot be compared")
         vision = load_vision(args, narrator)

@@ -12,14 +12,13 @@ import stream
 from commands.evaluate import narrator_of
 from evaluate import overlaps, segments
 from streams.bounds import open_stream
-from streams.checks import check_input
 from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, model_options, trigger_options
 from support.common.text import one_line
-from support.files.features import is_features, open_frames
+from support.files.features import check_inputs, is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 
 TRUE_COLOUR = "#4c9be8"
@@ -144,7 +143,7 @@ def plot_timeline(decisions: list[stream.Decision], true: list[Sentence], fps: f
 
 def narrate_video(args: argparse.Namespace) -> tuple[list[stream.Decision], float]:
     """The narrator's stream over a video or its features: decisions, and frames per second."""
-    check_input(args.input)
+    check_inputs([args.input])
     narrator = narrator_of(args, args.model)
     encoder = None
     if not is_features(args.input):

@@ -1,22 +1,15 @@
 """The commands of experiments/, with nonsense for every option and with what cannot work."""
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from baselines import variants
-from experiments import efficiency
 from test_commands import check_nonsense, check_refused_early, no_model, world    # noqa: F401
 
 COMMANDS = [
-    "-m experiments.clam_forms --width 16 --heads 2 --length 20 --reads 2 --no-compile",
-    "-m experiments.efficiency --frames 4 --window 2 --every 2 --words 2 --macs-frames 2 "
-    "--streams 2 --variants FlowNar --video toys/a.mp4 --device cpu",
-    "-m experiments.training_step --frames 4 --device cpu",
+    "-m experiments.cost stream --frames 4 --variants FlowNar --device cpu",
     "-m experiments.figures attention --data toy --root toys --limit 1 --device cpu",
     "-m experiments.figures timeline toys/a.mp4 --device cpu",
     "-m experiments.figures words --data toy --root toys",
-    "-m experiments.figures examples toys/a.mp4 --from 0 --to 1 --png e.png",
     "-m experiments.summary --pred p.json --gt g.json",
     "-m experiments.objects --pred p.json --data toy --limit 1 --device cpu",
 ]
@@ -24,7 +17,7 @@ CANNOT_WORK = [
     "-m experiments.figures timeline nowhere.mp4",
     "-m experiments.figures timeline toys/a.mp4 --png p.json/new",
     "-m experiments.figures timeline toys/a.mp4 --vision owner/nowhere",
-    "-m experiments.efficiency --png p.json/new",
+    "-m experiments.cost stream --png p.json/new",
     "-m experiments.summary --pred p.json --llm owner/nowhere --answers p.json/new",
 ]
 
@@ -32,10 +25,8 @@ CANNOT_WORK = [
 @pytest.fixture
 def quick(world, monkeypatch):                                                    # noqa: F811
     """The folder `world`, where pictures are not drawn."""
-    monkeypatch.setattr(efficiency, "load_narrator", cache(variants.load_narrator))
     monkeypatch.setattr("matplotlib.figure.Figure.savefig",
                         lambda figure, path, **settings: Path(path).write_bytes(b"PNG"))
-    monkeypatch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **settings: None)
     return world
 
 

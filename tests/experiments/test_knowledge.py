@@ -1,14 +1,16 @@
-"""What memories know, by a linear read-out."""
+"""What memories know, by a linear read-out, and what narrators write of it."""
 from dataclasses import replace
 
 import pytest
 import torch
 
 from baselines.variants import load_narrator
-from experiments import knowledge
+from experiments import ages, knowledge
+from experiments.ages import Word
 from experiments.knowledge import Moments, in_a_row, last_sight, moments_of, score, train_read_out
-from helpers import TOY
+from helpers import TOY, tiny
 from test_evaluate import command
+from toy import world
 from toy.stages import Scene
 
 
@@ -110,11 +112,36 @@ def test_the_command(monkeypatch, tmp_path):
     assert png.stat().st_size > 10_000
 
 
-def test_a_narrator_without_memory_is_refused(tmp_path, monkeypatch):
-    class NoMemory:
-        class layout:
-            M = 0
-
-    monkeypatch.setattr(knowledge, "load_narrator", lambda *_, **__: NoMemory)
+def test_a_narrator_without_memory_is_refused(tmp_path):
+    tiny(memory="none").save(tmp_path)
     error = command("--model", tmp_path, main=knowledge.main, ok=False)
     assert error.endswith("has no memory that could be read out")
+
+
+# ---------------------------------------------------------------------- what narrators write of it
+
+def test_groups_of_ages():
+    words = [Word(2, 0, True), Word(5, 0, False), Word(5.5, 0, True), Word(300, 20, False),
+             Word(301, 20.5, True), Word(9999, 9000, True)]
+    assert ages.by_age(words) == {
+        "<= 5 s": {"right": 0.5, "words": 2, "read_soon": 2},
+        "<= 10 s": {"right": 1.0, "words": 1, "read_soon": 1},
+        "<= 320 s": {"right": 0.5, "words": 2, "read_soon": 1},
+    }
+    assert ages.share_right([]) == {"right": None, "words": 0, "read_soon": 0}
+
+
+def test_memory_words_by_the_time_since_their_thing_was_seen(monkeypatch):
+    """The bundled narrator knows what it saw some seconds ago. All other sentences are given: each
+    word has the time since its thing was seen, and from then to the beginning of the segment."""
+    monkeypatch.setattr(ages, "SEEDS", range(6_400_000, 6_400_003))
+    monkeypatch.setattr(ages, "WORLD", world.World())
+    expected = 0
+    for seed in ages.SEEDS:
+        kitchen = world.Kitchen(seed, ages.SEGMENTS_OF_VIDEO, ages.WORLD)
+        expected += sum(len(narration.memory_words) for narration in kitchen.narrations)
+    found = command("--model", TOY, "--json", main=ages.main)
+    assert found["by_age"].keys() <= {"<= 5 s", "<= 10 s", "<= 20 s", "<= 40 s"}
+    assert found["all"]["right"] > 0.8
+    assert found["soon"]["words"] + found["late"]["words"] == found["all"]["words"] == expected
+    assert found["kept"]["words"] <= found["soon"]["words"]

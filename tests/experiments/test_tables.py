@@ -1,42 +1,33 @@
-"""The list of the paper's tables, the runner, and the tables of experiments/README.md."""
+"""The list of the paper's tables, what completes them, and the tables of experiments/README.md."""
 import json
 import re
 import sys
 
 import pytest
 
-from commands import data as data_command, evaluate as evaluation, train as training_command
-from experiments import ages, efficiency, knowledge, objects, paper, runs, summary, tables
+from commands import train as training_command
+from experiments import paper, runs, tables
 from experiments.runs import (
-    Experiment, Runner, evaluate_command, needed, real_commands, result, train_command,
+    Experiment, evaluate_command, needed, real_commands, result, train_command,
 )
 from helpers import ROOT
-from support.common.disk import write_json
-from support.common.errors import BadData
-from test_commands import Parsed, catch_parser
+from test_commands import module_and_arguments, parser_of
+from test_evaluate import command
 
 ALL_TABLES = list(paper.TABLES.values())
-WITH_SEEDS = (
-    "T1", "T2", "T3", "T5", "T7", "T9", "T13", "T14", "T15", "shift", "knowledge", "ages", "start",
-    "one-loss",
-)
-SEEDS = {name: 3 for name in WITH_SEEDS} | {"trainings": 6}
 
 
-# ------------------------------------------------------------------------------- paper.py
+# ------------------------------------------------------------------------------- the list
 
 @pytest.mark.parametrize("name", paper.TABLES)
 def test_a_table_is_complete(name):
     table = paper.TABLES[name]
-    assert table.seeds == SEEDS.get(name, 1)
     for row in table.rows:
         for numbers in [row.paper, *row.other_numbers.values()]:
             assert numbers == "" or len(numbers.split()) == len(table.paper.split()), row
     labels = [row.label for row in table.rows]
     assert len(set(labels)) == len(labels)
-    for column in table.columns:
-        assert column.evaluation in paper.EVALUATIONS
-        assert column.toy or column.evaluation in paper.REAL_EVALUATIONS
+    assert {column.evaluation for column in table.columns} <= paper.EVALUATIONS.keys()
     measures = {column.header: column for column in table.columns}
     for claim in table.claims:
         assert {claim.first, claim.second} <= set(labels)
@@ -51,40 +42,6 @@ def test_every_table_and_training_is_there():
     assert used == paper.TRAININGS.keys()
 
 
-# ------------------------------------------------------------------------------- commands
-
-MAINS = {
-    "evaluate.py": evaluation,
-    "data.py": data_command,
-    "experiments.efficiency": efficiency,
-    "experiments.summary": summary,
-    "experiments.objects": objects,
-    "experiments.ages": ages,
-    "experiments.knowledge": knowledge,
-}
-
-
-def parsed(command: list[str], monkeypatch):
-    """The options of a command without `python`, read by its own parser."""
-    words = command[1:] if command[0] == "-m" else command
-    monkeypatch.setattr(sys, "argv", words)
-    if words[0] == "train.py":
-        return training_command.parse()
-    with catch_parser(), pytest.raises(Parsed) as caught:
-        MAINS[words[0]].main()
-    parser = caught.value.args[0]
-    return parser.parse_args(words[1:])
-
-
-@pytest.mark.parametrize("name", paper.TRAININGS)
-def test_training_commands_are_understood(name, monkeypatch):
-    options = parsed(train_command(name, 1, "out/tables"), monkeypatch)
-    assert (options.data, options.seed) == ("toy", 1)
-    assert options.output == f"out/tables/{name}-1"
-    # A narrator sees as all others do, or learns that from the narrator that it starts from.
-    assert bool(options.vision) != bool(options.init)
-
-
 def test_narrators_share_a_base():
     """Encoder, language model and stage `look`, but for those whose own are what is compared."""
     base = f"--vision {paper.VISION} --llm {paper.LLM} --look {paper.LOOK}"
@@ -93,18 +50,7 @@ def test_narrators_share_a_base():
         assert base in " ".join(train_command(name, 1, "out")), name
     for file in (paper.VISION, paper.LLM, paper.LOOK):
         assert (ROOT / file).exists()
-    assert "--llm toy" not in " ".join(train_command("large", 0, "out"))
-    assert "--look" not in train_command("cls", 0, "out")
     assert "--init out/flownar-2" in " ".join(train_command("second-tuned", 2, "out"))
-
-
-def real_lines(data: str) -> list[str]:
-    """The commands of all rows of all tables for a real data set."""
-    lines = []
-    for table in ALL_TABLES:
-        for row in table.rows:
-            lines += real_commands(row, table, data)
-    return lines
 
 
 def test_rows_of_a_table_share_a_warm_up():
@@ -112,10 +58,43 @@ def test_rows_of_a_table_share_a_warm_up():
     for name, table in paper.TABLES.items():
         warm_ups = set()
         for row in table.rows:
-            command = train_command(row.training, 0, "out")
-            warm_ups.add(command[command.index("--warmup") + 1])
+            words = train_command(row.training, 0, "out")
+            warm_ups.add(words[words.index("--warmup") + 1])
         if name not in ("trainings", "start"):             # these compare warm-ups
             assert len(warm_ups) == 1, name
+
+
+# ------------------------------------------------------------------------------- commands
+
+def parsed(words: list[str], monkeypatch):
+    """The options of a command without `python`, read by its own parser."""
+    if words[0] == "train.py":
+        monkeypatch.setattr(sys, "argv", words)
+        return training_command.parse()
+    module, arguments = module_and_arguments(words)
+    return parser_of(module).parse_args(arguments)
+
+
+def test_commands_are_understood(monkeypatch):
+    """A command says where its narrator is, and a narrator sees as all others do, or learns that
+    from the narrator that it starts from."""
+    for name in paper.TRAININGS:
+        options = parsed(train_command(name, 1, "out/tables"), monkeypatch)
+        assert (options.data, options.seed) == ("toy", 1)
+        assert options.output == f"out/tables/{name}-1"
+        assert bool(options.vision) != bool(options.init)
+    for table in ALL_TABLES:
+        for experiment in needed(table, [0]):
+            parsed(evaluate_command(experiment, "out/tables"), monkeypatch)
+    for line in paper.VIDEOS:
+        parsed(line.format(videos="out/videos").split(), monkeypatch)
+    assert train_command("flownar", 0, "my tables")[-1] == "my tables/flownar-0"
+
+
+def real_lines(data: str) -> list[str]:
+    """The commands of all rows of all tables for a real data set."""
+    return [line for table in ALL_TABLES for row in table.rows
+            for line in real_commands(row, table, data)]
 
 
 @pytest.mark.parametrize("data", ["ego4d", "egoexo4d", "ek100"])
@@ -124,28 +103,20 @@ def test_commands_for_real_data(data, monkeypatch):
     narrator that Ego4D's commands train."""
     trained = {}                               # output -> command
     starts = set()
-    for line in real_lines(data):
-        command = line.split()[1:]
-        options = parsed(command, monkeypatch)
-        if command[0] == "train.py":
+    for line in dict.fromkeys(real_lines(data)):
+        words = line.split()[1:]
+        options = parsed(words, monkeypatch)
+        if words[0] == "train.py":
             assert trained.setdefault(options.output, line) == line
             assert options.data == data
             assert options.epochs == (4 if data == "ek100" else 2)
             if options.init:
                 starts.add(options.init)
-        elif command[0] == "evaluate.py":
+        elif words[0] == "evaluate.py":
             assert options.model in trained
     of_ego4d = {line.split()[-1] for line in real_lines("ego4d") if "train.py" in line}
     assert starts <= of_ego4d
     assert bool(starts) == (data != "ego4d")
-
-
-def test_evaluation_commands_are_understood(monkeypatch):
-    for table in ALL_TABLES:
-        for experiment in needed(table, [0]):
-            parsed(evaluate_command(experiment, "out/tables"), monkeypatch)
-    for command in paper.VIDEOS:
-        parsed(command.format(videos="out/videos").split(), monkeypatch)
 
 
 def test_names_tell_experiments_apart():
@@ -154,325 +125,10 @@ def test_names_tell_experiments_apart():
     assert len({experiment.name for experiment in experiments}) == len(experiments)
 
 
-# ------------------------------------------------------------------------------- the runner
-
-EACH_VIDEO = {"a": {"f1": 0.5, "exact": 1.0, "memory_words": None},
-              "b": {"f1": 0.5, "exact": 0.0, "memory_words": 0.123456}}
-PRINTED = {"f1": 0.5, "text": "none", "by_duration": {"<= 2 min": {"f1": 1, "cider": None}}}
-
-
-@pytest.fixture
-def ran(monkeypatch, tmp_path):
-    """A small table, T0, whose commands do nothing. The names of the commands that ran.
-
-    It has two trainings, of which the second one starts from the first, and one evaluation.
-    """
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(runs, "fingerprint_of_worlds", lambda: "w")
-    monkeypatch.setattr(runs, "fingerprint_of_base", lambda: "b")
-    monkeypatch.setitem(paper.TRAININGS, "second", paper.Training(init="first"))
-    monkeypatch.setitem(paper.TRAININGS, "first", paper.Training("--last-k 10"))
-    rows = [paper.Row(training, training, "1.0") for training in ("first", "second")]
-    columns = [paper.Column("F1", "stream", "f1")]
-    table = paper.Table("Small", "ego4d", "PPL", columns, rows, seeds=2)
-    monkeypatch.setattr(tables, "TABLES", {"T0": table})
-    names = []
-
-    def run(self, command, name):
-        names.append(name)
-        if "broken" in command:
-            raise BadData("it broke")
-        if command[0] == "train.py":
-            folder = tmp_path / command[command.index("--output") + 1]
-            (folder / "narrator.json").write_text("{}")
-            (folder / "narrator-log.jsonl").write_text('{"step": 0, "loss": 0.25}\n')
-        if "--per-video" in command:
-            file = tmp_path / command[command.index("--per-video") + 1]
-            write_json(file, EACH_VIDEO)
-        return f"words\n{json.dumps(PRINTED)}\n"
-
-    monkeypatch.setattr(Runner, "run", run)
-    return names
-
-
-def of_table(seeds: list[int]) -> list[Experiment]:
-    return needed(tables.TABLES["T0"], seeds)
-
-
-def carry_out(experiments: list[Experiment], folder: str = "out", jobs: int = 1) -> list[str]:
-    """The errors of a new runner."""
-    return Runner(folder, jobs)(experiments)
-
-
-def test_nothing_is_done_twice(ran):
-    experiments = of_table([0, 1])
-    assert carry_out(experiments, jobs=3) == []
-    trained = ["first-0", "first-1", "second-0", "second-1"]
-    assert sorted(ran) == sorted(trained + [experiment.name for experiment in experiments])
-    for seed in (0, 1):
-        first, second, last = f"first-{seed} second-{seed} second-stream-{seed}".split()
-        assert ran.index(first) < ran.index(second) < ran.index(last)
-    ran.clear()
-    assert carry_out(experiments) == []
-    assert carry_out(experiments, folder="empty") == []         # the results are enough
-    assert ran == []
-
-
-def test_narrators_are_trained_side_by_side():
-    a0, a1, b0 = (Experiment("a", "stream", "", 0), Experiment("a", "stream", "", 1),
-                  Experiment("b", "stream", "", 0))
-    idle, teacher = (a0._replace(evaluation=name) for name in ("idle", "teacher"))
-    assert runs.narrators_first([a0, idle, teacher, b0, a1]) == [a0, b0, a1, idle, teacher]
-
-
-def test_predictions_are_made_where_only_their_result_is_there(ran, monkeypatch):
-    monkeypatch.setitem(paper.EVALUATIONS, "objects", "objects.py --pred {long}")
-    monkeypatch.setattr(Runner, "make_videos", lambda self: None)
-    long, objects = (Experiment("first", name, "", 0) for name in ("long", "objects"))
-    carry_out([long])
-    ran.clear()
-    assert carry_out([objects], folder="empty") == []
-    assert ran == ["first-0", long.name, objects.name]
-    # a result that no table may show is not written
-    other = objects._replace(seed=1)
-    assert carry_out([other], folder="other") == []
-    assert result(other) and not result(long._replace(seed=1))
-
-
-def test_what_a_result_holds(ran):
-    experiment = of_table([0])[0]
-    carry_out([experiment])
-    kept = result(experiment)
-    assert kept["measures"] == {
-        "f1": 0.5,
-        "by_duration/<= 2 min/f1": 1,
-        "by_duration/<= 2 min/cider": None,
-    }
-    assert kept["train"].startswith("python train.py --data toy")
-    assert kept["evaluate"].startswith("python evaluate.py stream --data toy")
-    assert (kept["seed"], kept["worlds"], kept["base"]) == (0, "w", "b")
-    assert kept["recipe"] == runs.RECIPE
-    assert kept["losses"] == {"narrator": 0.25}
-    assert kept["videos"] == {
-        "memory_words": {"a": None, "b": 0.1235},
-        "exact": {"a": 1.0, "b": 0.0},
-        "f1": {"a": 0.5, "b": 0.5},
-    }
-    assert kept["commits"].keys() == kept["minutes"].keys() == {"train", "evaluate"}
-
-
-def test_an_interrupted_training_is_resumed(ran, monkeypatch):
-    commands = []
-    monkeypatch.setattr(Runner, "run", lambda self, command, name: commands.append(command))
-    for _ in range(2):
-        Runner("out", 1).train("first", 0)
-    assert commands[0] + ["--resume"] == commands[1]
-
-
-def test_a_narrator_of_another_kind_is_refused(ran, monkeypatch, tmp_path):
-    """One of another command, world, recipe or base, or nobody knows of which."""
-    experiment = of_table([0])[0]
-    Runner("out", 1).train("first", 0)
-
-    def refused(words: str):
-        (error,) = carry_out([experiment])
-        assert f"out/first-0 {words}; delete it, or choose another --output" in error
-        assert not runs.RESULTS.exists()
-
-    with monkeypatch.context() as patch:
-        patch.setitem(paper.TRAININGS, "first", paper.Training("--last-k 3"))
-        refused("was trained with another command")
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "fingerprint_of_worlds", lambda: "another")
-        refused("was trained with another worlds")
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "RECIPE", runs.RECIPE + 1)
-        refused("was trained with another recipe")
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "fingerprint_of_base", lambda: "another")
-        refused("was trained with another base")
-    (tmp_path / "out" / "first-0" / runs.MADE).unlink()
-    refused("does not say how it was trained")
-
-
-def test_videos_of_another_world_are_refused(ran, monkeypatch, tmp_path):
-    (tmp_path / "out" / "videos").mkdir(parents=True)
-    Runner("out", 1).make_videos()
-    assert ran == ["videos"] * len(paper.VIDEOS)
-    monkeypatch.setattr(runs, "fingerprint_of_worlds", lambda: "another")
-    with pytest.raises(BadData, match="videos shows another world; delete it"):
-        Runner("out", 1).make_videos()
-
-
-def test_a_failure_is_named_and_others_go_on(ran):
-    first, second = of_table([0])
-    errors = carry_out([first._replace(options="broken"), second])
-    assert errors == ["first-stream-broken-0: it broke"]
-    assert result(second)
-
-
-def test_the_error_of_a_failed_command_is_its_last_message(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    monkeypatch.setattr(runs, "fingerprint_of_worlds", lambda: "w")
-    runner = Runner("out", 1)
-    assert runner.run(["-c", "print('here')"], "fine") == "here\n"
-    script = "import sys; sys.exit('first\\rlast message')"
-    with pytest.raises(BadData, match=r"^last message \(see .*failed.log\)$"):
-        runner.run(["-c", script], "failed")
-    with pytest.raises(BadData, match="exit code 3"):
-        runner.run(["-c", "raise SystemExit(3)"], "silent")
-
-
-def test_results_of_other_commands_recipes_worlds_and_bases_are_not_shown(ran, monkeypatch):
-    experiment = of_table([0])[0]
-    carry_out([experiment])
-    assert result(experiment)
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "fingerprint_of_worlds", lambda: "another")
-        assert not result(experiment)
-    monkeypatch.setitem(paper.TRAININGS, "first", paper.Training("--last-k 3"))
-    assert not result(experiment)
-
-
-@pytest.mark.parametrize("content", ['{"train": 1}', "[]"])
-def test_a_damaged_result_is_named(ran, content):
-    experiment = of_table([0])[0]
-    carry_out([experiment])
-    file = runs.RESULTS / f"{experiment.name}.json"
-    file.write_text(content)
-    with pytest.raises(BadData, match=f"{file.name}: is not a result of experiments.tables"):
-        tables.list_costs(["T0"], None)
-
-
-# ------------------------------------------------------------------------------- tables
-
-def test_tables_show_means_deviations_and_how_many_seeds(ran, monkeypatch):
-    numbers = iter([0.5, 0.5, 0.75])           # first-0, second-0, first-1
-    monkeypatch.setattr(runs, "measures", lambda printed: {"f1": next(numbers)})
-    carry_out(of_table([0, 1])[:-1])
-    assert tables.markdown("T0", None).splitlines() == [
-        "| T0. Small (paper: Ego4D) | *PPL* | F1 | seeds |",
-        "| --- | --- | --- | --- |",
-        "| first | *1.0* | 0.625 ± 0.177 | 2 |",
-        "| second | *1.0* | 0.500 | 1 |",
-    ]
-    deviation = pytest.approx(0.25 / 2 ** 0.5)
-    assert tables.as_json("T0", None) == {
-        "first": {"f1": {"mean": 0.625, "std": deviation, "n": 2}},
-        "second": {"f1": {"mean": 0.5, "std": None, "n": 1}},
-    }
-
-
-def test_a_failed_training_is_said_and_not_counted(ran, monkeypatch):
-    """One whose loss at its end is far above that of another seed."""
-    losses = {"first-0": 0.1, "first-1": 0.3, "second-0": 0.1, "second-1": 0.12}
-    monkeypatch.setattr(runs, "losses_of", lambda folder: {"narrator": losses[folder.name]})
-    carry_out(of_table([0, 1]))
-    lines = tables.markdown("T0", None).splitlines()
-    assert lines[2:] == [
-        "| first | *1.0* | 0.500 | 1 |",
-        "| second | *1.0* | 0.500 ± 0.000 | 2 |",
-        "",
-        "* first, seed 1: its training has failed (loss 0.300 at its end), and is not counted",
-    ]
-    assert tables.as_json("T0", None)["first"]["f1"]["n"] == 1
-
-
-def test_claims_have_intervals(ran, monkeypatch):
-    column = paper.Column("words", "stream", "memory_words")
-    claims = [paper.Claim("first", "second", "words")]
-    table = tables.TABLES["T0"]._replace(columns=[column], claims=claims)
-    monkeypatch.setitem(tables.TABLES, "T0", table)
-    carry_out(of_table([0])[:1])
-    assert "*1.0* | - " in tables.markdown("T0", None).splitlines()[-1]        # no claim yet
-    carry_out(of_table([0]))
-    assert tables.markdown("T0", None).splitlines()[-2:] == [
-        "",
-        "* first - second, words: +0.000 [+0.000, +0.000], seeds 1 and 1: cannot be told apart",
-    ]
-
-
-def test_costs_do_not_depend_on_the_seed(ran, monkeypatch):
-    table = tables.TABLES["T0"]._replace(columns=[paper.Column("GMACs", "cost", "gmacs")])
-    monkeypatch.setitem(tables.TABLES, "T0", table)
-    monkeypatch.setattr(runs, "measures", lambda printed: {"gmacs": 2.5})
-    carry_out(of_table([1]))
-    for seeds in ([1], None):
-        assert tables.as_json("T0", seeds)["second"] == {"gmacs": {"mean": 2.5, "std": None, "n": 1}}
-
-
-def test_what_is_missing_changes_no_name(ran, monkeypatch):
-    """Where two evaluations have one measure, the second one keeps its name. The column "seeds"
-    says that a cell has none."""
-    columns = [paper.Column("F1", "idle", "f1"), paper.Column("F1", "stream", "f1")]
-    monkeypatch.setitem(tables.TABLES, "T0", tables.TABLES["T0"]._replace(columns=columns))
-    streamed = [experiment for experiment in of_table([0]) if experiment.evaluation == "stream"]
-    carry_out(streamed[:1])
-    assert tables.as_json("T0", None)["first"].keys() == {"stream/f1"}
-    row = tables.markdown("T0", None).splitlines()[2]
-    assert row == "| first | *1.0* | - | 0.500 | 0-1 |"
-
-
-# ------------------------------------------------------------------------------- the command
-
-@pytest.fixture
-def lines_of(capsys, monkeypatch):
-    """A function: the command with arguments -> the lines that it prints."""
-    monkeypatch.setattr(tables, "command_line", lambda run: run())
-
-    def run(arguments: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["tables", *arguments.split()])
-        tables.main()
-        return capsys.readouterr().out.splitlines()
-
-    return run
-
-
-@pytest.mark.parametrize("arguments, message", [
-    ("T99", "there is no table T99; choose of T1, T2"),
-    ("T4 --data ek100", "T4 has no numbers of EPIC-Kitchens in the paper, but of Ego4D"),
-    ("ages --data ego4d", "ages is not in the paper: it has commands for the toy alone"),
-])
-def test_refusals(lines_of, arguments, message):
-    with pytest.raises(BadData, match=message):
-        lines_of(arguments)
-
-
-def test_one_thing_is_done_at_a_time(lines_of, capsys):
-    for arguments in ("T5 --show --list", "--list --json", "T5 --commands --json", "--page T5",
-                      "--page --seeds 5", "T1 --data ek100 --json"):
-        with pytest.raises(SystemExit) as end:
-            lines_of(arguments)
-        assert end.value.code == 2
-
-
-def test_a_seed_counts_once():
-    assert tables.seeds_of(tables.TABLES["T5"], [1, 0, 1]) == [1, 0]
-
-
-def test_a_folder_may_have_spaces():
-    train = runs.train_command("flownar", 0, "my tables")
-    assert train[-2:] == ["--output", "my tables/flownar-0"]
-    experiment = runs.Experiment("flownar", "stream", "", 0)
-    assert runs.evaluate_command(experiment, "my tables")[-2] == "my tables/flownar-0"
-
-
-def test_commands_are_printed(lines_of):
-    lines = lines_of("T5 --commands")
-    assert "  CLAM: 2.086 2.237 45.4% 52.2%" in lines
-    assert len(lines) > 50
-    text = "\n".join(lines_of("T1 --data ek100"))
-    assert "FlowNar-C: 24.09T 22.7M" in text
-    assert "python train.py --data ek100 --last-k 10 --init" in text
-    all_tables = lines_of("--data ek100")
-    assert "T16. Size of the language model: PPL TimeDiff Fluency LM-Corr." in all_tables
-
-
 @pytest.mark.parametrize("name", paper.TABLES)
-def test_printed_commands_read_only_what_earlier_ones_have_written(lines_of, name):
-    lines = [line.split() for line in lines_of(f"{name} --commands --seeds 3")]
-    commands = [words for words in lines if words[:1] == ["python"]]
+def test_printed_commands_read_only_what_earlier_ones_have_written(name):
+    lines = command(name, "--commands", "--seeds", 3, main=tables.main).splitlines()
+    commands = [line.split() for line in lines if line.startswith("    python")]
     made = set()
     read = 0
     for words in commands:
@@ -486,23 +142,148 @@ def test_printed_commands_read_only_what_earlier_ones_have_written(lines_of, nam
     assert read >= len({row.training for row in paper.TABLES[name].rows})
 
 
-def test_results_are_shown_and_listed(lines_of):
-    lines = lines_of("T5 T9 --show --json")
-    assert lines[0].startswith("| T5. Memory design (paper: Ego4D) |")
-    assert json.loads(lines[-1]).keys() == {"T5", "T9"}
-    lines = lines_of("--list")
-    assert len(lines) == len(paper.TABLES) + 1
-    assert re.match(r"results by commit: [0-9a-f]{10}", lines[-1])
+# ------------------------------------------------------------------------------- a table is completed
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A table, T0, of a small training with one evaluation. Results are kept in another folder."""
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    monkeypatch.setitem(paper.TRAININGS, "small", paper.Training(
+        "--last-k 10", "--no-recall --limit 2 --epochs 1 --warmup 0.05"))
+    monkeypatch.setitem(paper.EVALUATIONS, "short",
+                        "evaluate.py stream --data toy --limit 2 --output {keep} --per-video {each}")
+    columns = [paper.Column("F1", "short", "f1")]
+    rows = [paper.Row("small", "small", "1.0")]
+    monkeypatch.setitem(tables.TABLES, "T0", paper.Table("Small", "ego4d", "PPL", columns, rows))
+    return str(tmp_path / "out")
 
 
-# ------------------------------------------------------------------------------- the results
+def complete(*options, ok=True):
+    return command("T0", *options, ok=ok, main=tables.main)
+
+
+def test_a_table_is_completed_once(small, monkeypatch, tmp_path):
+    """An interrupted training goes on, what is there is not made again, and a narrator of another
+    kind is refused."""
+    folder = tmp_path / "out" / "small-0"
+    folder.mkdir(parents=True)                             # a training that was interrupted
+    made = {"command": train_command("small", 0, small), "worlds": runs.fingerprint_of_worlds(),
+            "recipe": runs.RECIPE, "base": runs.fingerprint_of_base(), "commit": "earlier"}
+    (folder / runs.MADE).write_text(json.dumps(made))
+    found = complete("--output", small, "--json")["T0"]["small"]["f1"]
+    kept = result(Experiment("small", "short", "", 0))
+    assert found == {"mean": kept["measures"]["f1"], "std": None, "n": 1}
+    assert kept["losses"].keys() == {"narrator"}
+    assert kept["videos"]["f1"].keys() == {"toy-3000000", "toy-3000001"}
+    assert kept["commits"]["train"] == "earlier"
+    assert kept["minutes"]["train"] is None                # it took longer than this part of it
+    assert kept["minutes"]["evaluate"] > 0
+    file = tmp_path / "results" / "short.jsonl"
+    assert len(file.read_text().splitlines()) == 1
+    complete("--output", small)
+    complete("--output", tmp_path / "empty")               # the results are enough
+    assert len(file.read_text().splitlines()) == 1
+    assert not (tmp_path / "empty").exists()
+
+    # results of other commands, recipes and worlds are not shown
+    for change in (lambda patch: patch.setattr(runs, "RECIPE", runs.RECIPE + 1),
+                   lambda patch: patch.setattr(runs, "fingerprint_of_worlds", lambda: "another"),
+                   lambda patch: patch.setitem(paper.TRAININGS, "small", paper.Training())):
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert "| small | *1.0* | - | 0 |" in complete("--show")
+            error = complete("--output", small, ok=False)
+            assert "1 experiments failed" in error
+    assert "small: 1 of 1 results" in complete("--list").lower()
+
+
+def test_a_failed_command_is_named(small, monkeypatch, capsys):
+    monkeypatch.setitem(paper.EVALUATIONS, "short", "evaluate.py stream --data nowhere")
+    monkeypatch.setitem(paper.TRAININGS, "small", paper.Training("--data nowhere"))
+    error = complete("--output", small, ok=False)
+    assert "1 experiments failed; what they had done is kept" in error
+
+
+# ------------------------------------------------------------------------------- what is shown
+
+def kept_results(monkeypatch, tmp_path, losses=(0.1, 0.1)):
+    """A table, T0, of two rows and two seeds with results that are made up."""
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    columns = [paper.Column("words", "stream", "memory_words")]
+    rows = [paper.Row("first", "flownar", "1.0"), paper.Row("second", "retnet", "1.0")]
+    claims = [paper.Claim("first", "second", "words")]
+    table = paper.Table("Small", "ego4d", "PPL", columns, rows, seeds=2, claims=claims)
+    monkeypatch.setitem(tables.TABLES, "T0", table)
+    numbers = {("flownar", 0): 0.5, ("flownar", 1): 0.75, ("retnet", 0): 0.5}
+    for (training, seed), words in numbers.items():
+        loss = losses[seed] if training == "flownar" else 0.1
+        runs.add_result(Experiment(training, "stream", "", seed), {
+            "commits": {"train": "a", "evaluate": "a"}, "minutes": {"train": 2, "evaluate": 1},
+            "losses": {"narrator": loss}, "measures": {"memory_words": words},
+            "videos": {"memory_words": {"a": words, "b": words}}})
+
+
+def test_tables_show_means_deviations_and_how_many_seeds(monkeypatch, tmp_path):
+    kept_results(monkeypatch, tmp_path)
+    lines = complete("--show").splitlines()
+    assert lines[:5] == [
+        "| T0. Small (paper: Ego4D) | *PPL* | words | seeds |",
+        "| --- | --- | --- | --- |",
+        "| first | *1.0* | 0.625 ± 0.177 | 2 |",
+        "| second | *1.0* | 0.500 | 1 |",
+        "",
+    ]
+    assert re.match(r"\* first - second, words: \+0.125 \[-\d.\d+, \+\d.\d+\], seeds 2 and 1: cannot "
+                    "be told apart", lines[5])
+    assert complete("--show", "--json")["T0"]["first"] == {
+        "memory_words": {"mean": 0.625, "std": pytest.approx(0.25 / 2 ** 0.5), "n": 2}}
+    assert "3 of 4 results; narrators to train or evaluate: 1, at most about 3 min" in complete("--list")
+
+
+def test_a_failed_training_is_said_and_not_counted(monkeypatch, tmp_path):
+    """One whose loss at its end is far above that of another seed."""
+    kept_results(monkeypatch, tmp_path, losses=(0.1, 0.3))
+    lines = complete("--show").splitlines()
+    assert lines[2] == "| first | *1.0* | 0.500 | 1 |"
+    assert lines[5] == ("* first, seed 1: its training has failed (loss 0.300 at its end), and is "
+                        "not counted")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ("T99", "there is no table T99; choose of T1, T2"),
+    ("T4 --data ek100", "the paper has no numbers of EPIC-Kitchens for T4"),
+    ("ages --data ego4d", "the paper has no numbers of Ego4D for ages"),
+])
+def test_refusals(arguments, message):
+    assert message in command(*arguments.split(), ok=False, main=tables.main)
+
+
+@pytest.mark.parametrize("arguments", ["T5 --show --list", "--list --json", "T5 --commands --json",
+                                       "--page T5", "--page --seeds 5", "T1 --data ek100 --json"])
+def test_one_thing_is_done_at_a_time(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tables", *arguments.split()])
+    with pytest.raises(SystemExit) as end:
+        tables.main()
+    assert end.value.code == 2
+
+
+def test_commands_are_printed():
+    lines = command("T5", "--commands", main=tables.main).splitlines()
+    assert "  CLAM: 2.086 2.237 45.4% 52.2%" in lines
+    text = command("T1", "--data", "ek100", main=tables.main)
+    assert "FlowNar-C: 24.09T 22.7M" in text
+    assert "python train.py --data ek100 --last-k 10 --init" in text
+    all_tables = command("--data", "ek100", main=tables.main)
+    assert "T16. Size of the language model: PPL TimeDiff Fluency LM-Corr." in all_tables
+
+
+# ------------------------------------------------------------------------------- the page
 
 def rows_with_results(table: paper.Table) -> int:
     count = 0
     for row in table.rows:
         experiments = needed(table._replace(rows=[row]), range(table.seeds))
-        if any(result(experiment) for experiment in experiments):
-            count += 1
+        count += any(result(experiment) for experiment in experiments)
     return count
 
 
@@ -537,16 +318,20 @@ def test_the_page_is_written_anew(tmp_path, monkeypatch):
     old.write_text(page.replace("| CLAM | *2.086* |", "| CLAM | *9.999* |"))
     assert "9.999" in old.read_text()
     monkeypatch.setattr(tables, "PAGE", old)
-    tables.update_page()
+    command("--page", main=tables.main)
     assert old.read_text() == page
 
 
 def test_results_belong_to_the_list():
-    """Each result is of an experiment that some table shows, made by today's commands."""
+    """Each result is of an experiment that some table shows, made by today's commands; there are no
+    two of one experiment."""
     experiments = {}
     for table in ALL_TABLES:
         for experiment in needed(table, range(table.seeds)):
             experiments[experiment.name] = experiment
-    for file in runs.RESULTS.glob("*.json"):
-        assert file.stem in experiments, file.name
-        assert result(experiments[file.stem]), file.name
+    for file in runs.RESULTS.glob("*.jsonl"):
+        names = list(runs.results_in(file))
+        assert len(names) == len(file.read_text().splitlines()), file
+        for name in names:
+            assert experiments[name].evaluation == file.stem
+            assert result(experiments[name]), name

@@ -85,6 +85,6 @@ def test_a_line_is_question_and_answer(llm, tmp_path):
 def test_damaged_lines_are_named(tmp_path, line):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'["a", "b"]\n' + line + b"\n")
-    message = "x.jsonl, line 2: must be .narration, sentence.; delete the line"
+    message = r"x.jsonl, line 2: must be \[question, answer\]; delete the line"
     with pytest.raises(BadData, match=message):
-        answers.read_answers(path, "[narration, sentence]")
+        answers.Answers("llm", path, "cpu")

@@ -9,6 +9,7 @@ from commands import data as data_command
 from helpers import TOY
 from support.common.errors import BadData
 from support.files.annotations import every_track
+from support.files.rewrite import TEMPLATE
 from support.files.tracks import Notes
 
 LLM = str(TOY / "llm")
@@ -30,6 +31,11 @@ def run(root, name="ek100"):
                       "--device", "cpu"])
 
 
+def answered(note, sentence, llm=LLM):
+    """A line of kept answers."""
+    return json.dumps([f"{llm}: {TEMPLATE.format(note=note.strip('.'))}", sentence])
+
+
 def rewritten(root):
     """The written annotations of the video, and the lines of the file of kept sentences."""
     path = root / "annotations" / "refined_val_narrations.json"
@@ -43,31 +49,24 @@ def test_rewrite_resumes(root, torn):
     anew.
     """
     kept = root / "annotations" / "refined_val_narrations.jsonl"
-    first_line = json.dumps([f"{LLM}: You open the door.", "You pull the door open."])
+    first_line = answered("You open the door.", "You pull the door open.\nNote: more")
     kept.write_bytes(first_line.encode() + b"\n" + torn.encode("latin-1"))
     run(root)
     rows, lines = rewritten(root)
     assert rows[0] == {"time": 1.0, "text": "You pull the door open."}
     assert rows[1]["text"].strip()
     assert len(lines) == 2 and lines[0] == first_line
-    assert json.loads(lines[1]) == [f"{LLM}: You take the cup.", rows[1]["text"]]
     with pytest.raises(BadData, match="exists"):
         run(root)
 
 
-@pytest.mark.parametrize("model", ["", "another/model: "])
-def test_sentences_of_another_model_are_not_used(root, model, capsys):
-    """Nor those without the name of a model. One line says so, and they stay in the file."""
+def test_sentences_of_another_model_are_not_used(root):
     kept = root / "annotations" / "refined_val_narrations.jsonl"
-    first_line = json.dumps([f"{model}You open the door.", "Not this one."])
-    kept.write_text(first_line + "\n")
+    kept.write_text(answered("You open the door.", "Not this one.", "another/model") + "\n")
     run(root)
     rows, lines = rewritten(root)
     assert "Not this one." not in [row["text"] for row in rows]
-    assert len(lines) == 3 and lines[0] == first_line
-    warning = (f"{kept}: 1 sentences are of another model than {LLM}, "
-               f"or of none that is named")
-    assert warning in capsys.readouterr().err
+    assert len(lines) == 3
 
 
 def test_unseen_descriptions_stay_unseen(tmp_path):
@@ -78,8 +77,7 @@ def test_unseen_descriptions_stay_unseen(tmp_path):
     (tmp_path / "atomic_descriptions_val.json").write_text(json.dumps(content))
     folder = tmp_path / "annotations"
     folder.mkdir()
-    lines = [json.dumps([f"{LLM}: C sits.", "You sit."]),
-             json.dumps([f"{LLM}: C cuts.", "You cut."])]
+    lines = [answered("C sits.", "You sit."), answered("C cuts.", "You cut.")]
     name = "refined_egocentric_atomic_descriptions_gpt_val"
     (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     run(tmp_path, "egoexo4d")

@@ -1,0 +1,93 @@
+"""What a stream, a training step and the published size cost."""
+from functools import partial
+
+import pytest
+import torch
+
+from experiments import cost
+from helpers import tiny
+from test_evaluate import command
+
+run_cost = partial(command, main=cost.main)
+ONLINE = {"memory": "none", "prune": False}
+
+
+@pytest.mark.parametrize("changes", [{"last_k": 2}, ONLINE, {"last_k": 0, "narration_memory": 4}])
+def test_bytes_in_use_are_those_of_all_that_a_stream_keeps(changes):
+    """Keys and values of each token in each layer, in fp32, and the memories."""
+    model = tiny(**changes).merge()
+    costs = cost.measure_stream(model, 20, window=10, lookahead=4)
+    assert costs["frames"] == 20
+    assert [window["frames"] for window in costs["windows"]] == [10, 20]
+    context = cost.open_stream(model, guesses=0)
+    for decision in cost.stream.narrate(model, cost.random_frames(model, 20),
+                                        given=cost.given_narrations(model, 20), context=context):
+        tokens = decision.text_tokens + decision.visual_tokens
+    sizes = model.llm.config
+    head = sizes.hidden_size // sizes.num_attention_heads
+    token = 2 * 4 * sizes.num_hidden_layers * sizes.num_key_value_heads * head
+    assert 1e6 * costs["cache_mb"] == pytest.approx(tokens * token + cost.state_bytes(context))
+    assert costs["cache_tokens"] >= tokens
+    first, *_, (last, largest) = costs["memory"]
+    assert (first[0], last) == (1, 20)
+    assert largest >= costs["weights_bytes"] + tokens * token
+
+
+@torch.no_grad()
+def test_macs_are_those_of_the_layers():
+    """Of the baseline without LoRA, against the sizes of the layers."""
+    model = tiny(**ONLINE).merge()
+    layers = sum(p.numel() for name, p in model.llm.named_parameters()
+                 if "layers" in name and p.dim() == 2)
+    narrations = list(cost.given_narrations(model, 16).items())
+    tokens = len(model.layout.sequence(narrations)) - 1            # the last one is not fed
+    assert layers * tokens < cost.macs(model, 16) < 1.4 * layers * tokens
+
+
+@torch.no_grad()
+def test_macs_of_baselines():
+    """VideoLLM-MoD saves the linear layers of the tokens that it skips, and some attention; a second
+    memory costs something."""
+    online = tiny(**ONLINE).merge()
+    layer = sum(p.numel() for p in online.llm.model.layers[0].parameters() if p.dim() == 2)
+    saved = cost.macs(online, 16) - cost.macs(tiny(**ONLINE, mod_keep=0.2).merge(), 16)
+    assert 1 < saved / (2 * layer * 8 * 16) < 1.5
+    one = tiny(last_k=0).merge()
+    two = tiny(last_k=0, narration_memory=4).merge()
+    assert cost.macs(two, 16) > 1.02 * cost.macs(one, 16)
+
+
+def test_the_variants_of_a_stream(tmp_path):
+    result = run_cost("stream", "--frames", 24, "--window", 8, "--png", tmp_path / "e.png", "--json")
+    assert result.keys() == cost.VARIANTS.keys()
+    tokens = {name: costs["cache_tokens"] for name, costs in result.items()}
+    assert tokens["FlowNar-C"] <= tokens["FlowNar"] < tokens["VideoLLM-online"]
+    assert result["VideoLLM-MoD"]["cache_mb"] < result["VideoLLM-online"]["cache_mb"]
+    for costs in result.values():
+        assert costs["gmacs"] > 0
+        parts = costs["ms_a_frame"] + costs["ms_rest"]
+        assert 0 < parts < 1e3 / costs["fps"]              # and the words
+    assert (tmp_path / "e.png").stat().st_size > 5000
+
+
+def test_a_training_step_of_two_variants():
+    """FlowNar feeds its memory tokens besides the tokens of the baseline."""
+    result = run_cost("training", "--frames", 16, "--layers", 1, "--width", 128, "--steps", 1,
+                      "--variants", "FlowNar", "VideoLLM-online", "--device", "cpu", "--json")
+    flownar, online = result.values()
+    read_outs = 2
+    assert flownar["tokens"] == online["tokens"] + read_outs * (20 + 2)        # with brackets
+    for costs in result.values():
+        assert 0 < costs["step, s"] < 60
+        assert 0 < costs["of it, the step, MB"] < costs["peak memory, MB"]
+    error = run_cost("training", "--width", 100, ok=False)
+    assert "multiple of 128" in error
+
+
+@pytest.mark.slow
+def test_the_published_size(tmp_path):
+    """With one layer of each model; the second run finds the narrator that the first one made."""
+    for _ in range(2):
+        costs = run_cost("full-size", "--layers", 1, "--frames", 8, "--folder", tmp_path, "--json")
+        assert costs["frames/s"] > 0
+        assert 0 < costs["peak memory after it, GB"] <= costs["peak memory, GB"] < 4
