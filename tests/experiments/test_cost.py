@@ -79,7 +79,7 @@ def test_a_training_step_of_two_variants():
     assert flownar["tokens"] == online["tokens"] + read_outs * (20 + 2)        # with brackets
     for costs in result.values():
         assert 0 < costs["step, s"] < 60
-        assert 0 < costs["of it, the step, MB"] < costs["peak memory, MB"]
+        assert 0 <= costs["of it, the step, MB"] < costs["peak memory, MB"]
     error = run_cost("training", "--width", 100, ok=False)
     assert "multiple of 128" in error
 

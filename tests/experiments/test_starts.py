@@ -9,7 +9,6 @@ from test_evaluate import command
 from toy import stages, world
 
 
-
 @pytest.fixture(scope="module")
 def videos():
     """Two videos of random features; the ten token slots of a frame look different."""
