@@ -29,8 +29,7 @@ channels per head):
     memory      memory tokens M_t                                      [B, M, D]
     read_at     how many tokens have been absorbed at each read-out    [B, N], on the CPU
 
-`python clam.py` works through Eq. 2 with small numbers; `python -m experiments.clam_forms` shows
-how fast each form is.
+`python clam.py` works through Eq. 2 with small numbers.
 
 Does not include: custom kernels (plain PyTorch only).
 """

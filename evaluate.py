@@ -17,7 +17,7 @@ Glossary (P predicted, N true segments):
     segments    (start, end) in seconds                                   [P or N, 2]
     iou, giou   of every true with every predicted segment                [N, P]
 
-Does not include: what streaming costs and what narrations attend to (experiments/efficiency.py,
+Does not include: what streaming costs and what narrations attend to (experiments/cost.py,
 experiments/figures.py).
 """
 from collections import Counter

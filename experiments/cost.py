@@ -268,7 +268,7 @@ def lines_of_stream(costs: dict, counted: int) -> dict:
     }
 
 
-def run_stream(args: argparse.Namespace) -> None:
+def run_streams(args: argparse.Namespace) -> None:
     check_writable(args.png)
     counted = min(240, args.frames)
     window = min(args.window, args.frames)
@@ -439,7 +439,7 @@ def main() -> None:
     parser = Parser(prog="python -m experiments.cost", description="What FlowNar costs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, run, text in (
-        ("stream", run_stream, "a stream of each variant"),
+        ("stream", run_streams, "a stream of each variant"),
         ("training", run_training, "a training step of each variant (§3.5)"),
         ("full-size", run_full_size, "a narrator of the published size"),
     ):

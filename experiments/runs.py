@@ -269,12 +269,12 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     *before, command = commands_of(experiment, folder)
     for needed_command in before:
         if needed_command[0] == "train.py":
-            made = train(needed_command, folder)           # the last one is the experiment's own
+            made = train_once(needed_command, folder)           # the last one is the experiment's own
         else:
-            run(needed_command, folder)                    # sees itself what is there already
+            run_command(needed_command, folder)                    # sees itself what is there already
 
     began = time.monotonic()
-    printed = run(command, folder)
+    printed = run_command(command, folder)
     videos = {}
     if "--per-video" in command:
         videos = measures_of_videos(ROOT / command[command.index("--per-video") + 1])
@@ -287,7 +287,7 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     })
 
 
-def train(command: list[str], folder: str) -> dict:
+def train_once(command: list[str], folder: str) -> dict:
     """Carry out a `train_command`, unless that is done -> what the file MADE in its folder says.
 
     BadData if the narrator there was not made as it would be today. Another commit is allowed.
@@ -310,7 +310,7 @@ def train(command: list[str], folder: str) -> dict:
     if (output / "narrator.json").exists():    # the training has ended
         return made
     began = time.monotonic()
-    run([*command, "--resume"] if resumed else command, folder)
+    run_command([*command, "--resume"] if resumed else command, folder)
     if not resumed:                            # else it took longer than this part of it
         made["minutes"] = minutes_since(began)
         write_json(file, made)
@@ -334,7 +334,7 @@ def present_commit() -> str | None:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def run(command: list[str], folder: str) -> str:
+def run_command(command: list[str], folder: str) -> str:
     """Run a command and return what it prints. Its messages go to a log. If it fails: BadData with
     the last of them."""
     log = ROOT / folder / "messages.log"

@@ -186,5 +186,5 @@ def unpack_weights(model: nn.Module) -> bool:
 if ONEDNN:
     @register_flop_formula(MKLDNN._linear_pointwise)
     def operations(x: torch.Size, weight: torch.Size, *args, **kwargs) -> int:
-        """Multiplications and additions, for PyTorch's counter (experiments/efficiency.py)."""
+        """Multiplications and additions, for PyTorch's counter (experiments/cost.py)."""
         return 2 * x.numel() * weight[0]
