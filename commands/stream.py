@@ -223,7 +223,7 @@ class Input:
         if encoder is not None:
             largest = 2 * encoder.image_size
         options = dict(args.source_option)
-        open_video = Video
+        open_video = partial(Video, options=options)
         if self.live:
             open_video = partial(Camera, options=options, retries=args.retries)
         elif is_pipe_or_url(self.source):

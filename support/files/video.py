@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, islice
 from math import ceil, inf, isfinite
 from pathlib import Path
 
@@ -36,6 +36,7 @@ BACKWARDS = 3.0                                # seconds; a larger step back in 
 # duration are believed, but none above the second number
 LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
+HDR = (16, 18)                                 # transfer functions: PQ and HLG
 
 
 class Video:
@@ -45,8 +46,9 @@ class Video:
     fps         pictures to give per second
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     container   PyAV's, if the file is open already
+    options     of FFmpeg, such as {"framerate": "10"} for a file without times
     size        height and width of the pictures as given (rotated as the file asks)
-    duration    seconds that the file's header states, or None
+    duration    seconds from time 0 to the end that the file's header states, or None
     frames      the number of pictures expected from `duration`, or None
     damaged     until now, the number of packets not decoded faithfully; at the end, one more if the
                 end is missing
@@ -54,16 +56,16 @@ class Video:
     gaps        until now, seconds of each gap that was too long to be believed. The next picture
                 follows without a gap
 
-    A picture is chosen by its presentation time, counted from the start of the video stream. If the
-    start cannot be decoded, the first picture that can be decoded replaces it, so that no later
-    picture moves. Repeated frames are the same array. Mirroring and the aspect ratio of non-square
-    pixels are ignored. If the size changes on the way, all pictures are scaled to the first size.
+    Time 0 is that of the file, whose sound may begin before its pictures. Until the first picture
+    that can be decoded, that picture is given. Repeated frames are the same array. Mirroring and
+    the aspect ratio of non-square pixels are ignored. If the size changes on the way, all pictures
+    are scaled to the first size.
 
     Raises BadData if the file is missing, is no video, or has no picture that can be decoded.
     """
 
     def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None,
-                 container=None):
+                 container=None, options: dict[str, str] | None = None):
         if not (isfinite(fps) and fps > 0):
             raise BadData(f"frames a second must be more than 0, not {fps}")
         self.path = path
@@ -74,7 +76,7 @@ class Video:
         self.broke_off = False
         self.gaps = []
         self._read = False                     # whether an iteration has begun
-        self._container = open_file(path) if container is None else container
+        self._container = container or open_file(path, options)
         self._stream = video_stream(self._container, self.name, "AUTO")
         self.duration = promised(self._container, self._stream)
         self.frames = None
@@ -82,15 +84,32 @@ class Video:
             self.frames = max(1, ceil((self.duration - TOLERANCE) * self.fps))
 
         pictures = self._decode()
-        first = next(pictures, None)           # shows the size
-        if first is None:
-            raise BadData(f"{self.name}: not one picture can be decoded; damaged; "
-                          f"get the file again")
-        self._pictures = chain([first], pictures)
-        width, height = scaled_size(first, self.largest)
+        first = list(islice(pictures, 16))     # these show the size and the clock
+        if not first:
+            cure = "damaged or encrypted; get the file again"
+            if container is not None:          # a pipe or an address: FFmpeg cannot go back in it
+                cure = ("if it is an .mp4 whose index stands at its end, give the file itself, or "
+                        "rewrite it (ffmpeg -i IN -c copy -movflags +faststart OUT)")
+            raise BadData(f"{self.name}: not one picture can be decoded; {cure}")
+        self._pictures = chain(first, pictures)
+        width, height = scaled_size(first[0], self.largest)
         self._stored = width, height           # before rotation
-        quarter_turns = round(first.rotation / 90)
+        quarter_turns = round(first[0].rotation / 90)
         self.size = (width, height) if quarter_turns % 2 else (height, width)
+
+        # A decoder gives pictures in the order of presentation. If their times step back, they are
+        # times of decoding, as in AVI: then dts is the clock, with the first picture at time 0.
+        self._by_dts = not is_sorted(frame.pts for frame in first) and is_sorted(
+            frame.dts for frame in first)
+        rate = self._stream.guessed_rate or self._stream.average_rate or self.fps
+        self._step = min(LONGEST_GAP, float(1 / rate))         # a picture's duration, if not stated
+        self._problems = []
+        if first[0].pts is None:
+            self._problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
+                                  f"(--source-option framerate=N)")
+        if first[0].color_trc in HDR:
+            self._problems.append("is HDR, and its colours are taken as they are: "
+                                  "the narrator may not know them (docs/streams.md)")
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """uint8 [H, W, 3], frame by frame.
@@ -111,13 +130,14 @@ class Video:
                     yield picture
                     index += 1
         # a file that was cut between two packets shows no other sign of it
-        if self.duration is not None and self.duration - end - sum(self.gaps) > 1:
+        missing = (self.duration or 0) - end - sum(self.gaps)
+        if missing > 1 + 2 * self._step:
             self.broke_off = True
             self.damaged += 1
 
     def report(self) -> None:
-        """Print damage and gaps in one line on stderr, if there are any; after an iteration."""
-        problems = []
+        """Print what is wrong with the file in one line on stderr; after an iteration."""
+        problems = list(self._problems)
         if self.damaged:
             problems.append(f"{self.damaged} damaged or missing parts were skipped")
         if self.gaps:
@@ -150,9 +170,9 @@ class Video:
                 return
             failures = 0
             frames = []
-            # a packet that was cut short is not decoded: in threads, it would spoil the pictures
-            # before it
-            damaged = packet.is_corrupt
+            # A marked packet was cut short, and would spoil the pictures before it. Only in .ts is
+            # the mark a mere suspicion: files that were joined have one at each seam.
+            damaged = packet.is_corrupt and self._container.format.name != "mpegts"
             if not damaged:
                 try:
                     frames = packet.decode()
@@ -163,52 +183,51 @@ class Video:
             yield from frames
 
     def _shown(self) -> Iterator[tuple[av.VideoFrame, float]]:
-        """(picture, the time at which the next one replaces it), in seconds from the start of the
-        stream."""
-        shown = None
-        for frame, now, step in self._timed():
-            if shown is not None:
-                yield shown, now
-            shown = frame
-        yield shown, now + max(step, 2 * TOLERANCE)
+        """(picture, the time at which the next one replaces it), in seconds from time 0.
 
-    def _timed(self) -> Iterator[tuple[av.VideoFrame, float, float]]:
-        """(picture, its time from the start of the stream, its duration), both in seconds.
-
-        Times never decrease.
+        Times never decrease. A picture whose time cannot be right follows the one before it.
         """
-        stream = self._stream
         # a gap is believed up to the stated duration, but none of hours
         longest_gap = min(max(LONGEST_GAP, self.duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
-        origin = None                          # what the file's clock shows at time 0
-        if stream.start_time is not None:
-            origin = float(stream.start_time * stream.time_base)
-        rate = float(stream.average_rate or stream.guessed_rate or self.fps)
-        now = 0.0
-        step = min(LONGEST_GAP, 1 / rate)      # the duration of the picture at `now`
-        for count, frame in enumerate(self._pictures):
-            expected = now + step if count else 0.0
-            if frame.pts is None:              # raw streams have no times
-                now = expected
-            else:
-                pts = float(frame.pts * frame.time_base)
-                earliest = now - BACKWARDS if count else now
-                latest = now + longest_gap
-                if origin is not None and pts - origin > latest:
+        origin = None if self._by_dts else start_of(self._container)       # the clock at time 0
+        shown = None
+        now = expected = earliest = 0.0        # of the picture
+        for frame in self._pictures:
+            time = expected
+            ticks = frame.dts if self._by_dts else frame.pts
+            if ticks is not None:              # raw streams have no times
+                clock = float(ticks * frame.time_base)
+                if origin is None:
+                    origin = clock
+                time = clock - origin
+                if time > now + longest_gap:
                     # believed, it would turn a file of a few bytes into days of frames
-                    self.gaps.append(pts - origin - expected)
-                if origin is None or not earliest <= pts - origin <= latest:
+                    self.gaps.append(time - expected)
+                if not earliest <= time <= now + longest_gap:
                     # a new clock: videos were concatenated, or the time is damaged
-                    origin = pts - expected
-                now = max(now, pts - origin)
+                    origin = clock - expected
+                    time = expected
+            time = max(now, time)
+            if shown is not None:
+                yield shown, time
+            shown = frame
+            now = time
             stated = float((frame.duration or 0) * frame.time_base)
-            if 0 < stated <= longest_gap:
-                step = stated
-            yield frame, now, step
+            if 0 < stated <= longest_gap and not self._by_dts:
+                self._step = stated
+            expected = now + self._step
+            earliest = now - BACKWARDS
+        yield shown, now + max(self._step, 2 * TOLERANCE)
 
 
-def open_file(path: str | Path):
-    """The open container of a video file.
+def is_sorted(times: Iterable[int | None]) -> bool:
+    """Whether the times that are known do not decrease."""
+    known = [time for time in times if time is not None]
+    return known == sorted(known)
+
+
+def open_file(path: str | Path, options: dict[str, str] | None = None):
+    """The open container of a video file; `options` are FFmpeg's.
 
     Raises BadData if it is missing, no file, damaged, or no video.
     """
@@ -218,7 +237,7 @@ def open_file(path: str | Path):
     if not Path(path).is_file():
         raise BadData(f"{name}: is not a regular file; give a video file")
     # with "file:", FFmpeg does not take a name with a ':' for a URL
-    return open_container(f"file:{path}", name)
+    return open_container(f"file:{path}", name, options=options or {})
 
 
 def open_container(file: str, name: str, **settings):
@@ -249,23 +268,31 @@ def video_stream(container, name: str, threads: str):
     return stream
 
 
+def start_of(container) -> float | None:
+    """What a file's clock (seconds) shows at its time 0: where its first stream begins."""
+    if container.start_time is None:
+        return None
+    return container.start_time / av.time_base
+
+
 def promised(container, stream) -> float | None:
-    """The duration (seconds) that a file's header states for its video stream, or None."""
-    if stream.duration is not None:
-        return float(stream.duration * stream.time_base)
+    """The seconds from time 0 to the end of the pictures that a file's header states, or None."""
+    start = start_of(container) or 0.0
     # Matroska: a tag of the stream
     tag = re.fullmatch(r"(\d{1,9}):(\d{1,9}):(\d{1,9}(?:\.\d*)?)",
                        stream.metadata.get("DURATION", ""))
-    if tag:
+    if stream.duration is not None:
+        begin = float(stream.start_time * stream.time_base) if stream.start_time else start
+        end = begin + float(stream.duration * stream.time_base)
+    elif tag:
         end = 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
-    elif container.duration is not None:
-        end = container.duration / av.time_base
-    else:
+    elif container.duration is None:
         return None
-    if "matroska" not in container.format.name:
-        return end
-    # Matroska states the time of the end, not the length
-    return max(0.0, end - float((stream.start_time or 0) * stream.time_base))
+    else:
+        end = container.duration / av.time_base
+        if "matroska" not in container.format.name:            # it states the time of the end
+            end += start
+    return max(0.0, end - start)
 
 
 def scaled_size(frame: av.VideoFrame, largest: int | None) -> tuple[int, int]:

@@ -47,8 +47,9 @@ def steady(count: int, rate: float) -> list[float]:
 
 
 def record(path: Path, times, movflags: str = "", turn: int | None = None, bframes: int = 3,
-           gop: int = 12, picture=picture_of, container: str | None = None) -> Path:
-    """Write picture(k) at times[k] [s]."""
+           gop: int = 12, picture=picture_of, container: str | None = None,
+           seconds_of_sound: float = 0, hdr: bool = False) -> Path:
+    """Write picture(k) at times[k] [s], and silence from time 0 on."""
     options = {"movflags": movflags} if movflags else {}
     with av.open(str(path), "w", format=container, options=options) as file:
         stream = file.add_stream("libx264", rate=30)
@@ -58,6 +59,16 @@ def record(path: Path, times, movflags: str = "", turn: int | None = None, bfram
         stream.options = {"crf": "20", "bf": str(bframes), "b-adapt": "0", "g": str(gop)}
         if turn is not None:
             stream.set_display_rotation(turn)
+        if hdr:
+            stream.codec_context.color_trc = 16
+        if seconds_of_sound:
+            sound = file.add_stream("aac", rate=48000)
+            for k in range(round(seconds_of_sound * 48000 / 1024)):
+                samples = av.AudioFrame(format="fltp", layout="mono", samples=1024)
+                samples.planes[0].update(bytes(4 * 1024))
+                samples.rate = 48000
+                samples.pts = 1024 * k
+                file.mux(sound.encode(samples))
         for k, time in enumerate(times):
             frame = av.VideoFrame.from_ndarray(picture(k), format="rgb24")
             frame.pts = round(time * TICKS)
@@ -120,30 +131,60 @@ def test_the_expected_number_of_frames(tmp_path, name, start):
     assert video.frames == len(list(video)) == 12
 
 
-def test_without_times_the_stated_rate_counts(tmp_path):
+@pytest.mark.parametrize("name", ["a.avi", "a.asf"])
+@pytest.mark.parametrize("rate", [25, 10, 1, 0.2])
+def test_containers_without_presentation_times(tmp_path, name, rate):
+    """Pictures with B frames; the container has their times of decoding alone."""
+    times = steady(max(20, 4 * rate), rate)
+    video = Video(record(tmp_path / name, times))
+    numbers = numbers_in(video)
+    assert len(numbers) == pytest.approx(2 * len(times) / rate, abs=1)
+    assert numbers == on_screen(times, 2, len(numbers))
+    assert video.damaged == 0
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
+def test_time_0_is_that_of_the_file(tmp_path, name):
+    """The sound begins 3 s before the pictures. The first picture is given until it is shown."""
+    times = steady(40, 10)
+    path = record(tmp_path / name, [3 + time for time in times], bframes=0, seconds_of_sound=7)
+    video = Video(path)
+    numbers = numbers_in(video)
+    assert video.frames == len(numbers)
+    # the file begins with the sound, which an encoder begins a little before its first sample
+    assert numbers[:6] == [0] * 6
+    assert numbers[6:14] == pytest.approx(on_screen(times, 2, 8), abs=1)
+
+
+def test_without_times_a_rate_is_assumed(tmp_path, capsys):
+    """The header's, or the one that is given, and a line says so."""
     path = record(tmp_path / "a.h264", steady(50, 25), container="h264", bframes=0)
-    with av.open(str(path)) as file:
-        stream = file.streams.video[0]
-        assert next(file.decode(stream)).pts is None
-        step = 1 / float(stream.average_rate)
-        duration = next(file.decode(stream)).duration * float(stream.time_base)
-    numbers = numbers_in(Video(path))
-    assert len(numbers) >= 3
-    # FFmpeg may state the duration of a picture that differs from the rate
-    by_rate = on_screen([k * step for k in range(50)], 2, len(numbers))
-    by_duration = on_screen([k * duration for k in range(50)], 2, len(numbers))
-    assert numbers in (by_rate, by_duration)
+    slow = Video(path, options={"framerate": "10"})
+    assert numbers_in(slow) == on_screen(steady(50, 10), 2, 10)
+    slow.report()
+    err = capsys.readouterr().err
+    assert "10 pictures a second are assumed" in err and err.count("\n") == 1
+    assert len(numbers_in(Video(path))) >= 3
 
 
-def test_a_clock_that_jumps_back_goes_on(tmp_path):
-    """Two .ts files, one after the other: 4 s and 6 s."""
-    first = record(tmp_path / "a.ts", steady(40, 10))
-    second = record(tmp_path / "b.ts", steady(60, 10))
+def test_hdr_is_said(tmp_path, capsys):
+    video = Video(record(tmp_path / "a.mp4", [0, 1], hdr=True))
+    video.report()
+    assert "is HDR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("second_start", [0, 4])
+def test_joined_files(tmp_path, second_start):
+    """Two whole .ts files of 4 s and 6 s, one after the other: each with a clock of its own, or one
+    clock through both. Nothing is damaged.
+    """
+    first = record(tmp_path / "a.ts", steady(40, 10), bframes=0)
+    second = record(tmp_path / "b.ts", [second_start + time for time in steady(60, 10)], bframes=0,
+                    picture=lambda k: picture_of(40 + k))
     (tmp_path / "c.ts").write_bytes(first.read_bytes() + second.read_bytes())
-    numbers = numbers_in(Video(tmp_path / "c.ts"))
-    assert 19 <= len(numbers) <= 21
-    assert numbers[:8] == on_screen(steady(40, 10), 2, 8)
-    assert numbers[-1] >= 53
+    video = Video(tmp_path / "c.ts")
+    assert numbers_in(video) == on_screen(steady(100, 10), 2, 20)
+    assert (video.damaged, video.gaps) == (0, [])
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
