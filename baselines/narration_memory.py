@@ -25,6 +25,7 @@ from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrator, Past, 
 from stream import Context
 from support.common.errors import BadData
 from support.engine.settings import check_range
+from support.engine.start import start_connector
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go
 
@@ -142,8 +143,10 @@ class HistoryNarrator(Narrator):
         self.start_narration_memory()
 
     def initialise(self, x: Tensor):
-        super().initialise(x)
+        # in this order the random numbers are those of the results in experiments/
+        self.memory.initialise(x)
         self.start_narration_memory()
+        start_connector(self.connector, x)
 
     def start_narration_memory(self):
         """From the statistics of words, whatever the others start from: none is published."""

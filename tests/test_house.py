@@ -104,12 +104,12 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 19_000,
+    "the six files": 17_500,
     "support": 35_000,
     "experiments": 39_000,
     "streams": 14_500,
-    "toy": 18_500,
-    "commands": 10_500,
+    "toy": 18_000,
+    "commands": 11_500,                        # train.py's data sets and models are joined here
     "baselines": 6_000,
 }
 

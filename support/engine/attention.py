@@ -30,7 +30,7 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
                         attention_mask: Tensor | None, segments: Segments | None = None,
                         dropout: float = 0.0, scaling: float | None = None, watch=None,
                         **options) -> tuple[Tensor, None]:
-    """An attention function of transformers: query [1, heads, L, c] -> [1, L, heads, c].
+    """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
     segments    the indices of each segment's tokens (queries) [Q] and of the keys that at least one
                 of them sees [K]; a query sees those of the keys that do not come after it
@@ -42,7 +42,7 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
         causal = AttentionInterface()["sdpa"]
         return causal(module, query, key, value, None, dropout=dropout, scaling=scaling, **options)
     if segments is None:
-        attended = attend_shared(query, key, value, attention_mask[0, 0], dropout, scaling)
+        attended = attend_shared(query, key, value, attention_mask, dropout, scaling)
         return attended.transpose(1, 2), None
     # The same keys are copied for each segment that sees them. For the backward pass they are
     # copied again, so that they need not be kept.
@@ -71,13 +71,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropou
 
 def attend_shared(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, dropout: float,
                   scale: float | None) -> Tensor:
-    """query [1, heads, Q, c], key and value [1, kv heads, K, c], seen bool [Q, K]
-    -> [1, heads, Q, c].
+    """query [B, heads, Q, c], key and value [B, kv heads, K, c], seen bool [Q, K] or [B, 1, Q, K]
+    -> [B, heads, Q, c].
 
     Heads of queries that share their keys become further rows, so that no key is copied for them.
     """
     shared = query.shape[1] // key.shape[1]
     rows = rearrange(query, "b (h g) q c -> b h (g q) c", g=shared)
-    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=seen.repeat(shared, 1),
-                                         dropout_p=dropout, scale=scale)
+    seen = torch.cat([seen] * shared, dim=-2)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=seen, dropout_p=dropout,
+                                         scale=scale)
     return rearrange(out, "b h (g q) c -> b (h g) q c", g=shared)
