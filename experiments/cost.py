@@ -151,10 +151,9 @@ def state_bytes(context: stream.Context) -> int:
 
 
 def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: int) -> dict:
-    """Stream so many frames, or as many as the device has memory for.
+    """Stream so many frames.
 
-    windows     of each: frames until its end, and frames/s
-    memory      pairs of a number of frames, and the largest memory until then: weights and use
+    windows     of each: frames until its end, frames/s, and bytes in use at its end
     """
     context = open_stream(narrator, lookahead=lookahead, guesses=0)
     passes = time_passes(context)
@@ -162,45 +161,33 @@ def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: 
     seconds = []                               # of each frame
     used = []                                  # bytes in use after each frame
     most_tokens = 0
-    out_of_memory = False
     began = time.perf_counter()
     decisions = stream.narrate(narrator, random_frames(narrator, frames), given=given,
                                context=context)
-    try:
-        for decision in progress(decisions, "stream", frames, "frame", leave=False):
-            now = time.perf_counter()
-            seconds.append(now - began)
-            began = now
-            used.append(context.cache.bytes() + state_bytes(context))
-            # with the tokens that were removed after the narration
-            tokens = decision.text_tokens + decision.visual_tokens + decision.pruned
-            most_tokens = max(most_tokens, tokens)
-    except torch.OutOfMemoryError:
-        out_of_memory = True
-    done = len(used)
-    if done < window:
-        raise BadData("the device's memory is full in the first frames; choose a smaller model")
+    for decision in progress(decisions, "stream", frames, "frame", leave=False):
+        now = time.perf_counter()
+        seconds.append(now - began)
+        began = now
+        used.append(context.cache.bytes() + state_bytes(context))
+        # with the tokens that were removed after the narration
+        tokens = decision.text_tokens + decision.visual_tokens + decision.pruned
+        most_tokens = max(most_tokens, tokens)
 
     windows = []
-    for end in range(window, done + 1, window):
-        windows.append({"frames": end, "fps": window / sum(seconds[end - window:end])})
-    words = sum(t < done for t in given) * (SENTENCE + 1)              # with "Assistant:"
-    weights = sum(p.nbytes for p in narrator.parameters())
-    largest = weights + np.maximum.accumulate(used)
-    # about 60 numbers of frames, evenly spaced on a logarithmic axis
-    marks = sorted({round(mark) for mark in np.geomspace(1, done, 60)})
+    for end in range(window, frames + 1, window):
+        windows.append({"frames": end, "fps": window / sum(seconds[end - window:end]),
+                        "used_bytes": used[end - 1]})
+    words = len(given) * (SENTENCE + 1)                                # with "Assistant:"
     return {
-        "frames": done,
-        "fps": done / sum(seconds),
-        "ms_a_frame": 1e3 * passes["frame"] / done,
+        "frames": frames,
+        "fps": frames / sum(seconds),
+        "ms_a_frame": 1e3 * passes["frame"] / frames,
         "ms_a_word": 1e3 * passes["word"] / words,
-        "ms_rest": 1e3 * (sum(seconds) - passes.total()) / done,
-        "weights_bytes": weights,
+        "ms_rest": 1e3 * (sum(seconds) - passes.total()) / frames,
+        "weights_bytes": sum(p.nbytes for p in narrator.parameters()),
         "cache_tokens": most_tokens,
         "cache_mb": used[-1] / 1e6,
         "windows": windows,
-        "memory": [(mark, int(largest[mark - 1])) for mark in marks],
-        "out_of_memory": out_of_memory,
     }
 
 
@@ -217,33 +204,23 @@ def macs(narrator: nar.Narrator, frames: int) -> int:
     return counter.get_total_flops() // 2
 
 
-def plot_efficiency(results: dict[str, dict], png: str, limit: float | None) -> None:
-    """Fig. 1, middle (memory, with a line at `limit` bytes) and right (speed), and the speed over
-    frames of App. C.3."""
+def plot_efficiency(results: dict[str, dict], png: str) -> None:
+    """Fig. 1, middle (memory) and right (speed), and the speed over frames of App. C.3."""
     figure, (memory, bars, speed) = pyplot().subplots(1, 3, figsize=(13, 3.6))
-    unit, size = ("GB", 1e9) if limit else ("MB", 1e6)
     for name, costs in results.items():
-        frames = [mark for mark, _ in costs["memory"]]
-        used = [used_bytes / size for _, used_bytes in costs["memory"]]
-        line, = memory.plot(frames, used, label=name)
-        if costs["out_of_memory"]:
-            memory.plot(frames[-1], used[-1], "x", color=line.get_color(), label="out of memory")
         windows = costs["windows"]
-        speed.plot([window["frames"] for window in windows],
-                   [window["fps"] for window in windows], label=name)
-    if limit:
-        memory.axhline(limit / size, linestyle="--", color="grey")
-    memory.set(xlabel="processed frames", xscale="log", ylim=(0, None), title="Memory",
-               ylabel=f"weights, cache and state, {unit}")
+        frames = [window["frames"] for window in windows]
+        megabytes = [(costs["weights_bytes"] + window["used_bytes"]) / 1e6 for window in windows]
+        memory.plot(frames, megabytes, label=name)
+        speed.plot(frames, [window["fps"] for window in windows], label=name)
+    memory.set(xlabel="processed frames", ylim=(0, None), title="Memory",
+               ylabel="weights, cache and state, MB")
     memory.legend()
-
     labels = [name.replace("LLM-", "LLM-\n") for name in results]
     shown = bars.bar(labels, [costs["fps"] for costs in results.values()],
                      color=[f"C{i}" for i in range(len(results))])
     bars.bar_label(shown, fmt="%.0f")
-    bars.margins(y=0.1)
-    most_frames = max(costs["frames"] for costs in results.values())
-    bars.set(ylabel="frames per second", title=f"Throughput over {most_frames} frames")
+    bars.set(ylabel="frames per second", title="Throughput")
     speed.set(xlabel="processed frames", ylabel="frames per second", ylim=(0, None), title="Speed")
     figure.tight_layout()
     save_figure(figure, png)
@@ -264,7 +241,6 @@ def lines_of_stream(costs: dict, counted: int) -> dict:
         "ms a frame": costs["ms_a_frame"],
         "ms a word": costs["ms_a_word"],
         "ms a frame, rest": costs["ms_rest"],
-        "out of memory": "yes" if costs["out_of_memory"] else "no",
     }
 
 
@@ -280,7 +256,7 @@ def run_streams(args: argparse.Namespace) -> None:
         del narrator                           # before the next one is built
     print_table([(name, lines_of_stream(costs, counted)) for name, costs in results.items()])
     if args.png:
-        plot_efficiency(results, args.png, limit=24e9 if args.config else None)
+        plot_efficiency(results, args.png)
     if args.json:
         print(json.dumps(results[args.model] if args.model else results))
 

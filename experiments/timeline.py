@@ -11,6 +11,7 @@ import numpy as np
 import stream
 from commands.evaluate import narrator_of
 from evaluate import overlaps, segments
+from narrator import Config
 from streams.bounds import open_stream
 from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable
@@ -18,6 +19,7 @@ from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, model_options, trigger_options
 from support.common.text import one_line
+from support.engine.vision import check_vision
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 
@@ -144,6 +146,8 @@ def plot_timeline(decisions: list[stream.Decision], true: list[Sentence], fps: f
 def narrate_video(args: argparse.Namespace) -> tuple[list[stream.Decision], float]:
     """The narrator's stream over a video or its features: decisions, and frames per second."""
     check_inputs([args.input])
+    if not is_features(args.input):
+        check_vision(args.model, args.vision, Config.vision)
     narrator = narrator_of(args, args.model)
     encoder = None
     if not is_features(args.input):
