@@ -11,7 +11,8 @@ written after the last save is truncated and narrated again.
 
 A live source cannot be seen again. Therefore it is also saved after each narration, its segment is
 restarted, and its output files keep every whole line. Ctrl-C saves a recording before it ends. No
-two processes share a file: it is locked until the stream or its process ends.
+two processes share a file: it is locked until the stream or its process ends. (The lock is an empty
+file beside it, .NAME.lock, which stays.)
 
 A state that does not belong to this stream is refused. That is a state with another source,
 tokenizer, connector or memory, or with other settings that shape the cache. Other thresholds and
