@@ -45,7 +45,10 @@ def before_last_stage(options: Recipe, variant: world.World,
         raise BadData(f"--look: {options.look}: no such file")
     for kind in ("vision", "llm"):
         if kind in options.given:
-            checkpoint.check_model(getattr(options, kind), kind)
+            model = getattr(options, kind)
+            checkpoint.check_model(model, kind)
+            if Path(model).is_dir() and not (Path(model) / "config.json").exists():
+                raise BadData(f"--{kind}: {model} has no config.json: not a model")
     if not options.vision:
         new_config(options, llm, vision, J, stages.WIDTH + options.width_second)
 
