@@ -26,6 +26,7 @@ batches (as in the published code, one video at a time, with gradient accumulati
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -35,16 +36,13 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from baselines.memories import MEMORIES, new_memory
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, lora
-from support.engine.encoder import pictures_at_once, speed_up_encoder
-from support.engine.vision import check_vision_output
-from support.engine.linear import speed_up
+from support.engine import checkpoint, family, lora
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_as_published, start_connector
-from support.engine.training import cross_entropy
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "Below is their conversation, interleaved with the list of video frames received by the "
@@ -102,31 +100,22 @@ class VisionEncoder(nn.Module):
     def __init__(self, source: str, grid: int = 3, device: str | torch.device = "cpu",
                  dtype: torch.dtype = torch.float32):
         super().__init__()
-        model, processor = checkpoint.load_vision_model(source, dtype, str(device))
+        model, processor = checkpoint.load_vision_model(source, dtype)
         self.model = model.to(device).eval().requires_grad_(False)
         self.grid = grid
         self.image_size = model.config.image_size
         self.width = model.config.hidden_size
-        self.mean = processor["image_mean"]
-        self.std = processor["image_std"]
-        speed_up_encoder(self.model, dtype)             # faster, the same function
-
-    def forward(self, frames: Tensor) -> Tensor:
-        return self.encode_batches([frames])[0]
+        mean = torch.tensor(processor["image_mean"], device=device)         # of each colour
+        std = torch.tensor(processor["image_std"], device=device)
+        self.register_buffer("mean", mean[:, None, None], persistent=False)
+        self.register_buffer("std", std[:, None, None], persistent=False)
 
     @torch.no_grad()
-    def encode_batches(self, videos: list[Tensor]) -> list[Tensor]:
-        """Frames of several videos, whose sizes can differ, in one pass."""
-        weight = next(self.model.parameters())
-        device = weight.device
-        pixels = torch.cat([letterbox(frames.to(device).float() / 255, self.image_size)
-                            for frames in videos])
-        mean = torch.tensor(self.mean, device=device)[:, None, None]
-        std = torch.tensor(self.std, device=device)[:, None, None]
-        pixels = ((pixels - mean) / std).to(weight.dtype)                       # [T, 3, S, S]
-        parts = pixels.split(pictures_at_once(self.model.config, device))
-        x = torch.cat([frame_tokens(self.model, part, self.grid) for part in parts])
-        return list(x.split([len(frames) for frames in videos]))
+    def forward(self, frames: Tensor) -> Tensor:
+        device, dtype = self.model.device, self.model.dtype
+        pixels = letterbox(frames.to(device).float() / 255, self.image_size)    # [T, 3, S, S]
+        pixels = (pixels - self.mean) / self.std
+        return frame_tokens(self.model, pixels.to(dtype), self.grid)
 
 
 def letterbox(frames: Tensor, size: int) -> Tensor:
@@ -149,17 +138,22 @@ def letterbox(frames: Tensor, size: int) -> Tensor:
 
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     """Normalised pixels [T, 3, S, S] -> X [T, J, D] = [CLS; patch tokens averaged to a grid x
-    grid].
+    grid]. BadData if the vision model has no token for each patch, or no pooled output.
     """
     output = model(pixel_values=pixels)
-    side = model.config.image_size // model.config.patch_size
-    check_vision_output(output, side * side)
+    side = model.config.image_size // model.config.patch_size               # patches in a row
     patches = output.last_hidden_state[:, -side * side:]        # drops a leading CLS token, if any
-    patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
-    pooled = F.adaptive_avg_pool2d(patches, grid) if grid else patches[..., :0]
-    pooled = rearrange(pooled, "t d h w -> t (h w) d")
+    cls = output.get("pooler_output")
+    if patches.shape[1] < side * side or cls is None:
+        raise BadData("the vision model has no token for each patch, or no pooled output; use "
+                      "SigLIP, CLIP, ViT or DINOv2")
     # SigLIP has no CLS token: as published, its pooled output stands for the paper's
-    return torch.cat([output.pooler_output[:, None], pooled], dim=1)
+    tokens = [cls[:, None]]
+    if grid:
+        patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
+        pooled = F.adaptive_avg_pool2d(patches, grid)
+        tokens.append(rearrange(pooled, "t d h w -> t (h w) d"))
+    return torch.cat(tokens, dim=1)
 
 
 # ------------------------------------------------------ §3.2 tokens: one layout for both
@@ -411,6 +405,25 @@ def segment_rows(tokens: Tokens, last_k: int | None = None,
     return rows
 
 
+# ------------------------------------------------------ §3.5 the loss
+
+def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor,
+                  rows: int = 256) -> Tensor:
+    """Sum of the cross entropy over hidden states [R, D_lm] with labels [R].
+
+    `logits` maps hidden states to logits [.., V]. Those of a video take more memory than all else,
+    so only the logits of `rows` hidden states are held at once: the backward pass computes them
+    again.
+    """
+    def loss_of(hidden_rows: Tensor, label_rows: Tensor) -> Tensor:
+        return F.cross_entropy(logits(hidden_rows), label_rows, reduction="sum")
+
+    total = 0
+    for hidden_rows, label_rows in zip(hidden.split(rows), labels.split(rows)):
+        total = total + recomputed(loss_of, hidden_rows, label_rows, use_reentrant=False)
+    return total
+
+
 # ------------------------------------------------------ §3.2 the model
 
 class Past(NamedTuple):
@@ -434,7 +447,6 @@ class Narrator(nn.Module):
         self.add_memory(llm.config.hidden_size)
         self.layout = self.new_layout(tokenizer)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
-        speed_up(self)
         self.merged = False
 
     def add_connector(self, hidden: int) -> None:
@@ -565,9 +577,10 @@ class Narrator(nn.Module):
         past: not in the paper; for `train.py --long`
         """
         hidden, labels, _ = self(x, narrations, past)
-        learned = (labels != -100).nonzero()[:, 0].to(hidden.device)
-        labels = labels.to(hidden.device).index_select(0, learned)
-        return cross_entropy(self.logits, hidden.index_select(0, learned), labels), len(learned)
+        learned = (labels != -100).nonzero()[:, 0]                          # tokens with a label
+        labels = labels[learned].to(self.device)
+        hidden = hidden.index_select(0, learned.to(self.device))
+        return cross_entropy(self.logits, hidden, labels), len(learned)
 
     @torch.no_grad()
     def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):

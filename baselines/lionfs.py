@@ -109,17 +109,14 @@ class TwoEncoders(nn.Module):
         self.width = first.width + second.width
         self.image_size = first.image_size
 
-    def forward(self, frames: Tensor) -> Tensor:
-        return self.encode_batches([frames])[0]
-
-    def encode_batches(self, videos: list[Tensor]) -> list[Tensor]:
+    def forward(self, pairs: Tensor) -> Tensor:
         """Pictures, each with the one before it, uint8 [T, H, W, 6] -> features [T, J, D_s + D_t].
 
         The pictures come from support/files/features.py: `pairs`.
         """
-        general = self.first.encode_batches([pairs[..., :3] for pairs in videos])
-        egocentric = self.second.encode_batches([motion(pairs) for pairs in videos])
-        return [torch.cat(features, dim=-1) for features in zip(general, egocentric)]
+        general = self.first(pairs[..., :3])
+        egocentric = self.second(motion(pairs))
+        return torch.cat([general, egocentric], dim=-1)
 
 
 def motion(pairs: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
 from support.engine.checkpoint import published_name
-from support.engine.linear import speed_up
 from support.engine.settings import check_choice, check_range
 
 # Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
@@ -169,7 +168,6 @@ class RoutedNarrator(Narrator):
         self.routing = None
         if config.mod_keep is not None:
             self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
-            speed_up(self)
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         if self.routing is not None:

@@ -78,8 +78,7 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
     tensors where that is possible, and are the published defaults otherwise. BadData if anything is
     missing, damaged or unexpected.
 
-    dtype       of the language model; None: what is faster on a processor. With torch.int8 its LoRA
-                is merged at once
+    dtype       of the language model; None: what is faster on a processor
     """
     files = checkpoint.read_checkpoint(source)
     config = checkpoint.read_config(files, make_config, llm, changes)

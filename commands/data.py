@@ -17,6 +17,7 @@ from support.common.options import (
 )
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
+from support.engine.cpu import speed_up
 from support.engine.training import portable_path
 from support.files import own_videos
 from support.files.encoding import encode_videos
@@ -98,7 +99,9 @@ def encode_command(options: argparse.Namespace) -> None:
         output = Path(options.output)
 
     def load() -> VisionEncoder:
-        return VisionEncoder(config.vision, config.grid, *device_and_dtype(options.device))
+        encoder = VisionEncoder(config.vision, config.grid, *device_and_dtype(options.device))
+        speed_up(encoder)
+        return encoder
 
     settings = {"vision": config.vision, "fps": str(config.fps), "grid": str(config.grid)}
     encode_videos(videos, output, load, settings, options.batch, renew=bool(options.data))

@@ -28,7 +28,8 @@ from support.common.options import (
     model_options, positive_int, probability, report_static, trigger_options,
 )
 from support.common.progress import progress
-from support.engine.vision import check_vision
+from support.engine.checkpoint import check_vision
+from support.engine.cpu import speed_up
 from support.files import own_videos
 from support.files.features import pairs
 from support.files.narrations import (
@@ -195,6 +196,7 @@ def run_stream(args: argparse.Namespace):
         torch.distributed.barrier()            # the folder is there, for these settings
 
     narrator = narrator.merge()
+    speed_up(narrator)
     rows_of = {}                               # video -> rows
     for sample in progress(every[process::processes], "streaming", unit="video"):
         rows_of[sample.name] = narrated(sample, narrator, vision, args, folder)
@@ -229,6 +231,7 @@ def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
     narrator = narrator_of(args, args.model)
     vision = load_vision(args, narrator)
+    speed_up(narrator)
     each = {}                                  # sample -> its measures
     minutes = {}
     for sample in progress(samples(args, narrator), "teacher", unit="video"):

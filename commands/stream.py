@@ -35,9 +35,9 @@ from support.common.options import (
 )
 from support.common.progress import progress
 from support.common.text import without_secrets
+from support.engine.checkpoint import check_vision
 from support.engine.compiled import compile_narrator
-from support.engine.vision import check_vision
-from support.engine.weights import advise
+from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.video import Video
 from toy.read_out import in_words, load_read_out
@@ -316,7 +316,9 @@ def run_files(args: argparse.Namespace) -> None:
     if args.dtype == "auto" and device == "cpu":
         dtype = None                                    # what is faster here
     narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
-    advise(narrator.llm, args.dtype)
+    if dtype is None and dtype_name(narrator.llm.dtype) == "bfloat16":
+        say_once("The language model computes in bfloat16, which is faster on this processor; "
+                 "--dtype float32 is exact")
     if args.dtype == "auto":
         args.dtype = dtype_name(narrator.llm.dtype)     # the vision encoder's, too
     encoder = None
@@ -330,6 +332,10 @@ def run_files(args: argparse.Namespace) -> None:
             run.read_out = read_out
     if args.compile:
         compile_narrator(narrator)
+    else:
+        speed_up(narrator)
+    if encoder is not None:
+        speed_up(encoder)
 
     with ExitStack() as stack:
         speaker = stack.enter_context(Speaker(voice)) if voice else None

@@ -20,6 +20,7 @@ from support.common.errors import BadData, command_line
 from support.common.options import DATASETS, Parser
 from support.common.progress import say
 from support.engine import checkpoint
+from support.engine.cpu import speed_up
 from support.engine.run_options import flag_of
 from support.engine.training import portable_path
 from support.files import own_videos
@@ -149,6 +150,7 @@ def train_annotated(options: Recipe):
     if not options.init:
         begin(narrator, options, examples)
     narrator.to(device)
+    speed_up(narrator, learns=True)
     if processes > 1:                                           # all start from the same weights
         for p in narrator.trainable().values():
             dist.broadcast(p.data, 0)
@@ -183,7 +185,7 @@ def narrator_for(sample: data.Sample, options: Recipe, device: str,
         llm = options.llm or Config.llm
         config = new_config(options, llm, options.vision or vision, J, width)
         config.fps = sample.fps
-        narrator = variants.new_narrator(*checkpoint.load_llm(llm, dtype, device), config)
+        narrator = variants.new_narrator(*checkpoint.load_llm(llm, dtype), config)
     config = narrator.config
     if (J, width, sample.fps) != (config.J, config.width, config.fps):
         raise BadData(f"the features are {width} wide with {J} tokens a frame, "

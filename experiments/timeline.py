@@ -19,7 +19,7 @@ from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, model_options, trigger_options
 from support.common.text import one_line
-from support.engine.vision import check_vision
+from support.engine.checkpoint import check_vision
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 

@@ -20,7 +20,7 @@ from helpers import ROOT, TOY
 from narrator import Narrator
 from support.common import errors
 from support.common.errors import BadData, command_line
-from support.engine import checkpoint, weights
+from support.engine import checkpoint, cpu
 
 NONSENSE = ("-1", "")                            # the types themselves are tested in test_common.py
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
@@ -177,8 +177,8 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_m
 def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, world, monkeypatch):
     """So does its vision encoder, and the command says so."""
     monkeypatch.setattr(errors, "SAID_ONCE", set())
-    monkeypatch.setattr(checkpoint, "ONEDNN_BF16", True)
-    monkeypatch.setattr(weights, "LARGE", 1000)
+    monkeypatch.setattr(checkpoint, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(cpu, "LARGE", 1000)
     loaded = []
 
     def vision_encoder(narrator, source, dtype):

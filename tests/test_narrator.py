@@ -235,7 +235,7 @@ def test_a_training_step_over_a_bf16_base_with_grouped_queries(tmp_path):
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
 
 
-def test_lora_starts_as_nothing_and_is_all_linear_layers():
+def test_lora_is_in_all_linear_layers_and_starts_as_nothing():
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                          num_attention_heads=2)
@@ -248,74 +248,57 @@ def test_lora_starts_as_nothing_and_is_all_linear_layers():
     wrapped = [name for name, module in llm.named_modules() if isinstance(module, LoRALinear)]
     assert len(wrapped) == 2 * 7 + 1
     assert "lm_head" in wrapped
-    layer = llm.model.layers[0].self_attn.q_proj
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_lora_and_its_gradients(bias, dtype, tolerance):
+    """Those of the formula. The weights and their gradients are in fp32, whatever the base is in."""
+    torch.manual_seed(0)
+    base = torch.nn.Linear(64, 48, bias=bias).to(dtype)
+    layer = LoRALinear(base, rank=8, alpha=16, dropout=0.0)
     torch.nn.init.normal_(layer.lora_B.weight)
-    x = torch.randn(3, 16)
-    update = 2 * x @ layer.lora_A.weight.T @ layer.lora_B.weight.T
-    assert torch.allclose(layer(x), layer.base_layer(x) + update, atol=1e-5)
-
-
-def test_lora_computes_in_the_dtype_of_its_base():
-    """All products of forward and backward are in bf16, as the frozen layer's. Weights and their
-    gradients stay fp32."""
-    layer = LoRALinear(torch.nn.Linear(64, 48).bfloat16(), 8, 16, 0.0)
-    torch.nn.init.normal_(layer.lora_B.weight)
-    x = torch.randn(20, 64).bfloat16().requires_grad_()
-    gradient = torch.randn(20, 48).bfloat16()
-    dtypes = []
-
-    class Products(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-                dtypes.extend(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
-            return function(*args, **(kwargs or {}))
-
-    with Products():
-        output = layer(x)
-        output.backward(gradient)
-    assert set(dtypes) == {torch.bfloat16}
-    assert len(dtypes) >= 2 * 8
-    assert output.dtype == torch.bfloat16
+    x = torch.randn(2, 10, 64).to(dtype)
+    output = layer(x)
+    assert output.dtype == dtype
+    gradient = torch.randn(2, 10, 48).to(dtype)
+    output.backward(gradient)
 
     A = layer.lora_A.weight.detach().requires_grad_()
     B = layer.lora_B.weight.detach().requires_grad_()
-    update = x.detach().float() @ A.T @ B.T * 2
-    update.backward(gradient.float())
-    assert (output - layer.base_layer(x) - update).norm() < 0.02 * update.norm()
-    for weight, expected in ((layer.lora_A.weight, A.grad), (layer.lora_B.weight, B.grad)):
-        assert weight.dtype == weight.grad.dtype == torch.float32
-        assert (weight.grad - expected).norm() < 0.02 * expected.norm()
+    expected = x.float() @ A.T @ B.T * 2
+    expected.backward(gradient.float())
+    assert (output - base(x) - expected).norm() < tolerance * expected.norm()
+    for weight, gradient in ((layer.lora_A.weight, A.grad), (layer.lora_B.weight, B.grad)):
+        assert weight.grad.dtype == torch.float32
+        assert (weight.grad - gradient).norm() < tolerance * gradient.norm()
 
 
-@pytest.mark.parametrize("shape", [(20, 64), (2, 10, 64)])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.3, 1.0])
-def test_lora_and_its_gradients(dropout, bias, shape):
-    """Those of the formula, with dropout as well: the layer draws the same random numbers."""
-    torch.manual_seed(0)
-    layer = LoRALinear(torch.nn.Linear(64, 48, bias=bias), 8, 16, dropout)
+def test_dropout_is_of_lora_alone():
+    layer = LoRALinear(torch.nn.Linear(64, 48), rank=8, alpha=16, dropout=1.0)
     torch.nn.init.normal_(layer.lora_B.weight)
-    x = torch.randn(shape).requires_grad_()
-    gradient = torch.randn(*shape[:-1], 48)
-    A = layer.lora_A.weight
-    B = layer.lora_B.weight
+    x = torch.randn(3, 64)
+    assert torch.equal(layer.train()(x), layer.base_layer(x))
+    assert not torch.allclose(layer.eval()(x), layer.base_layer(x))
 
-    def formula(x, dropped):
-        return layer.base_layer(x) + 2 * dropped @ A.T @ B.T
 
-    torch.manual_seed(1)
-    output = layer(x)
-    torch.manual_seed(1)
-    kept = torch.rand(shape) >= dropout
-    scale = 1 if dropout == 1 else 1 / (1 - dropout)
-    expected = formula(x, x * kept * scale)
-    assert torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
-    gradients = torch.autograd.grad(output, (x, A, B), gradient)
-    expected_gradients = torch.autograd.grad(expected, (x, A, B), gradient)
-    for ours, theirs in zip(gradients, expected_gradients):
-        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    layer.eval()
-    assert torch.allclose(layer(x), formula(x, x), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_merged_lora_is_lora(dtype):
+    """A head that shares the table of words gets a weight of its own."""
+    llm = grouped(dtype)
+    llm.lm_head.weight = llm.get_input_embeddings().weight
+    model = tiny(llm=llm).eval()
+    table = model.llm.get_input_embeddings().weight
+    words = table.clone()
+    ids = torch.arange(30)
+    mask = torch.ones(30, 30, dtype=torch.bool).tril()
+    with torch.no_grad():
+        before = model.logits(model.run(model.embed(ids), ids, mask))
+        model.merge()
+        after = model.logits(model.run(model.embed(ids), ids, mask))
+    assert (after - before).norm() < (1e-5 if dtype == torch.float32 else 0.02) * before.norm()
+    assert torch.equal(table, words)
+    assert model.llm.lm_head.weight is not table
 
 
 def test_only_adapter_connector_and_memory_learn():
@@ -326,6 +309,20 @@ def test_only_adapter_connector_and_memory_learn():
     learned = {name for name, p in model.named_parameters() if p.grad is not None}
     assert {name.split(".")[0] for name in learned} == {"llm", "connector", "memory"}
     assert all("lora_" in name for name in learned if name.startswith("llm."))
+
+
+def test_the_loss_in_parts_is_the_whole():
+    """Value and gradients. The last part is shorter."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(16, 50)
+    hidden = torch.randn(70, 16, requires_grad=True)
+    labels = torch.randint(50, (70,))
+    loss = nar.cross_entropy(head, hidden, labels, rows=32)
+    gradients = torch.autograd.grad(loss, [hidden, head.weight])
+    whole = torch.nn.functional.cross_entropy(head(hidden), labels, reduction="sum")
+    assert torch.allclose(loss, whole)
+    for gradient, expected in zip(gradients, torch.autograd.grad(whole, [hidden, head.weight])):
+        assert torch.allclose(gradient, expected, atol=1e-5)
 
 
 # ------------------------------------------------------------------ frame tokens

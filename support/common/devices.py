@@ -4,7 +4,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from pathlib import Path
 
 import torch
 
@@ -12,7 +11,6 @@ from support.common.errors import BadData
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-CONTAINER = Path("/sys/fs/cgroup")         # where Linux says what a container may take
 
 
 def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, torch.dtype]:
@@ -57,47 +55,6 @@ def vision_dtype(args: argparse.Namespace) -> torch.dtype:
     """The dtype of a command's vision encoder: --vision-dtype, or else --dtype."""
     _, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
     return dtype
-
-
-def free_memory(device: str = "cpu") -> int | None:
-    """Bytes that this process can still take on a device; None where the system does not say.
-
-    On a processor, swap is included. Where only the size of the whole memory is known (macOS), it
-    is that.
-    """
-    if torch.device(device).type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return whole_memory()
-    sizes = {}
-    for line in lines:
-        name, value = line.split(":")
-        sizes[name] = 1024 * int(value.split()[0])
-    if "MemAvailable" not in sizes:
-        return None
-    free = sizes["MemAvailable"] + sizes.get("SwapFree", 0)
-    # a container can have a limit of its own
-    try:
-        limit = int((CONTAINER / "memory.max").read_text())
-        used = int((CONTAINER / "memory.current").read_text())
-        lines = (CONTAINER / "memory.stat").read_text().splitlines()
-        counts = dict(line.split() for line in lines)
-    except (OSError, ValueError):               # no such file, or "max": no limit
-        return free
-    # copies of files, which make room when it is needed
-    cached = int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
-    return min(free, limit - used + cached)
-
-
-def whole_memory() -> int | None:
-    """Bytes of this machine's memory; None where the system does not say (Windows)."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:

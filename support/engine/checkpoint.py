@@ -25,10 +25,8 @@ from torch import Tensor
 from support.common.devices import quiet
 from support.common.disk import read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
-from support.engine.int8 import check_int8
-from support.engine.linear import ONEDNN_BF16
-from support.engine.lora import TARGETS, merge_into_int8
-from support.engine.weights import is_large, keep_embedding, map_for_int8, read_model
+from support.engine.cpu import is_large, multiplies_bf16
+from support.engine.lora import TARGETS
 
 # Settings that change the meaning of LoRA's tensors. Only these values are supported.
 LORA_DEFAULTS = {
@@ -135,29 +133,16 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
                    dtype: torch.dtype):
     """A narrator from the files of a checkpoint and its settings.
 
-    In int8, the weights of the language model are read last: each matrix is merged with LoRA, and
-    then rounded.
+    dtype       of the language model
     """
-    from transformers.initialization import no_init_weights
-    if dtype == torch.int8:
-        check_int8(device)
-        llm, frozen_weights, tokenizer = map_llm(config.llm, torch.bfloat16, device)
-        keep_embedding(llm, frozen_weights)
-    else:
-        llm, tokenizer = load_llm(config.llm, dtype, device)
-
-    # Compare the shapes first. On the device "meta" tensors take no memory, however large.
-    file = files.folder / WEIGHTS
+    llm, tokenizer = load_llm(config.llm, dtype)
+    # Sizes are compared first, with tensors that take no memory: a wrong one may ask for too much.
     with torch.device("meta"):
-        shapes = narrator_class(without_weights(llm), tokenizer, config).trainable()
-    compare(shapes, files.weights, file)
-
-    with no_init_weights():                     # random numbers that would be overwritten
-        narrator = narrator_class(llm, tokenizer, config)
-    load_parameters(narrator.trainable(), files.weights, file)
-    if dtype == torch.int8:
-        merge_into_int8(narrator.llm, frozen_weights, device)
-        narrator.merged = True
+        without_weights = type(llm)(deepcopy(llm.config))
+        shapes = narrator_class(without_weights, tokenizer, config).trainable()
+    compare(shapes, files.weights, files.folder / WEIGHTS)
+    narrator = narrator_class(llm, tokenizer, config)
+    load_parameters(narrator.trainable(), files.weights, files.folder / WEIGHTS)
     return narrator.to(device).eval()
 
 
@@ -357,78 +342,58 @@ def check_model(source: str, kind: str) -> None:
                       f"{first_line(error)}") from error
 
 
-def load_llm(source: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):
-    """(causal LM, tokenizer) from a folder, hub id or .gguf file; on the processor.
+def from_pretrained(Class: type, source: str, kind: str, **options):
+    """What a class of transformers reads from a folder, hub id or .gguf file. BadData if it cannot.
 
-    BadData if `device`, where it is to be moved, has too little memory.
+    kind        a key of MODELS
     """
-    if dtype == torch.int8:
-        raise BadData("int8 is for narrators that stream, and for vision models; "
-                      "use another --dtype")
-    return load_llm_by(read_model, source, dtype, device)
-
-
-def faster_dtype(source: str) -> torch.dtype:
-    """The number format in which this processor streams a language model faster: bf16 for a large
-    one, where it can multiply bf16, else fp32.
-
-    The model's size follows from its settings. If they cannot be read, `load_llm` says why.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
     quiet()
-    check_model(source, "llm")
-    if not ONEDNN_BF16:
-        return torch.float32
+    check_model(source, kind)
+    title, option = MODELS[kind]
+    name, where = parse_model_name(source)
     try:
-        name, where = parse_model_name(source)
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
-        with torch.device("meta"):
-            llm = AutoModelForCausalLM.from_config(config)
-    except LOADING:
-        return torch.float32
-    return torch.bfloat16 if is_large(llm) else torch.float32
-
-
-def map_llm(source: str, dtype: torch.dtype, device: str):
-    """(causal LM, files of its weights, tokenizer). The weights are not read yet.
-
-    Weights in some formats cannot be left in their files. They are read now, in this dtype.
-    """
-    (llm, files), tokenizer = load_llm_by(map_for_int8, source, dtype, device)
-    return llm, files, tokenizer
-
-
-def load_llm_by(load: Callable, source: str, dtype: torch.dtype, device: str):
-    """(result of `load`, tokenizer); `load` is a function of weights.py."""
-    from transformers import AutoModelForCausalLM
-    check_model(source, "llm")
-    tokenizer = load_tokenizer(source)
-    try:
-        name, where = parse_model_name(source)
-        # "sdpa" takes our boolean masks
-        llm = load(AutoModelForCausalLM, name, where, dtype, device=device,
-                   attn_implementation="sdpa")
+        return Class.from_pretrained(name, trust_remote_code=False, **where, **options)
     except LOADING as error:
-        raise BadData(f"language model '{source}' cannot be loaded "
-                      f"(--llm FOLDER_OR_HUB_ID sets it): {first_line(error)}") from error
-    return llm, tokenizer
+        raise BadData(f"{title} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it); "
+                      f"are all files of the model there? {first_line(error)}") from error
 
 
-def without_weights(llm):
-    """A model of the same family and sizes, made anew; on the device "meta" it takes no memory."""
-    return type(llm)(deepcopy(llm.config))
+def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
+    """A model of transformers in a dtype, on the processor. BadData if its files lack weights, which
+    transformers would fill in at random, or have others than the model.
+    """
+    model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
+                                    output_loading_info=True)
+    for problem in ("missing_keys", "unexpected_keys"):
+        names = sorted(report[problem])
+        if names:
+            title, _ = MODELS[kind]
+            raise BadData(f"{title} '{source}' cannot be used: of its weights, {len(names)} are "
+                          f"{problem.removesuffix('_keys')}: {', '.join(names[:3])}")
+    return model
+
+
+def load_llm(source: str, dtype: torch.dtype = torch.float32):
+    """(causal LM, tokenizer) from a folder, hub id or .gguf file; on the processor."""
+    from transformers import AutoModelForCausalLM
+    tokenizer = load_tokenizer(source)
+    return load_weights(AutoModelForCausalLM, source, "llm", dtype), tokenizer
 
 
 def load_tokenizer(source: str):
     from transformers import AutoTokenizer
-    quiet()
-    check_model(source, "llm")
-    try:
-        name, where = parse_model_name(source)
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
-    except LOADING as error:
-        raise BadData(f"tokenizer '{source}' cannot be loaded (--llm FOLDER_OR_HUB_ID sets it); "
-                      f"are all files of the model there? {first_line(error)}") from error
+    return from_pretrained(AutoTokenizer, source, "llm")
+
+
+def faster_dtype(source: str) -> torch.dtype:
+    """The number format in which this processor streams a language model faster: bf16 for a large
+    one, where it can multiply bf16, else fp32. The model's size follows from its settings.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = from_pretrained(AutoConfig, source, "llm")
+    with torch.device("meta"):
+        llm = AutoModelForCausalLM.from_config(config)
+    return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
 
 
 def token_ids(tokenizer, text: str) -> list[int]:
@@ -440,39 +405,34 @@ def token_ids(tokenizer, text: str) -> list[int]:
                       f"{first_line(error)}") from error
 
 
-def load_vision_model(source: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):
+def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     """(vision model, settings of its preprocessor) from a folder or hub id.
 
     Of a model for images and text, the image half.
     """
     from transformers import AutoConfig, AutoModel
-    quiet()
-    if dtype == torch.int8:
-        check_int8(device)
-    check_model(source, "vision")
-    try:
-        name, where = parse_model_name(source)
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
-        has_text_half = hasattr(config, "vision_config")
-
-        def image_half(model):
-            return model.vision_model if has_text_half else model
-
-        check_vision_config(config.vision_config if has_text_half else config, source)
-        model = read_model(AutoModel, name, where, dtype, image_half, device)
-        file = Path(name) / "preprocessor_config.json"
-        if not file.exists():
-            from huggingface_hub import hf_hub_download
+    config = from_pretrained(AutoConfig, source, "vision")
+    has_text_half = hasattr(config, "vision_config")
+    check_vision_config(config.vision_config if has_text_half else config, source)
+    model = load_weights(AutoModel, source, "vision", dtype)
+    if has_text_half:
+        model = model.vision_model
+    name, where = parse_model_name(source)
+    file = Path(name) / "preprocessor_config.json"
+    if not file.exists():
+        from huggingface_hub import hf_hub_download
+        try:
             file = Path(hf_hub_download(name, "preprocessor_config.json", **where))
-        settings = read_object(file)
-        check_three_numbers(settings, "image_mean", 0, file)
-        check_three_numbers(settings, "image_std", 1e-6, file)
-        return model, settings
-    except BadData:
-        raise
-    except LOADING as error:
-        raise BadData(f"vision model '{source}' cannot be loaded "
-                      f"(--vision FOLDER_OR_HUB_ID sets it): {first_line(error)}") from error
+        except LOADING as error:
+            raise BadData(f"vision model '{source}' has no preprocessor_config.json: "
+                          f"{first_line(error)}") from error
+    settings = read_object(file)
+    for key, least in (("image_mean", 0), ("image_std", 1e-6)):
+        numbers = settings.get(key)
+        if not (isinstance(numbers, list) and len(numbers) == 3
+                and all(isinstance(n, int | float) and least <= n <= 1e3 for n in numbers)):
+            raise BadData(f"{file}: {key} must be three numbers from {least:g} on")
+    return model, settings
 
 
 def check_vision_config(config, source: str) -> None:
@@ -483,11 +443,16 @@ def check_vision_config(config, source: str) -> None:
                           f"square patches have; use SigLIP, CLIP, ViT or DINOv2")
 
 
-def check_three_numbers(settings: dict, key: str, minimum: float, file: Path) -> None:
-    """BadData unless the value of `key` is a list of three numbers, `minimum` .. 1000."""
-    numbers = settings.get(key)
-    valid = isinstance(numbers, list) and len(numbers) == 3
-    if valid:
-        valid = all(isinstance(n, int | float) and minimum <= n <= 1e3 for n in numbers)
-    if not valid:
-        raise BadData(f"{file}: {key} must be three numbers from {minimum:g} on")
+def check_vision(model: str, vision: str | None, default: str) -> None:
+    """BadData if the vision model of a narrator cannot be found; before anything is loaded.
+
+    vision      given instead of the checkpoint's own
+    default     that of a checkpoint without settings of its own
+    """
+    folder = checkpoint_folder(model)
+    required(folder / ADAPTER)                  # else it is no checkpoint at all
+    settings = read_object(folder / NARRATOR_JSON) if (folder / NARRATOR_JSON).exists() else {}
+    names = [vision or settings.get("vision", default), settings.get("vision_second")]
+    for name in names:
+        if isinstance(name, str) and not (folder / name).is_dir():
+            check_model(name, "vision")

@@ -1,144 +1,99 @@
-"""Which language models can be narrators (not in the paper): where training is streaming.
+"""Which language models can be narrators (not in the paper): those that compute with the masks and
+caches of a narrator what they compute by themselves.
 
-Training hides removed tokens by `segments` (support/engine/attention.py); streaming removes them from
-the cache. Both are tried once with three tokens: some families do not hand `segments` on to their
-attention, some carry the past in other ways than by keys and values, some are built differently.
+Their own logits of a few tokens are compared with ours once, when a narrator is made. So heads that
+scale or cap their logits, attention that ignores a mask, layers of other kinds and pasts that are
+more than keys and values are found, whatever a family is called.
 """
 from __future__ import annotations
-
-import sys
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from support.common.errors import BadData, first_line
+from support.common.errors import BadData, first_line, say_once
 from support.engine import attention
 
 # rotations that do not depend on the length of the context
 STATIC = ("default", "linear", "llama3", "yarn")
 
 
-def adapt(llm: nn.Module, pruned: bool) -> None:
-    """Let a language model attend as narrators need it. BadData if its family cannot be used.
+def adapt(llm: nn.Module, prune: bool) -> None:
+    """Let a language model of transformers attend as narrators need it. BadData if it cannot.
 
-    pruned: whether anything is ever removed from the context. A model that knows only a causal mask
-    can be trained without pruning (VideoLLM-online), but not with it. It is not streamed with
-    pruning either: nobody could have trained such a narrator.
+    prune       whether anything is ever removed from the context: some models can be narrators
+                only where it is not (VideoLLM-online)
     """
     family = type(llm).__name__
     advice = "use a Llama-like language model"
     layers = getattr(getattr(llm, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(llm, "lm_head"):
         raise BadData(f"{family} is built differently (without model.layers or lm_head); {advice}")
-    try:
+    if rope_type(llm.model) not in STATIC:
+        say_once(f"warning: the rotations of {family} ({rope_type(llm.model)}) depend on the length of "
+                 f"the context: on long videos, streaming differs from training")
+    if llm.device.type == "meta":                           # without numbers there is nothing to try
         attention.install(llm)
-        if llm.device.type != "meta":
-            problem = difference(llm, pruned)
-        else:
-            problem = None                                          # nothing can be computed
-    except BadData:
-        raise
+        return
+    training = llm.training
+    llm.eval()                                              # no dropout
+    # One layer of each kind is asked, so that it takes no time with large models.
+    llm.model.layers = nn.ModuleList({kind_of(layer): layer for layer in layers}.values())
+    try:
+        same = computes_the_same(llm, prune)
     except Exception as error:  # models that were written for other caches and masks raise anything
         raise BadData(f"{family} does not run with the caches and masks of a narrator "
                       f"({first_line(error)[:120]}); {advice}") from error
-    if problem:
-        raise BadData(f"{family} {problem}; {advice}")
-    warn_of_rotations(llm)
-
-
-def difference(llm: nn.Module, pruned: bool) -> str | None:
-    """In what training and streaming of three tokens differ, in words; None: in nothing.
-
-    One layer of each kind is asked, so that it takes no time with large models.
-    """
-    layers, training = llm.model.layers, llm.training
-    first = {}
-    for layer in layers:
-        kind = tuple(type(module) for module in layer.modules())
-        first.setdefault(kind, layer)
-    llm.model.layers = nn.ModuleList(first.values())
-    llm.eval()                                                      # no dropout
-    try:
-        return difference_of_few_layers(llm, pruned)
     finally:
         llm.model.layers = layers
         llm.train(training)
+    if not same:
+        raise BadData(f"{family} computes something else with the caches and masks of a narrator than "
+                      f"by itself; {advice}")
 
 
-def difference_of_few_layers(llm: nn.Module, pruned: bool) -> str | None:
-    """See `difference`. If `pruned`, token 0 is hidden from the others; streaming is without it."""
-    generator = torch.Generator().manual_seed(0)
-    e, direction = (torch.randn(3, llm.config.hidden_size, generator=generator) for _ in range(2))
-    # Beside weights in int8, the embeddings are in bf16, whatever the layers are in.
-    dtype = next(llm.model.layers.parameters()).dtype
-    e = (0.02 * e).to(llm.device, dtype).requires_grad_()
-    places = torch.arange(3)
-    parts = None
-    if pruned:
-        rows = [(places[:1], places[:1]), (places[1:], places[1:])]
-        parts = [(queries.to(llm.device), keys.to(llm.device)) for queries, keys in rows]
-    with torch.enable_grad():
-        trained = llm.model(inputs_embeds=e[None], position_ids=places[None].to(llm.device),
-                            use_cache=False, segments=parts).last_hidden_state[0]
-        if pruned:
-            later = (trained[1:].float() * direction[1:].to(llm.device)).sum()
-            gradient, = torch.autograd.grad(later, e)
-            # A hidden token has no influence at all: whatever the dtype, its gradient is exactly 0
-            # (or NaN, if weights are damaged; streams notice that).
-            if gradient[0].nan_to_num(0, 0, 0).any():
-                return "does not hide from its attention what is removed from the context"
-    streamed = token_by_token(llm, e.detach(), places, 1 if pruned else 0)
-    distance = (trained[2] - streamed).detach().float().norm()
-    tolerance = 1e-3 if dtype == torch.float32 else 0.1
-    if distance > tolerance * streamed.float().norm():
-        return "computes one token after the other differently from all at once"
-    if isinstance(llm.lm_head, nn.Linear):      # it may share the embeddings' weight
-        streamed = streamed.to(llm.lm_head.weight.dtype)
-    words = llm.lm_head(streamed[None]).shape[-1]
-    if words != llm.config.vocab_size:
-        return f"has {words} numbers as its answer, and {llm.config.vocab_size} words"
-    return None
+def kind_of(layer: nn.Module) -> tuple[type, ...]:
+    return tuple(type(module) for module in layer.modules())
 
 
 @torch.no_grad()
-def token_by_token(llm: nn.Module, e: Tensor, places: Tensor, begin: int) -> Tensor:
-    """The last hidden state [D_lm] of the last token, streamed in two passes from `begin` on."""
+def computes_the_same(llm: nn.Module, prune: bool) -> bool:
+    """Compare the logits of three tokens, after one that is removed from the context if `prune`."""
     from transformers import DynamicCache
+    first = 1 if prune else 0
+    positions = torch.arange(4, device=llm.device)
+    ids = positions + len(llm.get_input_embeddings().weight) // 2           # any words
+    llm.set_attn_implementation("eager")                    # the model's own attention
+    own = llm(input_ids=ids[None, first:], position_ids=positions[None, first:], use_cache=False)
+    own = own.logits[0].float()
+    attention.install(llm)
+
+    def run(begin: int, end: int, **options) -> Tensor:
+        """The logits of some of the tokens, computed as in a narrator."""
+        e = llm.get_input_embeddings()(ids[begin:end])
+        output = llm.model(inputs_embeds=e[None], position_ids=positions[None, begin:end], **options)
+        return llm.lm_head(output.last_hidden_state[0]).float()
+
+    # training: with a mask, and segment by segment
+    mask = torch.ones(4, 4, dtype=torch.bool, device=llm.device).tril()
+    mask[first:, :first] = False
+    by_mask = run(0, 4, attention_mask=mask[None, None], use_cache=False)
+    segments = [(piece, piece) for piece in positions.split([first, 4 - first]) if len(piece)]
+    by_segments = run(0, 4, segments=segments, use_cache=False)
+    # streaming: one token, and the others, with a cache from which the first one was removed
     cache = DynamicCache()
-    for new in (places[begin:begin + 1], places[begin + 1:]):
-        positions = new.to(llm.device)
-        mask = places[begin:int(new[-1]) + 1] <= new[:, None]
-        hidden = llm.model(inputs_embeds=e[None, positions], position_ids=positions[None],
-                           attention_mask=mask[None, None].to(llm.device), use_cache=True,
-                           cache=cache).last_hidden_state
-    return hidden[0, -1]
+    begun = run(first, first + 1, attention_mask=mask[None, None, first:first + 1, first:first + 1],
+                use_cache=True, cache=cache)
+    went_on = run(first + 1, 4, attention_mask=mask[None, None, first + 1:, first:],
+                  use_cache=True, cache=cache)
 
+    tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
+    for ours in (by_mask[first:], by_segments[first:], torch.cat([begun, went_on])):
+        if (ours - own).norm() > tolerance * own.norm():
+            return False
+    return True
 
-# ---------------------------------------------------------------------- rotations
 
 def rope_type(model: nn.Module) -> str:
     """The kind of rotations that a model of transformers gives its keys."""
     parameters = getattr(model.config, "rope_parameters", None) or {}
     return parameters.get("rope_type", "default")
-
-
-def warn_of_rotations(llm: nn.Module) -> None:
-    """One line on stderr, once, if rotations depend on the length of the context.
-
-    Such a model is not refused: up to the position that is named, its training is its streaming.
-    """
-    config, kind = llm.config, rope_type(llm.model)
-    if kind in STATIC:
-        return
-    limit = config.max_position_embeddings
-    if kind == "longrope":
-        trained = config.rope_parameters.get("original_max_position_embeddings")
-        limit = trained or getattr(config, "original_max_position_embeddings", limit)
-    warn(f"warning: the rotations of {type(llm).__name__} ({kind}) depend on the length of the "
-         f"context: beyond position {limit}, streaming differs from training")
-
-
-@cache
-def warn(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from support.common.devices import rank
 from support.common.disk import write_tensors, write_text
@@ -59,22 +57,6 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
         permutation = torch.randperm(count, generator=generator)
         examples.append(int(permutation[index]))
     return examples
-
-
-def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor,
-                  rows: int = 256) -> Tensor:
-    """Sum of the cross-entropy over hidden states [R, D_lm] with labels [R].
-
-    `logits` maps hidden states to logits [.., V]. Only the logits of `rows` hidden states are held
-    at once, because the backward pass computes them again.
-    """
-    def loss_of(hidden_rows: Tensor, label_rows: Tensor) -> Tensor:
-        return F.cross_entropy(logits(hidden_rows), label_rows, reduction="sum")
-
-    total = 0
-    for hidden_rows, label_rows in zip(hidden.split(rows), labels.split(rows)):
-        total = total + checkpoint(loss_of, hidden_rows, label_rows, use_reentrant=False)
-    return total
 
 
 # ------------------------------------------------------------------ several processes

@@ -146,6 +146,12 @@ def altered(folder, file, change):
     (folder / file).write_text(json.dumps(content | change))
 
 
+def with_another_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.extra"] = torch.zeros(2)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def without_a_weight(folder):
     weights = load_file(folder / "model.safetensors")
     del weights[next(name for name in weights if "layers.1" in name)]
@@ -153,7 +159,9 @@ def without_a_weight(folder):
 
 
 @pytest.mark.parametrize("kind, load, damage, says", [
-    ("llm", load_llm, without_a_weight, "lack 1 weights"), ("vision", load_vision_model, without_a_weight, "lack 1"),
+    ("llm", load_llm, without_a_weight, "1 are missing"),
+    ("vision", load_vision_model, without_a_weight, "1 are missing"),
+    ("llm", load_llm, with_another_weight, "1 are unexpected: model.extra"),
     ("llm", load_llm, lambda folder: altered(folder, "config.json", {"vocab_size": 7}), "cannot be loaded"),
     ("vision", load_vision_model, lambda folder: altered(folder, "preprocessor_config.json", {"image_mean": "x"}),
      "image_mean must be"),
