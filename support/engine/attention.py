@@ -28,15 +28,13 @@ def install(llm) -> None:
 
 def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
                         attention_mask: Tensor | None, segments: Segments | None = None,
-                        dropout: float = 0.0, scaling: float | None = None, watch=None,
+                        dropout: float = 0.0, scaling: float | None = None,
                         **options) -> tuple[Tensor, None]:
     """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
     segments    the indices of each segment's tokens (queries) [Q] and of the keys that at least one
                 of them sees [K]; a query sees those of the keys that do not come after it
     """
-    if watch is not None:
-        watch(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
     if segments is None and attention_mask is None:
         from transformers import AttentionInterface
         causal = AttentionInterface()["sdpa"]
