@@ -24,8 +24,8 @@ from support.common.disk import check_distinct, check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, dataset_folder, lookahead_option,
-    model_options, positive_int, probability, report_static, trigger_options,
+    DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, dataset_folder, model_options,
+    positive_int, probability, report_static, trigger_options,
 )
 from support.common.progress import progress
 from support.engine.checkpoint import check_vision
@@ -286,7 +286,9 @@ def main():
     streams.add_argument("--output",
                          help="keep the predictions in this folder; finished videos are skipped")
     trigger_options(streams)
-    lookahead_option(streams)
+    streams.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
+                         help="frames in one pass of the language model; the narrations are the "
+                              "same in float32, in bfloat16 up to rounding (default %(default)s)")
 
     teacher = command("teacher", run_teacher,
                       "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness")

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import data
 from commands.evaluate import split_of, truth_of
+from support.common.devices import DTYPES
 from support.common.disk import check_distinct, check_writable
-from support.common.options import answer_options, data_options
+from support.common.options import data_options
 from support.files.narrations import Truth, read_truth
 
 
@@ -26,7 +27,14 @@ def truth_options(parser: argparse.ArgumentParser):
     data_options(parser, required=False)
     parser.add_argument(
         "--partial", action="store_true", help="only the videos that have predictions")
-    answer_options(parser)
+    parser.add_argument("--llm", default="none",
+                        help="language model: folder or hub id; none: by rule (default)")
+    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
+                        help="the language model's answers; none is asked for twice "
+                             "(default %(default)s)")
+    parser.add_argument("--device", default="auto",
+                        help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
 

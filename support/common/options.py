@@ -109,7 +109,13 @@ def data_options(parser: ArgumentParser, required: bool = True):
                         help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
 
 
-def device_options(parser: ArgumentParser):
+def model_options(parser: ArgumentParser, **model):
+    """`model`: arguments of --model for argparse, such as its default."""
+    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)",
+                        **model)
+    parser.add_argument("--last-k", type=kept_narrations, metavar="K",
+                        help='FlowNar-C: keep only the last K narrations, or "all" '
+                             '(default: what the checkpoint says)')
     parser.add_argument("--llm", help="base language model: folder, hub id or .gguf "
                                       "(default: the checkpoint's)")
     parser.add_argument("--vision",
@@ -123,28 +129,6 @@ def device_options(parser: ArgumentParser):
                              "that multiplies it)")
     parser.add_argument("--vision-dtype", choices=choices,
                         help="number format of the vision encoder (default: as --dtype)")
-
-
-def answer_options(parser: ArgumentParser):
-    """Who answers questions about sentences (support/files/answers.py)."""
-    parser.add_argument("--llm", default="none",
-                        help="language model: folder or hub id; none: by rule (default)")
-    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
-                        help="the language model's answers; none is asked for twice "
-                             "(default %(default)s)")
-    parser.add_argument("--device", default="auto",
-                        help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-
-
-def model_options(parser: ArgumentParser, **model):
-    """`model`: arguments of --model for argparse, such as its default."""
-    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)",
-                        **model)
-    parser.add_argument("--last-k", type=kept_narrations, metavar="K",
-                        help='FlowNar-C: keep only the last K narrations, or "all" '
-                             '(default: what the checkpoint says)')
-    device_options(parser)
 
 
 def trigger_options(parser: ArgumentParser):
@@ -166,13 +150,6 @@ def report_static(args: Namespace) -> None:
             option = "--" + name.replace("_", "-")
             print(f"{option}: with --static there is one threshold, so it has no effect",
                   file=sys.stderr)
-
-
-def lookahead_option(parser: ArgumentParser):
-    parser.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                        help="frames in one pass of the language model; the narrations are the "
-                             "same in float32, in bfloat16 up to rounding (default 4; 1: no "
-                             "frame waits for the next)")
 
 
 def config_changes(args: Namespace) -> dict:
