@@ -18,7 +18,6 @@ from baselines import variants
 from commands import data as data_command, stream as stream_command
 from helpers import ROOT, TOY
 from narrator import Narrator
-from support.common import errors
 from support.common.errors import BadData, command_line
 from support.engine import checkpoint, cpu
 
@@ -176,7 +175,6 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, world, no_m
 @pytest.mark.parametrize("asked, expected", [("", torch.bfloat16), ("--dtype float32", torch.float32)])
 def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, world, monkeypatch):
     """So does its vision encoder, and the command says so."""
-    monkeypatch.setattr(errors, "SAID_ONCE", set())
     monkeypatch.setattr(checkpoint, "multiplies_bf16", lambda: True)
     monkeypatch.setattr(cpu, "LARGE", 1000)
     loaded = []

@@ -363,7 +363,6 @@ def test_explain(kitchen_features, tmp_path, monkeypatch):
 def test_the_bundled_narrator_says_what_it_knows(tmp_path, monkeypatch):
     """Other videos without --model: one line of warning."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("support.common.errors.SAID_ONCE", set())
     pictures = [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)]
     videos = [tmp_path / "a.mp4", tmp_path / "b.mp4"]
     for file in videos:

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 
 from tqdm import tqdm
 
@@ -27,7 +28,7 @@ def command_line(main: Callable[[], None]) -> None:
     job, is treated as Ctrl-C. A character that stdout cannot encode, as in a file name, is printed
     as "?"; on stderr, Python itself does that.
     """
-    SAID_ONCE.clear()
+    say_once.cache_clear()
     if hasattr(sys.stdout, "reconfigure"):               # False if a test has replaced it
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -65,14 +66,10 @@ def command_line(main: Callable[[], None]) -> None:
     sys.exit(code)
 
 
-SAID_ONCE: set[str] = set()
-
-
+@cache
 def say_once(text: str) -> None:
     """Print a line on stderr, but only once in a command."""
-    if text not in SAID_ONCE:
-        SAID_ONCE.add(text)
-        tqdm.write(text, file=sys.stderr)
+    tqdm.write(text, file=sys.stderr)
 
 
 def drop_stdout() -> None:
