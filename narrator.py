@@ -506,8 +506,7 @@ class Narrator(nn.Module):
             inputs_embeds=e[None],
             position_ids=positions[None],
             attention_mask=None if mask is None else mask[None, None],
-            cache=cache,
-            use_cache=cache is not None,
+            **family.with_cache(self.llm.model, cache),
             **attention,
         )
         return output.last_hidden_state[0]

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
+from support.engine.family import cache_name
 from support.engine.checkpoint import published_name
 from support.engine.settings import check_choice, check_range
 
@@ -103,12 +104,13 @@ class MoDLayer(nn.Module):
         self.routing = routing
 
     def forward(self, h: Tensor, attention_mask: Tensor | None, position_ids: Tensor,
-                position_embeddings: tuple[Tensor, Tensor], cache=None, **options) -> Tensor:
+                position_embeddings: tuple[Tensor, Tensor], **options) -> Tensor:
         normed = F.rms_norm(h[0].to(self.router.weight.dtype), h.shape[-1:])
         scores = self.router(normed)[:, 0]                                      # s [N]
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
         if attention_mask is not None:          # None: all tokens before them, too
+            cache = options.get(cache_name(type(self.inner)))
             attention_mask = self.mask(attention_mask, cache, len(kept))
         cos, sin = position_embeddings
         before = h[:, kept]
@@ -117,8 +119,7 @@ class MoDLayer(nn.Module):
             attention_mask=attention_mask,
             position_ids=position_ids[:, kept],
             position_embeddings=(cos[:, kept], sin[:, kept]),
-            cache=cache,
-            **options,
+            **options,                          # the cache, too
         )
         # `lerp` gives the layer's own numbers where g = 1
         return h.index_copy(1, kept, before.lerp(after, g[kept, None]))

@@ -7,6 +7,9 @@ more than keys and values are found, whatever a family is called.
 """
 from __future__ import annotations
 
+import functools
+import inspect
+
 import torch
 from torch import Tensor, nn
 
@@ -80,17 +83,28 @@ def computes_the_same(llm: nn.Module, prune: bool) -> bool:
     segments = [(piece, piece) for piece in positions.split([first, 4 - first]) if len(piece)]
     by_segments = run(0, 4, segments=segments, use_cache=False)
     # streaming: one token, and the others, with a cache from which the first one was removed
-    cache = DynamicCache()
-    begun = run(first, first + 1, attention_mask=mask[None, None, first:first + 1, first:first + 1],
-                use_cache=True, cache=cache)
-    went_on = run(first + 1, 4, attention_mask=mask[None, None, first + 1:, first:],
-                  use_cache=True, cache=cache)
+    past = with_cache(llm.model, DynamicCache())
+    begun = run(first, first + 1, **past,
+                attention_mask=mask[None, None, first:first + 1, first:first + 1])
+    went_on = run(first + 1, 4, **past, attention_mask=mask[None, None, first + 1:, first:])
 
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     for ours in (by_mask[first:], by_segments[first:], torch.cat([begun, went_on])):
         if (ours - own).norm() > tolerance * own.norm():
             return False
     return True
+
+
+def with_cache(module: nn.Module, cache) -> dict:
+    """The arguments that give a module of transformers its cache; None: it has none."""
+    return {cache_name(type(module)): cache, "use_cache": cache is not None}
+
+
+@functools.cache
+def cache_name(kind: type[nn.Module]) -> str:
+    """`cache` since transformers 5.24, before that `past_key_values`."""
+    arguments = inspect.signature(kind.forward).parameters
+    return "cache" if "cache" in arguments else "past_key_values"
 
 
 def rope_type(model: nn.Module) -> str:
