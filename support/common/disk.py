@@ -31,17 +31,12 @@ def naming(path: str | Path) -> Iterator[None]:
 # ---------------------------------------------------------------------- writing
 
 def check_regular(path: str | Path) -> None:
-    """BadData if a file cannot have this name: it is empty, or that of a folder, a device, a pipe.
+    """BadData if a file that is written whole cannot have this name.
 
-    (A file that is written whole takes the place of what has its name: of /dev/null, too.)
+    It would take the place of what has its name: of /dev/null, too.
     """
-    if str(path) == "":                        # Path("") is the present folder
-        raise BadData("the name of an output file is empty; give one")
-    if Path(path).is_dir():
-        raise BadData(f"{path}: is a directory; give the name of a file")
-    if Path(path).exists() and not Path(path).is_file():
-        raise BadData(f"{path}: is a device or a pipe, and a file would take its place; "
-                      f"give the name of a file")
+    if Path(path).exists() and not Path(path).is_file():       # "" is the present folder
+        raise BadData(f"{str(path)!r} is a folder, a device or a pipe; give the name of a file")
 
 
 def check_writable(*paths: str | Path | None, in_place: bool = False) -> None:

@@ -381,7 +381,7 @@ def test_another_setting_is_refused(half, setting, value, message):
 @pytest.mark.parametrize("place, message", [
     ("{folder}/srt", "is given twice"),
     ("{folder}/srt/s", "srt/s: cannot be"),
-    ("{folder}", "is a directory"),
+    ("{folder}", "is a folder"),
 ])
 def test_a_place_where_no_state_can_be_is_refused(half, place, message):
     half.files["state"] = place.format(folder=half.folder)
