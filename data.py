@@ -163,30 +163,49 @@ def check_sample(sample: Sample, config) -> None:
 
 def published_samples(name: str, root: Path, split: str, limit: int | None, streaming: bool,
                       notes: Notes) -> list[Sample]:
-    """Annotations joined with features."""
+    """Annotations joined with features.
+
+    Training takes what has features, and counts what has none. Evaluation needs the features of
+    all videos, because its figures are of all.
+    """
     take_names = {}
     if name == "egoexo4d":              # annotations use a take's id, features can use its name
         take_names = annotations.take_names(root)
     store = Store(root, take_names)
     if streaming:
-        intervals = annotations.intervals(name, root, split, notes)[:limit]
-        return [interval_sample(interval, store) for interval in intervals]
-    tracks = annotations.tracks(name, root, split, notes)[:limit]
-    return [track_sample(track, store, notes) for track in tracks]
+        narrated = annotations.intervals(name, root, split, notes)
+    else:
+        narrated = annotations.tracks(name, root, split, notes)
+    samples = []
+    for part in narrated:
+        if len(samples) == limit:
+            break
+        features = store.find(part.video)
+        if features is None and split == "train":
+            notes.add("annotators of videos without features left out")
+            continue
+        if features is None:
+            raise no_features(root, part.video)
+        if features.fps not in (None, FPS):
+            raise BadData(f"{features.path}: was encoded with {features.fps:g} frames a second, "
+                          f"and {FPS:g} are needed; encode it again with --fps {FPS:g}")
+        if streaming:
+            samples.append(interval_sample(part, features))
+        else:
+            samples.append(track_sample(part, features, notes))
+    if narrated and not samples:
+        raise no_features(root, narrated[0].video)
+    return samples
 
 
-def features_of(video: str, store: Store) -> Features:
-    """The features of a video. BadData if they have another rate than FPS."""
-    features = store.find(video)
-    if features.fps not in (None, FPS):
-        raise BadData(f"{features.path}: was encoded with {features.fps:g} frames a second, and "
-                      f"{FPS:g} are needed; encode it again with --fps {FPS:g}")
-    return features
+def no_features(root: Path, video: str) -> BadData:
+    return BadData(f"{root}: video {video} has no features; get them and their "
+                   f"features_metadata.json (FlowNar-Data), or make them: python data.py encode "
+                   f"VIDEO... --output {root / 'features'}")
 
 
-def track_sample(track: Track, store: Store, notes: Notes) -> Sample:
+def track_sample(track: Track, features: Features, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first narration to the last."""
-    features = features_of(track.video, store)
     # As published: on the first frame that is not shown before the narration. That is one frame
     # later than `frame_at` would have it, for each narration after 0 s.
     on_frames = assign_frames(track.narrations, features.duration, FPS, notes, features.frames)
@@ -203,13 +222,12 @@ def track_sample(track: Track, store: Store, notes: Notes) -> Sample:
     )
 
 
-def interval_sample(interval: Interval, store: Store) -> Sample:
+def interval_sample(interval: Interval, features: Features) -> Sample:
     """An interval of a video, with the tracks of all annotators.
 
     The times of its narrations count from the start of the video.
     """
     video = interval.video
-    features = features_of(video, store)
     # As published, the first frame is rounded down (for training, up); the last one is included.
     first = int(interval.start * FPS)
     stop = int(interval.end * FPS) + 1

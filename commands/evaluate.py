@@ -33,7 +33,7 @@ from support.engine.cpu import speed_up
 from support.files import own_videos
 from support.files.features import pairs
 from support.files.narrations import (
-    Sentence, Truth, paired, read_predictions, read_truth, to_sentences,
+    Sentence, Truth, check_unit, paired, read_predictions, read_truth, to_sentences,
 )
 from support.files.predictions import Predictions, digest
 from support.files.tracks import Notes, time_of
@@ -46,6 +46,7 @@ def run_score(args: argparse.Namespace):
     truths = read_truth(Path(args.gt))
     predictions = read_predictions(Path(args.pred))
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
+    check_unit(truths, predictions)
     print_scores(truths, predictions, {}, args)
 
 

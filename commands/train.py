@@ -2,6 +2,7 @@
 import argparse
 import random
 import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
@@ -34,6 +35,14 @@ ONLY_TOY = {"world", "idle", "grid", "llm_width", "recall", "look", "quick"}
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
 # what only a new narrator has, or learns in the toy before the paper's training
 ONLY_NEW = {"start", "look", "recall", "llm_width"}
+
+# Own videos (--data FOLDER): with the paper's batches of 64, a few videos would give only a handful
+# of steps. Epochs and rate: see `length_of_training`.
+BATCH_OF_OWN_VIDEOS = 2
+RATE = 2e-4                                    # the paper's
+EPOCHS = 10.0
+LEAST_STEPS = 150                              # to learn new words
+NEW_WORDS = 2.0                                # loss of a token, in nats
 
 
 # ------------------------------------------------------------------ options
@@ -89,7 +98,7 @@ def options_from(**given) -> Recipe:
         if given.get("quick"):
             values |= stages.QUICK
     elif data_set not in DATASETS:
-        values |= own_videos.DEFAULTS
+        values["batch"] = BATCH_OF_OWN_VIDEOS
     if given.get("narration_memory"):
         values["last_k"] = 0                   # the second memory stands for past narrations
     if given.get("prune") is False:
@@ -180,7 +189,7 @@ def narrator_for(sample: data.Sample, options: Recipe, device: str,
     if options.init:
         narrator = pretrained(options, dtype)
         if options.data not in DATASETS:
-            own_videos.warn_of_encoder(vision, narrator.config.vision)
+            warn_of_encoder(vision, narrator.config.vision)
     else:
         llm = options.llm or Config.llm
         config = new_config(options, llm, options.vision or vision, J, width)
@@ -192,6 +201,17 @@ def narrator_for(sample: data.Sample, options: Recipe, device: str,
                       f"{sample.fps:g} frames a second; the narrator needs {config.width}, "
                       f"{config.J} and {config.fps:g}; use its vision model, {config.vision}")
     return narrator
+
+
+def warn_of_encoder(encoder: str, vision: str) -> None:
+    """Print a line if features were made by another vision model, by its name, than the narrator's.
+
+    A folder and a hub id can be the same model, so this is no error.
+    """
+    if Path(encoder).resolve() != Path(vision).resolve():
+        print(f"the features were made by {encoder}, and the narrator looks through {vision}: "
+              f"unless these are the same, encode the videos again (data.py encode --model)",
+              file=sys.stderr)
 
 
 class Annotated(Sequence):
@@ -222,12 +242,29 @@ def choose_length(narrator: Narrator, examples: Sequence[Example], options: Reci
     first = [examples[i] for i in range(min(8, len(examples)))]
     loss = mean_loss(narrator, first)
     width = narrator.llm.config.hidden_size
-    chosen = own_videos.length_of_training(loss, len(examples), options.batch, width)
+    chosen = length_of_training(loss, len(examples), options.batch, width)
     for name in chosen.keys() - options.given:
         setattr(options, name, chosen[name])
     if rank()[0] == 0:
         say(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning rate "
             f"{options.lr:.2g}")
+
+
+def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:
+    """Epochs and peak learning rate for own videos.
+
+    loss        of the narrator before training, a token. Known words (below NEW_WORDS) need little:
+                10 epochs at the paper's rate. New ones need some hundred steps, however few the
+                videos are, and a language model that is narrower than the paper's a higher rate, in
+                proportion to 1 / sqrt(width)
+    width       of the language model
+    """
+    if loss < NEW_WORDS:
+        return {"epochs": EPOCHS, "lr": RATE}
+    return {
+        "epochs": max(EPOCHS, LEAST_STEPS * batch / videos),
+        "lr": RATE * max(1, (2048 / width) ** 0.5),
+    }
 
 
 @torch.no_grad()

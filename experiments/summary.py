@@ -127,13 +127,31 @@ def summarise(predictions: dict[str, list[Sentence]], args: argparse.Namespace) 
 
 # ------------------------------------------------------------- references and scores
 
+def clean_summary(text: str) -> str:
+    """An Ego4D summary without its tags and in the second person:
+
+    "#Summary C was in a room, C's dog sat" -> "You were in a room, your dog sat."
+    Returns "" if nothing is left.
+    """
+    text = re.sub(r"#\s?\w+", "", text)
+    second_person = {"C was": "you were", "C is": "you are", "C has": "you have", "C's": "your",
+                     "C": "you"}               # "C" comes last, because it matches in the others
+    for before, after in second_person.items():
+        text = re.sub(rf"\b{before}\b", after, text)
+    text = text.strip("., \n\t")
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + "."
+
+
 def of_intervals(annotated: list[Interval]) -> dict[str, list[str]]:
     """Ego4D's summaries, by the names of streamed intervals (data.py: interval_sample)."""
     summaries = {}
     for interval in annotated:
         first = int(interval.start * FPS)
         stop = int(interval.end * FPS) + 1
-        summaries[f"{interval.video}_{first}_{stop}"] = interval.summaries
+        cleaned = [clean_summary(text) for text in interval.summaries]
+        summaries[f"{interval.video}_{first}_{stop}"] = [text for text in cleaned if text]
     return summaries
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.common.disk import is_number, read_json, write_json
+from support.common.disk import expecting, is_number, read_json, write_json
 from support.common.errors import BadData
 from support.common.progress import progress
 from support.files.own_videos import read_sentences
@@ -100,15 +100,15 @@ def rendered(kitchen: Kitchen) -> ToyVideo:
 
 def filmed(path: Path) -> ToyVideo:
     """The video that a .json file describes. BadData names the file if it does not."""
-    content = read_json(path)
-    fields = content if isinstance(content, dict) else {}
-    video = fields.get("video")
-    fps = fields.get("fps")
-    duration = fields.get("duration")
-    if not (isinstance(video, str) and is_number(fps) and is_number(duration) and fps > 0):
-        raise BadData(f'{path}: expected {{"video": file, "fps": number, "duration": seconds, '
-                      f'"narrations": [...]}}')
-    num_frames = frame_at(duration, fps) + 1
+    with expecting(path, '{"video": file, "fps": number, "duration": seconds, '
+                         '"narrations": [...]}'):
+        content = read_json(path)
+        video = path.parent / content["video"]
+        fps = content["fps"]
+        duration = content["duration"]
+        if not (is_number(duration) and is_number(fps) and fps > 0):
+            raise ValueError
+        num_frames = frame_at(duration, fps) + 1
     sentences = read_sentences(path, Notes())
     placed = [(frame_at(sentence.time, fps), sentence) for sentence in sentences]
     last, _ = placed[-1]
@@ -116,7 +116,7 @@ def filmed(path: Path) -> ToyVideo:
         raise BadData(f"{path}: {sentences[-1].time} s is after the end ({duration} s)")
     placed = one_frame_each(placed, num_frames - 1, Notes())
     narrations = [(frame, sentence.text, sentence.memory_words) for frame, sentence in placed]
-    pictures = partial(decode, path.parent / video, fps, num_frames)
+    pictures = partial(decode, video, fps, num_frames)
     return ToyVideo(path.stem, narrations, fps, num_frames, pictures)
 
 

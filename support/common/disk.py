@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and read with clear errors."""
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -117,7 +118,8 @@ def read_text(path: Path) -> str:
         raise BadData(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise BadData(f"{path}: is not UTF-8 text "
-                      f"({error.reason} at byte {error.start})") from None
+                      f"({error.reason} at byte {error.start}); "
+                      f"convert it: iconv -f latin1 -t utf-8 FILE > NEW") from None
 
 
 def read_json(path: Path):
@@ -135,6 +137,21 @@ def read_json(path: Path):
         return json.loads(text, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{path}: is not JSON ({first_line(error)})") from None
+
+
+@contextmanager
+def expecting(path: Path, content: str) -> Iterator[None]:
+    """A context in which a file's content is used.
+
+    If it is used as what it is not, BadData says in one line that `content` was expected.
+    """
+    try:
+        yield
+    except BadData:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, csv.Error) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise BadData(f"{path}: expected {content} ({reason[:200]})") from error
 
 
 def read_jsonl(path: Path) -> list[dict]:

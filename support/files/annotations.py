@@ -18,13 +18,13 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 
-from support.common.disk import is_number, read_json, read_text
-from support.common.errors import BadData, NotDownloaded, first_line
+from support.common.disk import expecting, is_number, read_json, read_text
+from support.common.errors import BadData, NotDownloaded
+from support.files.narrations import to_sentences
 from support.files.tracks import Interval, Notes, Track
 
 
@@ -52,6 +52,8 @@ OWNERS = {
     "egoexo4d": "ego-exo4d-data.org, with takes.json",
     "ek100": "epic-kitchens.github.io",
 }
+# what a file of a data set is expected to hold, for errors
+AS_PUBLISHED = "what its owners put there; damaged? get it again"
 # Ego4D has no split for narrations: a video is for validation if a benchmark's val file lists it.
 # benchmark -> the key of the list in its files
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos",
@@ -85,23 +87,10 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
         f"               or {raw} from {OWNERS[name]}\n"
         f"  features     {root}/features_metadata.json and the files it names"
         f" under {root}/features,\n"
-        f"               from FlowNar-Data, or by python data.py encode VIDEO..."
+        f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
+        f"               egoexo4d), or by python data.py encode VIDEO..."
         f" --output {root}/features\n"
         f"To try training at once, without any data: --data toy")
-
-
-@contextmanager
-def as_published(path: Path) -> Iterator[None]:
-    """Within it, a file is read as its owners publish it. BadData names it if it is different."""
-    try:
-        yield
-    except BadData:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError,
-            csv.Error) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise BadData(f"{path}: does not hold what its owners put there ({reason}); "
-                      f"damaged? get it again") from error
 
 
 # --------------------------------------------------------------------------------------- sentences
@@ -120,25 +109,9 @@ def clean(text: str) -> str:
     return " ".join(words) + "."
 
 
-def clean_summary(text: str) -> str:
-    """An Ego4D summary without its tags and in the second person:
-
-    "#Summary C was in a room, C's dog sat" -> "You were in a room, your dog sat."
-    Returns "" if nothing is left.
-    """
-    text = re.sub(r"#\s?\w+", "", text)
-    second_person = {"C was": "you were", "C is": "you are", "C has": "you have", "C's": "your",
-                     "C": "you"}               # "C" comes last, because it matches in the others
-    for before, after in second_person.items():
-        text = re.sub(rf"\b{before}\b", after, text)
-    text = text.strip("., \n\t")
-    if not text:
-        return ""
-    return text[0].upper() + text[1:] + "."
-
-
 ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both",
-            "all", "one", "two", "three", "four", "it", "them", "this", "that", "these", "those"}
+            "all", "more", "one", "two", "three", "four", "it", "them", "this", "that", "these",
+            "those"}
 PREPOSITIONS = {"in", "into", "on", "onto", "from", "with", "to", "of", "off", "out", "over",
                 "under", "around", "at", "inside", "through", "for", "behind", "between", "near",
                 "against", "towards", "by", "and"}
@@ -148,11 +121,11 @@ PARTICLES = {"down", "up", "off", "on", "out", "in", "away", "back", "over", "ar
 
 def sentence(narration: str, verb: str = "") -> str:
     """An EPIC narration as a sentence, by rule: "open fridge" -> "You open the fridge.",
-    "put down knife on board" -> "You put down the knife on the board."
+    "put down knife on board." -> "You put down the knife on the board."
 
     verb: EPIC's own column, such as "put-down". It tells where the object begins.
     """
-    words = narration.lower().split()
+    words = re.sub(r"[.,;:!?]+(?=\s|$)", "", narration.lower()).split()
     if not words:
         return ""
     verb_words = verb.lower().split("-")
@@ -173,38 +146,150 @@ def sentence(narration: str, verb: str = "") -> str:
     return " ".join(written) + "."
 
 
-# ------------------------------------------------------------------------------- rows and tracks
+# ----------------------------------------------------------------------------- layouts of the files
+
+# Each function brings a layout into one form, {video: {annotator: [row, ...]}}. A row has a time
+# and a text (narrations.py: to_sentences), and EgoExo4D's "ego_visible".
+Rows = dict[str, dict[str, list[dict]]]
 
 
-def to_narrations(rows: list[dict], place: str, time_key: str = "time",
-                  text_key: str = "text") -> list[tuple[float, str]]:
-    """[{"time": seconds, "text": str}, ...] -> [(seconds, text)]"""
-    narrations = []
-    for number, row in enumerate(rows):
-        time = row.get(time_key)
-        text = row.get(text_key)
-        if not is_number(time) or not isinstance(text, str):
-            raise BadData(f"{place}, narration {number}: expected a {time_key}, a number of "
-                          f"seconds, and a {text_key}, not {str(row)[:60]}")
-        narrations.append((float(time), text))
-    return narrations
+def ego4d_raw(content: dict, path: Path, notes: Notes) -> Rows:
+    """In all_narrations_redacted.json, each annotator becomes a track:
+        {video: {"narrations": [{"time", "text", "_annotation_uid"}]}}
+    In narration.json, each of the two passes becomes a track:
+        {video: {"narration_pass_1": {"narrations": [{"timestamp_sec", "narration_text"}]}, ...}}
+    """
+    rows_of = defaultdict(dict)
+    for video, entry in content.items():
+        tracks_of_video = defaultdict(list)
+        for row in entry.get("narrations", []):
+            tracks_of_video[str(row.get("_annotation_uid"))].append(row)
+        for key, annotation_pass in entry.items():
+            if key.startswith("narration_pass"):
+                tracks_of_video[key] = annotation_pass.get("narrations", [])
+        for annotator, rows in tracks_of_video.items():
+            kept = []
+            for narration in to_sentences(rows, f"{path}, video {video}"):
+                text = clean(narration.text)
+                if len(text.split()) == 1:
+                    notes.add("narrations of one word left out")
+                else:
+                    kept.append({"time": narration.time, "text": text})
+            rows_of[video][annotator] = kept
+    return rows_of
 
 
-def make_track(video: str, annotator: str, rows: list[tuple[float, str]], notes: Notes) -> Track:
-    """A Track from [(seconds, text)]: sorted, no time below 0, no narration without words."""
-    kept = [(time, text) for time, text in rows if text.strip(" .\n")]
-    notes.add("narrations without words left out", len(rows) - len(kept))
+def egoexo4d(content: dict, notes: Notes) -> Rows:
+    """{take: [{"rejected", "descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}"""
+    rows_of = defaultdict(dict)
+    for take, annotators in content.items():
+        for number, annotator in enumerate(annotators):
+            if is_set(annotator.get("rejected")):
+                notes.add("rejected annotators left out")
+                continue
+            rows = [row | {"text": row["text"].strip()} for row in annotator["descriptions"]]
+            rows_of[take][str(number)] = rows
+    return rows_of
 
-    ordered = sorted(kept, key=lambda narration: narration[0])
-    moved = sum(1 for before, after in zip(kept, ordered) if before is not after)
-    notes.add("narrations that were not in order of time", moved)
 
-    early = sum(1 for time, _ in ordered if time < 0)
-    notes.add("narrations moved from before the start of their video to 0 s", early)
-    return Track(video, annotator, [(max(0.0, time), text) for time, text in ordered])
+def ek100_raw(path: Path, notes: Notes) -> Rows:
+    """A .csv file whose rows are not in order of time. A narration without a timestamp is put at
+    the start of its action.
+    """
+    rows_of = defaultdict(lambda: {"0": []})
+    # strict: a quote without its end is an error, and does not take in all lines after it
+    reader = csv.DictReader(StringIO(read_text(path)), strict=True)
+    for row in reader:
+        place = f"{path}, line {reader.line_num}"
+        # csv stores surplus cells under the key None, and None in place of missing cells
+        if None in row or None in row.values():
+            raise BadData(f"{place}: does not have as many columns as the first line")
+        timestamp = row["narration_timestamp"]
+        if timestamp in ("", "nan", "NaN"):
+            notes.add("narrations without a timestamp, put at the start of their action")
+            timestamp = row["start_timestamp"]
+        match = re.fullmatch(r"(\d{1,4}):(\d\d?):(\d\d?(?:\.\d*)?)", timestamp.strip())
+        if match is None:
+            raise BadData(f"{place}: the time must be HH:MM:SS.sss, not {timestamp[:60]!r}")
+        hours, minutes, seconds = map(float, match.groups())
+        rows_of[row["video_id"]]["0"].append({
+            "time": hours * 3600 + minutes * 60 + seconds,
+            "text": sentence(row["narration"], row["verb"]),
+        })
+    return rows_of
+
+
+def is_set(flag) -> bool:
+    """A flag as releases and exports have it: false, 0, "0", "false", "False" and null are not set.
+    """
+    return flag is not None and str(flag).strip().lower() not in ("", "0", "false", "no")
+
+
+def take_names(root: Path) -> dict[str, str]:
+    """EgoExo4D: {take_uid: take_name} from takes.json; {} without it."""
+    path = find_annotations(root, "takes.json")
+    if path is None:
+        return {}
+    with expecting(path, AS_PUBLISHED):
+        return {take["take_uid"]: take["take_name"] for take in read_json(path)}
+
+
+def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
+    """The videos of a split.
+
+    val     in the validation set of a benchmark
+    test    in the test set of a benchmark, and in no validation set
+    train   all others
+    A file narration_stream_video_uids_SPLIT.json, if it is there, lists them instead.
+    """
+    path = find_annotations(root, f"narration_stream_video_uids_{split}.json")
+    if path is not None:
+        with expecting(path, AS_PUBLISHED):
+            chosen = set(read_json(path))
+        return [video for video in videos if video in chosen]
+
+    listed = {"val": set(), "test_unannotated": set()}
+    for suffix, of_suffix in listed.items():
+        for benchmark, key in BENCHMARKS.items():
+            path = find_annotations(root, f"{benchmark}_{suffix}.json")
+            if path is None:
+                raise BadData(f"{root}: {benchmark}_{suffix}.json is missing; the split of Ego4D's "
+                              f"raw narrations is made of its benchmarks' files, *_val.json and "
+                              f"*_test_unannotated.json of {', '.join(BENCHMARKS)}; put them into "
+                              f"{root}/annotations")
+            with expecting(path, AS_PUBLISHED):
+                of_suffix |= {row.get("video_uid") for row in read_json(path)[key]}
+    split_of = dict.fromkeys(listed["test_unannotated"], "test")
+    split_of |= dict.fromkeys(listed["val"], "val")
+    return [video for video in videos if split_of.get(video, "train") == split]
 
 
 # ------------------------------------------------------------------------ tracks of a data set
+
+
+def make_track(video: str, annotator: str, rows: list[dict], path: Path, notes: Notes) -> Track:
+    """A Track: sorted, no time below 0, no narration without words."""
+    def narrations(some_rows: list[dict]) -> list[tuple[float, str]]:
+        kept = []
+        place = f"{path}, video {video}, annotator {annotator}"
+        for narration in to_sentences(some_rows, place):
+            if not narration.text.strip(" .\n"):
+                notes.add("narrations without words left out")
+                continue
+            if narration.time < 0:
+                notes.add("narrations moved from before the start of their video to 0 s")
+            kept.append((max(0.0, narration.time), narration.text))
+        return kept
+
+    seen = []
+    unseen = []
+    for row in rows:
+        visible = row.get("ego_visible")       # only EgoExo4D has it
+        if visible is None or is_set(visible):
+            seen.append(row)
+        else:
+            unseen.append(row)
+    return Track(video, annotator, narrations(seen), narrations(unseen))
 
 
 def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
@@ -227,168 +312,28 @@ def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
     """
     if split not in SPLITS_OF[name]:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(SPLITS_OF[name])}")
-    path = find_annotations(root, PUBLISHED_FILES[name].format(split=split))
-    if path is not None:
-        read = {"ego4d": ego4d, "egoexo4d": egoexo4d, "ek100": ek100}[name]
-        with as_published(path):
-            return read(read_json(path), path, notes)
-
-    path = find_annotations(root, *raw_files(name, split))
+    published = PUBLISHED_FILES[name].format(split=split)
+    path = find_annotations(root, published, *raw_files(name, split))
     if path is None:
         raise what_to_download(name, root, split)
-    with as_published(path):
-        if name == "ek100":
-            return ek100_raw(path, notes)
-        content = read_json(path)
-        if name == "egoexo4d":
-            return egoexo4d(content["annotations"], path, notes)
-        videos = content.get("videos", content)
-        videos = {video: videos[video] for video in ego4d_split(root, split, videos)}
-        return ego4d_raw(videos, path, notes)
 
-
-def ego4d(content: dict, path: Path, notes: Notes) -> list[Track]:
-    """Published: {video: {annotator: [{"time", "text"}]}}"""
-    all_tracks = []
-    for video, annotators in content.items():
-        for annotator, rows in annotators.items():
-            narrations = to_narrations(rows, f"{path}, video {video}, annotator {annotator}")
-            all_tracks.append(make_track(video, annotator, narrations, notes))
-    return all_tracks
-
-
-def ego4d_raw(videos: dict, path: Path, notes: Notes) -> list[Track]:
-    """In all_narrations_redacted.json, each annotator becomes a track:
-        {video: {"narrations": [{"time", "text", "_annotation_uid"}]}}
-    In narration.json, each of the two passes becomes a track:
-        {video: {"narration_pass_1": {"narrations": [{"timestamp_sec", "narration_text"}]}, ...}}
-    """
-    all_tracks = []
-    for video, entry in videos.items():
-        place = f"{path}, video {video}"
-        narrations_of = defaultdict(list)      # annotator -> [(seconds, text)]
-        for row in entry.get("narrations", []):
-            narrations_of[str(row.get("_annotation_uid"))] += to_narrations([row], place)
-        for key, annotation_pass in entry.items():
-            if key.startswith("narration_pass"):
-                rows = annotation_pass.get("narrations", [])
-                narrations_of[key] += to_narrations(rows, place, "timestamp_sec", "narration_text")
-
-        for annotator, narrations in narrations_of.items():
-            cleaned = [(time, clean(text)) for time, text in narrations]
-            longer = [(time, text) for time, text in cleaned if len(text.split()) != 1]
-            notes.add("narrations of one word left out", len(cleaned) - len(longer))
-            all_tracks.append(make_track(video, annotator, longer, notes))
-    return all_tracks
-
-
-def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
-    """The videos of a split.
-
-    val     in the validation set of a benchmark
-    test    in the test set of a benchmark, and in no validation set
-    train   all others
-    A file narration_stream_video_uids_SPLIT.json, if it is there, lists them instead.
-    """
-    list_path = find_annotations(root, f"narration_stream_video_uids_{split}.json")
-    if list_path is not None:
-        with as_published(list_path):
-            listed = set(read_json(list_path))
-        return [video for video in videos if video in listed]
-
-    missing = []
-
-    def listed_by_benchmarks(suffix: str) -> set[str]:
-        listed = set()
-        for benchmark, key in BENCHMARKS.items():
-            file = f"{benchmark}_{suffix}.json"
-            path = find_annotations(root, file)
-            if path is None:
-                missing.append(file)
-                continue
-            with as_published(path):
-                listed |= {row.get("video_uid") for row in read_json(path)[key]}
-        return listed
-
-    val = listed_by_benchmarks("val")
-    test = listed_by_benchmarks("test_unannotated") - val
-    if missing:
-        raise BadData(f"{root}: the split of Ego4D's raw narrations is made of its benchmarks' "
-                      f"files, and {len(missing)} are missing: {', '.join(missing)}; put them into "
-                      f"{root}/annotations")
-    if split == "train":
-        return [video for video in videos if video not in val | test]
-    chosen = val if split == "val" else test
-    return [video for video in videos if video in chosen]
-
-
-def egoexo4d(content: dict, path: Path, notes: Notes) -> list[Track]:
-    """{take: [{"rejected", "descriptions": [{"timestamp", "text", "ego_visible"}]}, ...]}"""
-    all_tracks = []
-    for take, annotators in content.items():
-        for number, annotator in enumerate(annotators):
-            if annotator.get("rejected"):
-                notes.add("rejected annotators left out")
-                continue
-            seen = []
-            unseen = []
-            place = f"{path}, take {take}, annotator {number}"
-            for row in annotator["descriptions"]:
-                (time, text), = to_narrations([row], place, "timestamp")
-                if row.get("ego_visible") is False:
-                    unseen.append((time, text.strip()))
-                else:
-                    seen.append((time, text.strip()))
-            track = make_track(take, str(number), seen, notes)
-            hidden = make_track(take, str(number), unseen, notes)
-            track.unseen = hidden.narrations
-            all_tracks.append(track)
-    return all_tracks
-
-
-def take_names(root: Path) -> dict[str, str]:
-    """EgoExo4D: {take_uid: take_name} from takes.json; {} without it."""
-    path = find_annotations(root, "takes.json")
-    if path is None:
-        return {}
-    with as_published(path):
-        return {take["take_uid"]: take["take_name"] for take in read_json(path)}
-
-
-def ek100(content: dict, path: Path, notes: Notes) -> list[Track]:
-    """Published: {video: [{"time", "text"}]}; one annotator, "0"."""
-    return [make_track(video, "0", to_narrations(rows, f"{path}, video {video}"), notes)
-            for video, rows in content.items()]
-
-
-def ek100_raw(path: Path, notes: Notes) -> list[Track]:
-    """A .csv file whose rows are not in order of time. A narration without a timestamp is put at
-    the start of its action.
-    """
-    narrations_of = defaultdict(list)          # video -> [(seconds, sentence)]
-    # strict: a quote without its end is an error, and does not take in all lines after it
-    reader = csv.DictReader(StringIO(read_text(path)), strict=True)
-    for row in reader:
-        place = f"{path}, line {reader.line_num}"
-        # csv stores surplus cells under the key None, and None in place of missing cells
-        if None in row or None in row.values():
-            raise BadData(f"{place}: does not have as many columns as the first line")
-        timestamp = row["narration_timestamp"]
-        if timestamp in ("", "nan", "NaN"):
-            notes.add("narrations without a timestamp, put at the start of their action")
-            timestamp = row["start_timestamp"]
-        text = sentence(row["narration"], row["verb"])
-        narrations_of[row["video_id"]].append((parse_time(timestamp, place), text))
-    return [make_track(video, "0", rows, notes) for video, rows in narrations_of.items()]
-
-
-def parse_time(text: str, place: str) -> float:
-    """"00:01:02.5" -> 62.5"""
-    match = re.fullmatch(r"(\d{1,4}):(\d\d?):(\d\d?(?:\.\d*)?)", text.strip())
-    if match is None:
-        raise BadData(f"{place}: the time must be HH:MM:SS.sss, not {text[:60]!r}")
-    hours, minutes, seconds = map(float, match.groups())
-    return hours * 3600 + minutes * 60 + seconds
+    with expecting(path, AS_PUBLISHED):
+        content = {} if path.suffix == ".csv" else read_json(path)
+        if path.suffix == ".csv":
+            rows_of = ek100_raw(path, notes)
+        elif name == "ek100":                  # {video: [{"time", "text"}]}
+            rows_of = {video: {"0": rows} for video, rows in content.items()}
+        elif name == "egoexo4d":               # the raw file has more beside the annotations
+            rows_of = egoexo4d(content.get("annotations", content), notes)
+        elif path.name == published:           # {video: {annotator: [{"time", "text"}]}}
+            rows_of = content
+        else:
+            content = content.get("videos", content)
+            of_split = ego4d_split(root, split, content)
+            rows_of = ego4d_raw({video: content[video] for video in of_split}, path, notes)
+        return [make_track(video, annotator, rows, path, notes)
+                for video, rows_of_video in rows_of.items()
+                for annotator, rows in rows_of_video.items()]
 
 
 # ------------------------------------------------------------------- intervals, for evaluation
@@ -402,9 +347,9 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
     published, the first segment begins with the interval in Ego4D, and at 0 s in the others.
     """
     if name == "ego4d" and split == "val":
-        summaries = find_annotations(root, "segment_summaries.json")
-        if summaries is not None:
-            return summarised(summaries, notes)
+        path = find_annotations(root, "segment_summaries.json")
+        if path is not None:
+            return summarised(path, notes)
 
     tracks_of = defaultdict(list)              # video -> its tracks
     for track in every_track(name, root, split, notes):
@@ -430,7 +375,7 @@ def summarised(path: Path, notes: Notes) -> list[Interval]:
     An annotator's summary may be missing.
     """
     all_intervals = []
-    with as_published(path):
+    with expecting(path, AS_PUBLISHED):
         for video, entries in read_json(path).items():
             for key, annotators in entries.items():
                 start, end = map(float, key.split(","))
@@ -438,13 +383,9 @@ def summarised(path: Path, notes: Notes) -> list[Interval]:
                     raise ValueError(f'"start, end" cannot be {key}')
                 interval = Interval(video, start, end, [], start)
                 for annotator, entry in annotators.items():
-                    place = f"{path}, video {video}, interval {key}, annotator {annotator}"
-                    narrations = to_narrations(entry["narration"], place)
-                    track = make_track(video, annotator, narrations, notes)
+                    track = make_track(video, annotator, entry["narration"], path, notes)
                     if track.narrations:
                         interval.tracks.append(track)
-                    summary = clean_summary(entry.get("summary") or "")
-                    if summary:
-                        interval.summaries.append(summary)
+                    interval.summaries.append((entry.get("summary") or "").strip())
                 all_intervals.append(interval)
     return all_intervals

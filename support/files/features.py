@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from support.common.disk import is_number, read_json
+from support.common.disk import expecting, is_number, read_json
 from support.common.errors import BadData
-from support.common.iterate import prefetch, chunks
+from support.common.iterate import chunks, prefetch
 from support.files.video import Video
 
 # FILE.safetensors (group 1) with :NAME (group 2), or FILE.pt (group 3)
@@ -40,35 +41,28 @@ def is_features(spec: str) -> bool:
     return FEATURES.fullmatch(str(spec)) is not None
 
 
-def find_features(spec: str) -> tuple[Path, str | None]:
-    """The file of features, and the name of a tensor if one is given.
-
-    Raises BadData if there is no such file.
-    """
+def file_and_name(spec: str) -> tuple[Path, str | None]:
+    """The file of features, and the name of a tensor if one is given."""
     match = FEATURES.fullmatch(str(spec))
-    path = Path(match[1] or match[3])
-    if not path.is_file():
-        raise BadData(f"{path}: no such file")
-    return path, match[2]
+    return Path(match[1] or match[3]), match[2]
 
 
 @contextmanager
-def open_features(path: Path, name: str | None) -> Iterator[tuple[list[int], Any]]:
-    """Open features -> (their shape [T, J, D], the frames, which can be sliced).
+def open_features(path: Path, name: str | None) -> Iterator[Any]:
+    """Open features [T, J, D], which can be sliced: only the frames of a slice are read.
 
-    Only the frames of a slice are read. A slice of a .pt file is a view, which keeps the file open.
+    A slice of a .pt file is a view, which keeps the file open.
 
     name    of the tensor, in a .safetensors file with several
 
     Raises BadData, which names the file, if it holds no such features, here or while it is used.
     """
+    if not path.is_file():
+        raise BadData(f"{path}: no such file")
     try:
         if path.suffix.lower() == ".pt":
             x = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            if not isinstance(x, Tensor):
-                raise BadData(f"{path}: holds a {type(x).__name__}; "
-                              f"save one tensor [frames, tokens, width]")
-            yield features_shape(path, list(x.shape)), x.detach()
+            yield x.detach()
             return
         with safe_open(path, "pt") as file:
             names = sorted(file.keys())
@@ -77,8 +71,7 @@ def open_features(path: Path, name: str | None) -> Iterator[tuple[list[int], Any
             if name not in names:
                 raise BadData(f"{path}: holds {len(names)} tensors, not one named {name}; "
                               f"give FILE:NAME, such as {', '.join(names[:4])}")
-            frames = file.get_slice(name)
-            yield features_shape(path, frames.get_shape()), frames
+            yield file.get_slice(name)
     except BadData:
         raise
     except Exception as error:                 # a damaged pickle can raise nearly anything
@@ -87,17 +80,11 @@ def open_features(path: Path, name: str | None) -> Iterator[tuple[list[int], Any
                       f"damaged, or no plain tensor?") from error
 
 
-def features_shape(path: Path, shape: list[int]) -> list[int]:
-    if len(shape) != 3 or 0 in shape:
-        raise BadData(f"{path}: features must be [frames, tokens, width], none of them 0, "
-                      f"not {shape}")
-    return shape
-
-
-def check_values(path: Path, x: Tensor) -> None:
-    """Raise BadData unless the numbers of features are finite and floating point."""
-    if not x.is_floating_point():
-        raise BadData(f"{path}: features must be floating point, not {x.dtype}")
+def check_features(path: Path, x: Tensor) -> None:
+    """Raise BadData unless these are features."""
+    if x.dim() != 3 or 0 in x.shape or not x.is_floating_point():
+        raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
+                      f"of them 0, not {list(x.shape)} in {x.dtype}")
     if not x.isfinite().all():
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
@@ -111,38 +98,27 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
 
     Raises BadData if the file does not hold such features.
     """
-    path, name = find_features(spec)
-    with open_features(path, name) as (shape, frames):
-        if tokens not in (None, shape[1]):
-            raise BadData(f"{spec}: features are {shape[1]} tokens per frame, "
-                          f"the model needs {tokens}; use its vision model")
-        if width not in (None, shape[2]):
-            raise BadData(f"{spec}: features are {shape[2]} wide, "
-                          f"the model needs {width}; use its vision model")
+    path, name = file_and_name(spec)
+    with open_features(path, name) as frames:
         x = frames[:]
-        check_values(path, x)
+        check_features(path, x)
+    _, J, D = x.shape
+    if tokens not in (None, J) or width not in (None, D):
+        raise BadData(f"{spec}: features are {D} wide with {J} tokens a frame, the model needs "
+                      f"{width} and {tokens}; use its vision model")
     return x
 
 
 # ----------------------------------------------------------------------------- pictures to features
 
 
-def check_inputs(sources: list[str]) -> None:
-    """BadData if none of the files can be read; a video's first picture is decoded.
-
-    If at least one of several can be read, the others are reported when their turn comes.
-    """
-    first_problem = None
-    for source in sources:
-        try:
-            if is_features(source):
-                find_features(source)
-            else:
-                Video(source)
-            return
-        except BadData as error:
-            first_problem = first_problem or error
-    raise first_problem
+def check_input(source: str) -> None:
+    """BadData if a file cannot be read; a video's first pictures are decoded."""
+    if not is_features(source):
+        Video(source)
+        return
+    with open_features(*file_and_name(source)):
+        pass
 
 
 def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
@@ -169,70 +145,40 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
         pictures = prefetch(video, 2 * batch)
     if getattr(config, "width_second", 0):              # LION-FS (baselines/lionfs.py)
         pictures = pairs(pictures)
-    return encode_pictures(pictures, encode, batch, skip), video.frames, video
+    # Whole batches are skipped: the last bits of a picture's tokens depend on its batch.
+    skipped = skip // batch * batch
+    frames = encode_pictures(islice(pictures, skipped, None), encode, batch)
+    return islice(frames, skip - skipped, None), video.frames, video
 
 
 def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Pair each picture with the picture before it, [H, W, 6], for a second encoder (LION-FS). The
-    first picture is paired with itself.
-
-    If both pictures are the same arrays as in the last pair, the pair is the same array, too.
+    first picture is paired with itself, and so is one of another size, as a camera may send.
     """
-    picture_before = partner_before = pair = None
+    before = None
     for picture in pictures:
-        partner = picture_before
-        # A camera may change the size of its pictures.
-        if partner is None or partner.shape != picture.shape:
-            partner = picture
-        if picture is not picture_before or partner is not partner_before:
-            pair = np.concatenate([picture, partner], axis=2)
-        picture_before = picture
-        partner_before = partner
-        yield pair
-
-
-class PictureBatch:
-    """Pictures that are encoded together, when the tokens of one of them are needed."""
-
-    def __init__(self, vision: Callable[[Tensor], Tensor]):
-        self.vision = vision
-        self.pictures = []
-        self.x = None                          # their tokens [B, J, D], once encoded
-
-    def tokens(self, place: int) -> Tensor:
-        """Frame tokens [J, D] of the picture at this place of the batch."""
-        if self.x is None:
-            self.x = self.vision(torch.from_numpy(np.stack(self.pictures)))
-            self.pictures = []
-        return self.x[place]
+        if before is None or before.shape != picture.shape:
+            before = picture
+        yield np.concatenate([picture, before], axis=2)
+        before = picture
 
 
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
-                    batch: int = 1, skip: int = 0) -> Iterator[Tensor]:
+                    batch: int = 1) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size).
 
     vision      uint8 [B, H, W, 3] (of `pairs`: 6) -> [B, J, D]
-    batch       pictures per call of `vision`. A picture that is the same array as the picture
-                before it is not encoded again
-    skip        omit the first `skip` pictures. A batch that contains a wanted picture is still
-                encoded whole: the tokens of a picture depend on its batch, and all results are to
-                be the same to the last bit
+    batch       pictures per call of `vision`, which gets no batch of which every picture is the
+                same array as the last picture before it (a still one)
     """
-    previous = None                            # the last picture
-    source = None                              # the batch that encodes it, and its place there
-    for number, chunk in enumerate(chunks(pictures, batch)):
-        new_batch = PictureBatch(vision)
-        sources = []
-        for picture in chunk:
-            if picture is not previous:
-                source = (new_batch, len(new_batch.pictures))
-                new_batch.pictures.append(picture)
-                previous = picture
-            sources.append(source)
-        # All pictures of a batch are listed now. It can be encoded.
-        for i, (picture_batch, place) in enumerate(sources, number * batch):
-            if i >= skip:
-                yield picture_batch.tokens(place)
+    last = None
+    for chunk in chunks(pictures, batch):
+        if any(picture is not last for picture in chunk):
+            x = vision(torch.from_numpy(np.stack(chunk)))
+            yield from x
+        else:
+            yield from [x[-1]] * len(chunk)
+        last = chunk[-1]
 
 
 # ---------------------------------------------------------------------------- a data set's features
@@ -255,7 +201,8 @@ class Features:
 
     def rows(self) -> int:
         """Number of frames in the file."""
-        with open_features(self.path, self.tensor) as (shape, _):
+        with open_features(self.path, self.tensor) as frames:
+            shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
             return shape[0]
 
     def read(self, start: int, stop: int) -> Tensor:
@@ -263,12 +210,12 @@ class Features:
 
         Raises BadData if the file is damaged, or too short for the range.
         """
-        with open_features(self.path, self.tensor) as (shape, frames):
-            if shape[0] < stop:
-                raise BadData(f"{self.path}: has {shape[0]} frames, its annotations need {stop}; "
-                              f"get the features again")
+        with open_features(self.path, self.tensor) as frames:
             x = frames[start:stop]
-            check_values(self.path, x)
+            check_features(self.path, x)
+            if len(x) < stop - start:
+                raise BadData(f"{self.path}: ends at frame {start + len(x)}, its annotations need "
+                              f"{stop}; get the features again")
             # always a copy, because a view of the file would keep it mapped
             return x.to(torch.float32, copy=True)
 
@@ -287,16 +234,15 @@ def read_header(path: Path) -> Features:
     """
     try:
         with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            is_ours = {"duration", "fps", "grid", "size", "vision"} <= header.keys()
-            frames = file.get_slice("features").get_shape()[0] if is_ours else 0
+            header = file.metadata()
+            frames, *_ = file.get_slice("features").get_shape()
+        if not {"vision", "grid", "size"} <= header.keys():
+            raise KeyError
+        return Features(path, float(header["duration"]), None, float(header["fps"]), frames, header)
     except Exception as error:
         raise BadData(f"{path}: is damaged, or was not written by data.py encode "
-                      f"({type(error).__name__}); delete it, and encode its video again") from error
-    if not is_ours:
-        raise BadData(f"{path}: was not written by data.py encode; choose another --output, with "
-                      f"no other features in it")
-    return Features(path, float(header["duration"]), None, float(header["fps"]), frames, header)
+                      f"({type(error).__name__}); delete it and encode its video again, or choose "
+                      f"another --output") from error
 
 
 class Store:
@@ -313,44 +259,29 @@ class Store:
     def __init__(self, root: Path, names: dict[str, str]):
         self.root = root
         self.names = names
-        self.index = {}
+        self.index = {}                        # video -> (duration [s], name of its file)
         file = root / "features_metadata.json"
         if file.is_file():
-            self.index = read_json(file)
-        if not isinstance(self.index, dict):
-            raise BadData(f"{file}: expected an object with one entry per video")
+            with expecting(file, '{video: {"duration": seconds, "path": file}, ...}'):
+                for video, entry in read_json(file).items():
+                    duration, name = entry["duration"], entry["path"]
+                    if not is_number(duration) or duration <= 0:
+                        raise ValueError(f"{duration!r:.60} is no duration")
+                    self.index[video] = duration, Path(name)
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
 
-    def find(self, video: str) -> Features:
-        """The features of a video.
-
-        Raises BadData if there are none, or if the index does not describe them.
-        """
+    def find(self, video: str) -> Features | None:
+        """The features of a video; None if there are none."""
+        all_videos = self.root / "features.safetensors"
         for name in (video, self.names.get(video, video)):
             if name in self.index:
-                return self.indexed(name)
-            path = feature_file(self.root, name)
-            if path.is_file():
-                return read_header(path)
-        raise BadData(f"{self.root}: video {video} has no features; get them and their "
-                      f"features_metadata.json (FlowNar-Data), or make them: python data.py encode "
-                      f"VIDEO... --output {self.root / 'features'}")
-
-    def indexed(self, video: str) -> Features:
-        """The features that features_metadata.json describes."""
-        entry = self.index[video]
-        fields = entry if isinstance(entry, dict) else {}
-        duration = fields.get("duration")
-        name = fields.get("path")
-        if not is_number(duration) or duration <= 0 or not isinstance(name, str):
-            raise BadData(f'{self.root}: features_metadata.json, video {video}: expected '
-                          f'{{"duration": seconds, "path": file}}, not {str(entry)[:60]}')
-        for folder in self.folders:
-            if (folder / name).is_file():
-                return Features(folder / name, duration)
-        path = self.root / "features.safetensors"
-        if path.is_file():
-            return Features(path, duration, tensor=video)
-        raise BadData(f"{self.root}: the features of {video}, {name}, are not there; "
-                      f"look into {self.root / 'features'}, or encode the video")
+                duration, file = self.index[name]
+                for folder in self.folders:
+                    if (folder / file).is_file():
+                        return Features(folder / file, duration)
+                if all_videos.is_file():
+                    return Features(all_videos, duration, tensor=name)
+            if feature_file(self.root, name).is_file():
+                return read_header(feature_file(self.root, name))
+        return None

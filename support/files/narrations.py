@@ -9,26 +9,23 @@
                         video: {"start": seconds, "annotators": [[...], ...]}
                     or one file per video, or a folder, as above
 
-Times are in seconds. A malformed file raises BadData with one line that names the problem.
+Times are in seconds, in any order. A malformed file raises BadData with one line that names the problem.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import unquote
 
-from support.common.disk import is_number, read_json, read_jsonl
+from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
 from support.files.cues import read_cues
-from support.files.tracks import Notes
+from support.files.tracks import Notes, Sentence
 
-
-@dataclass
-class Sentence:
-    """A sentence and its time (seconds)."""
-    time: float
-    text: str
-    memory_words: tuple[str, ...] = ()         # toy: words that only visual memory can give
+# the names of time and text in a narration's row, also in Ego4D's and EgoExo4D's files
+TIMES = ("time", "end", "timestamp", "timestamp_sec")
+TEXTS = ("text", "narration_text")
 
 
 @dataclass
@@ -50,15 +47,15 @@ def read_truth(path: Path) -> dict[str, Truth]:
     for video, entry, place in each_video(path):
         start = 0.0
         annotators = [entry]
-        if is_list_of(entry, list) and entry != []:
-            annotators = entry
-        if isinstance(entry, dict):
-            start = entry.get("start", 0.0)
-            annotators = entry.get("annotators")
-            if not is_number(start) or not is_list_of(annotators, list):
-                raise BadData(f'{place}: expected '
-                              f'{{"start": seconds, "annotators": [[...], ...]}}')
-        truths[video] = Truth([to_sentences(rows, place) for rows in annotators], start)
+        with expecting(place, '{"start": seconds, "annotators": [[...], ...]}'):
+            if isinstance(entry, dict):
+                start = entry.get("start", 0.0)
+                annotators = entry["annotators"]
+            elif entry and isinstance(entry[0], list):
+                annotators = entry
+            if not is_number(start):
+                raise ValueError(f"{start!r:.60} is no time")
+            truths[video] = Truth([to_sentences(rows, place) for rows in annotators], start)
     return truths
 
 
@@ -87,6 +84,19 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     return {video: truth for video, truth in truths.items() if video in predictions}, predictions
 
 
+def check_unit(truths: dict[str, Truth], predictions: dict[str, list[Sentence]]) -> None:
+    """BadData if the predicted times of a video must be in milliseconds."""
+    for video, predicted in predictions.items():
+        true_times = [sentence.time for rows in truths[video].annotators for sentence in rows]
+        if not predicted or not true_times:
+            continue
+        usual = median(sentence.time for sentence in predicted)
+        if usual > 60 + 10 * max(true_times):
+            raise BadData(f"video {video}: half of the predictions are beyond {usual:g} s, and the "
+                          f"true narrations end at {max(true_times):g} s; are they in "
+                          f"milliseconds? give seconds")
+
+
 def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
     """(video, entry, place for errors) of a file or of the files of a folder.
 
@@ -110,13 +120,14 @@ def narration_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir()
-                   if file.suffix.lower() in (".json", ".jsonl")
-                   and not file.name.lower().endswith(".trace.jsonl"))
+    # not the hidden files that macOS puts beside others
+    all_files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    files = [file for file in all_files if file.suffix.lower() in (".json", ".jsonl")
+             and not file.name.lower().endswith(".trace.jsonl")]
     for ending in (".csv", ".srt", ".vtt"):
         stems = {file.stem for file in files}
-        files += sorted(file for file in path.iterdir()
-                        if file.suffix.lower() == ending and file.stem not in stems)
+        files += [file for file in all_files
+                  if file.suffix.lower() == ending and file.stem not in stems]
     if not files:
         raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
     return files
@@ -127,8 +138,8 @@ def read_videos(file: Path) -> dict:
     if file.suffix.lower() == ".jsonl":
         return {unquote(file.stem): read_jsonl(file)}          # the inverse of file_name
     if file.suffix.lower() in (".csv", ".srt", ".vtt"):
-        rows = [{"time": time, "text": text} for time, text in read_cues(file, Notes())]
-        return {file.stem: rows}
+        cues = read_cues(file, Notes())
+        return {file.stem: [{"time": cue.time, "text": cue.text} for cue in cues]}
     content = read_json(file)
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
@@ -139,26 +150,23 @@ def read_videos(file: Path) -> dict:
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:
-    """[{"time" or "end": seconds, "text": str, "memory": [words]}, ...] -> sentences.
+    """[{"time": seconds, "text": str, "memory": [words]}, ...] -> sentences, sorted by time.
 
-    "memory" may be left out. where: the source, for errors.
+    "memory" may be left out; other names of time and text: TIMES, TEXTS. where: for errors.
     """
     if not isinstance(rows, list):
         raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
     sentences = []
-    for i, row in enumerate(rows):
+    for number, row in enumerate(rows):
         fields = row if isinstance(row, dict) else {}
-        time = fields.get("time", fields.get("end"))
-        text = fields.get("text")
+        time = next((fields[name] for name in TIMES if name in fields), None)
+        text = next((fields[name] for name in TEXTS if name in fields), None)
         memory = fields.get("memory", [])
-        if not is_number(time) or not isinstance(text, str):
-            raise BadData(f'{where}, narration {i}: expected {{"time": seconds, "text": "..."}}, '
-                          f'not {str(row)[:60]}')
-        if not is_list_of(memory, str):
-            raise BadData(f'{where}, narration {i}: "memory" must be a list of words, '
-                          f'or be left out')
+        if not (is_number(time) and isinstance(text, str) and is_list_of(memory, str)):
+            raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": "..."}} '
+                          f'and perhaps "memory": [words], not {str(row)[:60]}')
         sentences.append(Sentence(float(time), text, tuple(memory)))
-    return sentences
+    return sorted(sentences, key=lambda sentence: sentence.time)
 
 
 def is_list_of(values, kind: type) -> bool:

@@ -15,8 +15,7 @@ refused by name.
 """
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,41 +24,14 @@ from support.common.errors import BadData
 from support.files.cues import as_sentence, read_cues
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
-from support.files.narrations import Sentence, to_sentences
-from support.files.tracks import Notes, frame_at, one_frame_each
+from support.files.narrations import to_sentences
+from support.files.tracks import Notes, Sentence, frame_at, one_frame_each
 
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv",
           ".flv", ".ogv", ".3gp")
 NARRATIONS = (".json", ".srt", ".vtt", ".csv")
 SPLITS = ("train", "val", "test")
 VALIDATION_SHARE = 0.2                         # of the videos
-# Options of train.py with other defaults: with the paper's batches of 64, a few videos would give
-# only a handful of steps. See also `length_of_training`.
-DEFAULTS = {"batch": 2}
-RATE = 2e-4                                    # the paper's
-EPOCHS = 10.0
-LEAST_STEPS = 150                              # to learn new words
-NEW_WORDS = 2.0                                # loss of a token, in nats
-
-
-# ---------------------------------------------------------------------------------- fine-tuning
-
-
-def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:
-    """Epochs and peak learning rate of train.py, where they are not given.
-
-    loss        of the narrator before training, a token. Known words (below NEW_WORDS) need little:
-                10 epochs at the paper's rate. New ones need some hundred steps, however few the
-                videos are, and a language model that is narrower than the paper's a higher rate, in
-                proportion to 1 / sqrt(width)
-    width       of the language model
-    """
-    if loss < NEW_WORDS:
-        return {"epochs": EPOCHS, "lr": RATE}
-    return {
-        "epochs": max(EPOCHS, LEAST_STEPS * batch / videos),
-        "lr": RATE * max(1, (2048 / width) ** 0.5),
-    }
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -112,32 +84,33 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
     """
     if split not in (*SPLITS, "all"):
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}, all")
-    listed_splits = [name for name in SPLITS if (folder / f"{name}.txt").is_file()]
     split_of = {}
-    if not listed_splits:
-        split_of = split_by_hash(names)
+    listed_splits = [name for name in SPLITS if (folder / f"{name}.txt").is_file()]
     for listed_split in listed_splits:
         file = folder / f"{listed_split}.txt"
-        for name in read_text(file).split("\n"):
-            name = name.strip()
+        for line in read_text(file).split("\n"):
+            name = line.strip()
             if Path(name).suffix.lower() in (*VIDEOS, *NARRATIONS):
                 name = Path(name).stem         # a file name with its ending
-            if name and name not in names:
+            if not name:
+                continue
+            if name not in names:
                 raise BadData(f"{file}: {folder} has no video {name[:60]!r} with narrations")
-            if name and split_of.setdefault(name, listed_split) != listed_split:
+            if split_of.setdefault(name, listed_split) != listed_split:
                 raise BadData(f"{file}: {name} is in {split_of[name]}.txt, too; "
                               f"a video is of one split")
+    if not listed_splits:
+        split_of = split_by_hash(names)
+    if split == "all":
+        return names
 
+    split_of_others = None
     if "train" not in listed_splits:
         split_of_others = "train"
     elif "val" not in listed_splits:
         split_of_others = "val"
     else:
-        split_of_others = None
         notes.add("videos of no split left out", len(names) - len(split_of))
-
-    if split == "all":
-        return names
     chosen = [name for name in names if split_of.get(name, split_of_others) == split]
     if not chosen:
         hint = " (train.py --val-limit 0 needs none)" if split == "val" else ""
@@ -164,20 +137,19 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 
     Raises BadData naming the entry or the line that is wrong.
     """
-    if path.suffix.lower() != ".json":
-        sentences = [Sentence(time, text) for time, text in read_cues(path, notes)]
-    else:
+    if path.suffix.lower() == ".json":
         content = read_json(path)
         rows = content.get("narrations") if isinstance(content, dict) else content
+        narrations = to_sentences(rows, str(path))
+        if narrations and narrations[0].time < 0:
+            raise BadData(f"{path}: {narrations[0].time:g} s is before the start of the video")
         sentences = []
-        for number, narration in enumerate(to_sentences(rows, str(path))):
-            if narration.time < 0:
-                raise BadData(f"{path}, narration {number}: "
-                              f"the time is before the start of the video")
+        for narration in narrations:
             text = as_sentence(narration.text, notes)
             if text:
-                sentences.append(Sentence(narration.time, text, narration.memory_words))
-        sentences.sort(key=lambda sentence: sentence.time)
+                sentences.append(replace(narration, text=text))
+    else:
+        sentences = read_cues(path, notes)
     if not sentences:
         raise BadData(f"{path}: has no narrations; write some, or move its video away")
     return sentences
@@ -220,17 +192,6 @@ def encoded(folder: Path, name: str, video: Path | None) -> Features:
 def encoder_of(folder: str, name: str) -> str:
     """The vision model that made a video's features."""
     return read_header(feature_file(Path(folder), name)).header["vision"]
-
-
-def warn_of_encoder(encoder: str, vision: str) -> None:
-    """Print a line if features were made by another vision model, by its name, than the narrator's.
-
-    A folder and a hub id can be the same model, so this is no error.
-    """
-    if Path(encoder).resolve() != Path(vision).resolve():
-        print(f"the features were made by {encoder}, and the narrator looks through {vision}: "
-              f"unless these are the same, encode the videos again (data.py encode --model)",
-              file=sys.stderr)
 
 
 # -------------------------------------------------------------------------- videos with narrations

@@ -11,6 +11,14 @@ AnyNarration = TypeVar("AnyNarration")         # text, or an object with the tex
 
 
 @dataclass
+class Sentence:
+    """A sentence and its time (seconds)."""
+    time: float
+    text: str
+    memory_words: tuple[str, ...] = ()         # toy: words that only visual memory can give
+
+
+@dataclass
 class Track:
     """One annotator's narrations of one video; times in seconds, sorted."""
     video: str

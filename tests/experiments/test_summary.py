@@ -8,7 +8,6 @@ import data
 import evaluate
 from experiments import summary
 from helpers import ROOT
-from support.files import annotations
 from support.files.narrations import Sentence
 from test_evaluate import command, write
 from toy import world
@@ -147,7 +146,7 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     assert references[names[0]] == ["You were in a kitchen."]
     interval["anno-2"]["summary"] = 3
     bad = write(tmp_path / "bad.json", content)
-    assert "bad.json: does not hold what" in run_summary("--pred", pred, "--gt", bad, ok=False)
+    assert "bad.json: expected what" in run_summary("--pred", pred, "--gt", bad, ok=False)
 
 
 @pytest.mark.parametrize("raw, cleaned", [
@@ -158,7 +157,7 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     ("C cleaned Cups", "You cleaned Cups."),
 ])
 def test_summaries_in_the_second_person(raw, cleaned):
-    assert annotations.clean_summary(raw) == cleaned
+    assert summary.clean_summary(raw) == cleaned
 
 
 def test_written_summaries_can_be_references(tmp_path):
