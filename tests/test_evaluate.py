@@ -251,23 +251,16 @@ def test_each_video_in_a_file(tmp_path):
     ({"a": []}, {"a": {"start": 0}}, "annotators"),
     ({"a": []}, {"a": {"start": 0, "annotators": [3]}}, "annotators"),
     ({"a": []}, {"a": []}, "no video has"),
+    # lines of a .jsonl
+    (b"\xff\xfe\n", TRUE, "not UTF-8"),
+    (b"[1]\n", TRUE, "line 1"),
+    (b"{}\n{", TRUE, "line 2"),
 ])
 def test_bad_files_get_one_line(tmp_path, predicted, true, message):
-    pred = tmp_path / "p.json"
-    if isinstance(predicted, bytes):
-        pred.write_bytes(predicted)
-    else:
-        write(pred, predicted)
+    lines = message.startswith("line") or predicted == b"\xff\xfe\n"
+    pred = tmp_path / ("a.jsonl" if lines else "p.json")
+    pred.write_bytes(predicted if isinstance(predicted, bytes) else json.dumps(predicted).encode())
     gt = write(tmp_path / "g.json", true)
-    assert message in command("score", "--pred", pred, "--gt", gt, ok=False)
-
-
-@pytest.mark.parametrize("content, message", [
-    (b"\xff\xfe", "not UTF-8"), (b"[1]\n", "line 1"), (b"{}\n{", "line 2")])
-def test_bad_lines_get_one_line(tmp_path, content, message):
-    pred = tmp_path / "a.jsonl"
-    pred.write_bytes(content)
-    gt = write(tmp_path / "g.json", TRUE)
     assert message in command("score", "--pred", pred, "--gt", gt, ok=False)
 
 
@@ -321,8 +314,6 @@ def test_stream_is_resumable(tmp_path):
     assert resumed["cider"] == first["cider"]
     assert finished.stat().st_mtime_ns == time
     assert [json.loads(line)["text"] for line in unfinished.read_text().splitlines()] == texts
-    message = command(*two_videos, "--output", out, "--theta", 0.7, ok=False)
-    assert "other settings (theta)" in message
 
 
 def test_the_bundled_narrator_is_as_good_as_the_readme_says():
@@ -393,7 +384,7 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
 
     first = run()
     assert run() == first
-    assert "(root)" in run(root=other_root, ok=False)
+    assert "other settings (root)" in run(root=other_root, ok=False)
     assert "(dtype, weights)" in run("--dtype", "bfloat16", ok=False)
     assert "(static)" in run("--static", ok=False)
     assert "(last_k)" in run("--last-k", 3, ok=False)
@@ -418,17 +409,11 @@ def test_no_name_leaves_the_folder(tmp_path):
     folder = tmp_path / "in" / "out"
     predictions = Predictions(folder)
     predictions.keep_settings({})
-    names = ("../../../ESCAPED", "/tmp/x", "a/b", "..", ".")
-    for name in names:
-        rows = [{"end": 1.0, "text": name}]
-        predictions.save_rows(name, rows, "fingerprint")
-        assert predictions.finished(name, "fingerprint")
-        assert predictions.load_rows(name) == rows
-    # settings.json, and two files of each video
-    assert len(list(folder.rglob("*.json*"))) == 1 + 2 * len(names)
-    for file in tmp_path.rglob("*"):
-        assert file.is_dir() or folder in file.parents
-    assert "../../../ESCAPED" in read_predictions(folder / "predictions")
+    name = "../../../ESCAPED"
+    predictions.save_rows(name, [{"end": 1.0, "text": "x"}], "fingerprint")
+    assert predictions.finished(name, "fingerprint")
+    assert read_predictions(folder / "predictions") == {name: [Sentence(1.0, "x")]}
+    assert all(file.is_dir() or folder in file.parents for file in tmp_path.rglob("*"))
 
 
 def test_last_k_all(tmp_path):
@@ -458,74 +443,25 @@ def test_videos_are_grouped_by_their_own_length(tmp_path, protocol):
 
 # ---------------------------------------------------------------------- teacher
 
-class Scripted:
-    """Stands in for a narrator: frames of 2 tokens, and logits that the test prescribes.
-
-    replies     frames after which the model would narrate; after the others, it gives [SKIP]
-    words       which learned words (by their number) are wrong
-    """
-
-    def __init__(self, replies, words):
-        self.model = tiny(grid=1)
-        self.layout = self.model.layout
-        self.config = self.model.config
-        self.llm = self.model.llm
-        self.replies = replies
-        self.words = words
-
-    def __call__(self, x, narrations, cache=None):
-        tokens = self.layout.sequence(narrations)
-        labels = [token if learn else -100
-                  for token, learn in zip(tokens.ids[1:], tokens.learn[1:])] + [-100]
-        logits = torch.zeros(len(tokens), len(self.layout.tokenizer))
-        word_rows = []                         # rows of the learned words
-        frame_tokens = 0
-        for row, (token, label) in enumerate(zip(tokens.ids, labels)):
-            if token == nar.FRAME:
-                frame = frame_tokens // self.config.J
-                frame_tokens += 1
-                reply = self.layout.close[0] if frame in self.replies else self.layout.skip
-                logits[row, reply] = 3.0
-            elif label == -100:
-                logits[row, 0] = 3.0
-            else:
-                logits[row, label] = 3.0
-                word_rows.append(row)
-        for word in self.words:
-            row = word_rows[word]
-            logits[row, labels[row]] = -3.0
-        return logits, torch.tensor(labels), tokens
-
-    def logits(self, hidden):
-        return hidden
-
-
-def by_whole_forwards(narrations):
-    """Stands in for evaluate.later_frames: a whole forward for each segment that goes on; simple and
-    slow.
-    """
-    def later_frames(narrator, x, whole, n, more):
-        *earlier, (frame, ids) = narrations[:n + 1]
-        hidden, _, tokens = narrator(x, [*earlier, (frame + more, ids)])
-        frame_rows = [row for row, (token, segment) in enumerate(zip(tokens.ids, tokens.segment))
-                      if token == nar.FRAME and segment == n]
-        J = narrator.config.J
-        last_of_each_frame = frame_rows[J - 1::J]
-        return hidden[last_of_each_frame[-more:]]
-    return later_frames
+def after_frame(model, x, narrations, n, frame):
+    """The hidden state after a frame if segment n goes on until then, by a forward of its own."""
+    *earlier, (_, ids) = narrations[:n + 1]
+    hidden, _, tokens = model(x, [*earlier, (frame, ids)])
+    return hidden[max(i for i, token in enumerate(tokens.ids) if token == nar.FRAME)]
 
 
 def assert_segments_go_on(model, x, narrations):
     """`later_frames` gives the hidden states of whole forwards."""
-    slow = by_whole_forwards(narrations)
     cache = variants.context_class(model)(model).cache
     _, _, tokens = model(x, narrations, cache=cache)
     cache.tokens += tokens
     for n in (1, 2, 3, 4):
+        frame, _ = narrations[n]
         for more in (1, 4):
-            hidden = evaluate.later_frames(model, x, cache, n, more)
-            expected = slow(model, x, cache, n, more)
-            assert (hidden - expected).abs().max() < 1e-4
+            later = evaluate.later_frames(model, x, cache, n, more)
+            for i, hidden in enumerate(later, 1):
+                expected = after_frame(model, x, narrations, n, frame + i)
+                assert (hidden - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("variant", [
@@ -544,51 +480,61 @@ def test_segments_go_on_from_the_keys_and_values(variant):
     assert_segments_go_on(model, *video(model, frames=24, at=(0, 3, 9, 15, 16)))
 
 
-def test_segments_by_hand(monkeypatch):
-    """Segment 1 ends two frames early; segment 2 two frames late; segment 3, by the same reply, one
-    frame early.
-    """
-    narrations = [(0, [7, 8]), (5, [7, 8, 9]), (9, [7]), (12, [7, 8])]
-    x = torch.zeros(13, 2, 32)
-    monkeypatch.setattr(evaluate, "later_frames", by_whole_forwards(narrations))
-    model = Scripted(replies={3, 11}, words=[])
-    scores = evaluate.score_segments(model, x, narrations)
-    assert [score.difference for score in scores] == [None, 2, -2, 1]
-    assert all(score.correctness == 1 for score in scores)
-    assert evaluate.summary(scores, fps=2.0)["time_diff"] == pytest.approx((2 + 2 + 1) / 3 / 2)
-    # tokens of a narration: Assistant: ... EOT
-    words = [len(model.layout.assistant) + len(ids) + 1 for _, ids in narrations]
-    assert scores[1].fluency == pytest.approx((5 - 2) / (5 + words[1]))
-    assert scores[2].fluency == pytest.approx((4 - 1) / (4 + words[2]))
-    assert scores[3].fluency == pytest.approx((3 - 1) / (3 + words[3]))
-    vocabulary = len(model.layout.tokenizer)
-    assert scores[0].ppl == pytest.approx((np.exp(3) + vocabulary - 1) / np.exp(3))
+class Skipping(nar.Narrator):
+    """[SKIP] is always the likeliest token."""
 
-    # a segment that never ends
-    scores = evaluate.score_segments(Scripted(replies={3}, words=[]), x, narrations)
-    assert [score.difference for score in scores] == [None, 2, -3, 0]
-    assert scores[3].fluency == 1
+    def logits(self, hidden):
+        logits = super().logits(hidden)
+        logits[..., self.layout.skip] += 18.0
+        return logits
+
+
+@torch.no_grad()
+def test_how_early_or_late_a_segment_ends():
+    """Where p([SKIP]) is below the threshold for the first time, by a whole forward for each frame;
+    or never, at the latest that is asked."""
+    model = tiny()
+    model.__class__ = Skipping
+    x, narrations = video(model, frames=30, at=(0, 6, 13, 17, 25, 29))
+    segments = []                              # (begin, end, latest, p([SKIP]) after each frame)
+    for n in range(1, len(narrations)):
+        begin, _ = narrations[n - 1]
+        end, _ = narrations[n]
+        following, _ = narrations[min(n + 1, len(narrations) - 1)]
+        latest = min(following, end + (end - begin) - 1)
+        hidden = torch.stack([after_frame(model, x, narrations, n, frame)
+                              for frame in range(begin + 1, latest + 1)])
+        p_skip = model.logits(hidden).softmax(-1)[:, model.layout.skip]
+        segments.append((begin, end, latest, p_skip))
+
+    all_p_skip = torch.cat([p_skip for *_, p_skip in segments]).sort().values
+    found = set()
+    for theta in [0.0, *(all_p_skip[1:16] + all_p_skip[:15]).div(2).tolist()]:
+        _, *scores = evaluate.score_segments(model, x, narrations, theta)
+        for score, (begin, end, latest, p_skip), (_, ids) in zip(scores, segments, narrations[1:]):
+            below = (p_skip < theta).nonzero().flatten().tolist()
+            ending = begin + 1 + below[0] if below else latest
+            assert score.difference == end - ending
+            if ending > end:
+                words = len(model.layout.assistant) + len(ids) + 1             # and the end of text
+                assert score.fluency == pytest.approx((end - begin - 1) / (end - begin + words))
+            found.add((ending > end) - (ending < end) if below else "never")
+    assert found == {-1, 0, 1, "never"}
+
+
+def test_summary_by_hand():
+    """Means over the segments; the first has no frames to decide on."""
+    scores = [evaluate.SegmentScores(1.0, 0.5), evaluate.SegmentScores(2.0, 1.0, 2, 0.5),
+              evaluate.SegmentScores(3.0, 0.0, -1, 1.0)]
+    assert evaluate.summary(scores, fps=2.0) == {
+        "ppl": 2.0, "time_diff": 0.75, "fluency": 0.75, "lm_correctness": 0.5}
+    assert evaluate.summary([], fps=2.0) == {
+        "ppl": 1.0, "time_diff": 0.0, "fluency": 1.0, "lm_correctness": 1.0}
 
 
 @pytest.mark.parametrize("difference, right", [(0, 5), (1, 4), (2, 3), (-1, 4), (-3, 4)])
 def test_frames_decided_rightly(difference, right):
     assert evaluate.frames_decided_rightly(5, difference) == right
-
-
-def test_correctness_is_the_length_of_the_right_beginning():
-    model = Scripted(replies=set(), words=[1])
-    narrations = [(0, [7, 8, 9]), (3, [7])]
-    first, *_ = evaluate.score_segments(model, torch.zeros(4, 2, 32), narrations)
-    assert first.correctness == pytest.approx(1 / (len(model.layout.assistant) + 4))
-
-
-def test_reply_threshold():
-    """p([SKIP]) is below a threshold of almost 1 at the first frame of the segment."""
-    model = Scripted(replies=set(), words=[])
-    narrations = [(0, [7]), (3, [7])]
-    _, second = evaluate.score_segments(model, torch.zeros(4, 2, 32), narrations,
-                                        reply_theta=0.999999)
-    assert second.difference == 2
 
 
 def test_teacher_command():
