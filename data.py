@@ -28,6 +28,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -218,7 +219,7 @@ def track_sample(track: Track, features: Features, notes: Notes) -> Sample:
         fps=FPS,
         num_frames=last - first + 1,
         duration=features.duration,
-        read=features.reader(first),
+        read=partial(features.read, first=first),
     )
 
 
@@ -243,7 +244,7 @@ def interval_sample(interval: Interval, features: Features) -> Sample:
         fps=FPS,
         num_frames=num_frames,
         duration=features.duration,
-        read=features.reader(first),
+        read=partial(features.read, first=first),
         tracks=[track.narrations for track in interval.tracks],
         offset=interval.start,
         origin=interval.origin,
@@ -265,7 +266,7 @@ def own_sample(video: own_videos.Narrated) -> Sample:
         fps=features.fps,
         num_frames=features.frames - first,
         duration=features.duration,
-        read=features.reader(first),
+        read=partial(features.read, first=first),
         offset=start_of_sample,
         origin=start_of_sample,
     )

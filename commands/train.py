@@ -2,7 +2,6 @@
 import argparse
 import random
 import shlex
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
@@ -189,7 +188,11 @@ def narrator_for(sample: data.Sample, options: Recipe, device: str,
     if options.init:
         narrator = pretrained(options, dtype)
         if options.data not in DATASETS:
-            warn_of_encoder(vision, narrator.config.vision)
+            if Path(vision).resolve() != Path(narrator.config.vision).resolve():
+                # no error: a folder and a hub id can be the same model
+                say(f"the features were made by {vision}, and the narrator looks through "
+                    f"{narrator.config.vision}: unless these are the same, encode the videos again "
+                    f"(data.py encode --model)")
     else:
         llm = options.llm or Config.llm
         config = new_config(options, llm, options.vision or vision, J, width)
@@ -201,17 +204,6 @@ def narrator_for(sample: data.Sample, options: Recipe, device: str,
                       f"{sample.fps:g} frames a second; the narrator needs {config.width}, "
                       f"{config.J} and {config.fps:g}; use its vision model, {config.vision}")
     return narrator
-
-
-def warn_of_encoder(encoder: str, vision: str) -> None:
-    """Print a line if features were made by another vision model, by its name, than the narrator's.
-
-    A folder and a hub id can be the same model, so this is no error.
-    """
-    if Path(encoder).resolve() != Path(vision).resolve():
-        print(f"the features were made by {encoder}, and the narrator looks through {vision}: "
-              f"unless these are the same, encode the videos again (data.py encode --model)",
-              file=sys.stderr)
 
 
 class Annotated(Sequence):

@@ -205,26 +205,19 @@ class Features:
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
             return shape[0]
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Frames start .. stop of the video [stop - start, J, D], in fp32.
+    def read(self, start: int, stop: int, first: int = 0) -> Tensor:
+        """Frames start .. stop [stop - start, J, D] in fp32, counted from the video's frame `first`.
 
         Raises BadData if the file is damaged, or too short for the range.
         """
         with open_features(self.path, self.tensor) as frames:
-            x = frames[start:stop]
+            x = frames[first + start:first + stop]
             check_features(self.path, x)
             if len(x) < stop - start:
-                raise BadData(f"{self.path}: ends at frame {start + len(x)}, its annotations need "
-                              f"{stop}; get the features again")
+                raise BadData(f"{self.path}: ends at frame {first + start + len(x)}, its "
+                              f"annotations need {first + stop}; get the features again")
             # always a copy, because a view of the file would keep it mapped
             return x.to(torch.float32, copy=True)
-
-    def reader(self, first: int) -> Callable[[int, int], Tensor]:
-        """`read` for a part of the video, whose frames are counted from frame `first`."""
-        def read(start: int, stop: int) -> Tensor:
-            return self.read(first + start, first + stop)
-
-        return read
 
 
 def read_header(path: Path) -> Features:

@@ -5,9 +5,8 @@ it, under the same name.
                             {"narrations": [{"time": seconds, "text": "..."}, ...]}
     features/               written once by `data.py encode --data FOLDER`; then the videos are no
                             longer needed
-    train.txt val.txt       names of videos, one a line; without these files, a fifth of the videos
-                            is for validation
-    test.txt                names of videos, one a line; optional
+    val.txt test.txt        names of the videos for validation and testing, one a line; without
+                            val.txt, a fifth of the videos is for validation
 
 A narration stands at its time, or at the end of its cue. A sample is a video from its first
 narration to its end. Notes (tracks.py) count all corrections. A file that cannot be corrected is
@@ -76,60 +75,43 @@ def by_stem(files: list[Path], endings: tuple[str, ...]) -> dict[str, Path]:
 def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> list[str]:
     """The names of the videos of a split; "all" is every video.
 
-    The .txt files in the folder list the videos of the splits. A video that no file lists is
-        for training            if there is no train.txt
-        for validation          if there is a train.txt, but no val.txt
-        left out                if there are both
-    Without any file, `split_by_hash` chooses the videos for validation.
+    val.txt and test.txt in the folder list the videos of these splits, one a line; all others are
+    for training. Without val.txt, `for_validation` chooses of the others.
     """
     if split not in (*SPLITS, "all"):
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}, all")
     split_of = {}
-    listed_splits = [name for name in SPLITS if (folder / f"{name}.txt").is_file()]
-    for listed_split in listed_splits:
+    for listed_split in ("val", "test"):
         file = folder / f"{listed_split}.txt"
-        for line in read_text(file).split("\n"):
-            name = line.strip()
+        lines = read_text(file).split("\n") if file.is_file() else []
+        for name in map(str.strip, lines):
             if Path(name).suffix.lower() in (*VIDEOS, *NARRATIONS):
                 name = Path(name).stem         # a file name with its ending
-            if not name:
-                continue
-            if name not in names:
-                raise BadData(f"{file}: {folder} has no video {name[:60]!r} with narrations")
-            if split_of.setdefault(name, listed_split) != listed_split:
-                raise BadData(f"{file}: {name} is in {split_of[name]}.txt, too; "
-                              f"a video is of one split")
-    if not listed_splits:
-        split_of = split_by_hash(names)
-    if split == "all":
-        return names
+            if name and (name not in names or name in split_of):
+                raise BadData(f"{file}: {name[:60]!r} is no video of {folder} with narrations, or "
+                              f"is listed twice")
+            if name:
+                split_of[name] = listed_split
+    if "val" not in split_of.values():
+        others = [name for name in names if name not in split_of]
+        split_of |= dict.fromkeys(for_validation(others), "val")
 
-    split_of_others = None
-    if "train" not in listed_splits:
-        split_of_others = "train"
-    elif "val" not in listed_splits:
-        split_of_others = "val"
-    else:
-        notes.add("videos of no split left out", len(names) - len(split_of))
-    chosen = [name for name in names if split_of.get(name, split_of_others) == split]
+    chosen = [name for name in names if split in ("all", split_of.get(name, "train"))]
     if not chosen:
         hint = " (train.py --val-limit 0 needs none)" if split == "val" else ""
         raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; "
-                      f"write their names into {folder / f'{split}.txt'}{hint}")
+                      f"write names of videos into {folder / 'val.txt'} or test.txt{hint}")
     return chosen
 
 
-def split_by_hash(names: list[str]) -> dict[str, str]:
-    """{name: "train" or "val"}. A hash of the name decides, so that new videos do not move the
-    others. Of two videos or more, at least one is for each; a single one is for training.
+def for_validation(names: list[str]) -> list[str]:
+    """A share of the videos. A hash of the name decides, so that new videos do not move the others.
+    Of two videos or more, at least one is for each; a single one is for training.
     """
     place = {name: int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32 for name in names}
     ordered = sorted(names, key=place.get)
-    split_of = {}
-    for name in names:
-        is_low = place[name] < VALIDATION_SHARE or name == ordered[0]
-        split_of[name] = "val" if is_low and name != ordered[-1] else "train"
-    return split_of
+    low = [name for name in ordered if place[name] < VALIDATION_SHARE]
+    return (low or ordered[:1])[:len(ordered) - 1]
 
 
 def read_sentences(path: Path, notes: Notes) -> list[Sentence]:

@@ -139,7 +139,7 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     save(x, tmp_path / path)
     found = features.Store(tmp_path, {}).find("v")
     assert torch.equal(found.read(3, 7), x[3:7])
-    assert torch.equal(found.reader(2)(1, 5), x[3:7])
+    assert torch.equal(found.read(1, 5, first=2), x[3:7])
     assert (found.rows(), found.duration) == (20, 9.5)
     with pytest.raises(BadData, match="ends at frame 20, its annotations need 23"):
         found.read(18, 23)
