@@ -145,7 +145,8 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
             sum_gradients(parameters)
             norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
             if not norm.isfinite():
-                raise BadData(f"{stage}: the gradient is not finite at step {step}; lower --lr")
+                raise BadData(f"{stage}: the gradient is not finite at step {step}; lower --lr, "
+                              f"or look for NaN in the weights of --init")
             run.update(step)
             run.after(step, loss, validate)
 

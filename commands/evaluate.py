@@ -133,13 +133,9 @@ def fingerprint(sample: data.Sample) -> str:
 
 def stream_settings(args: argparse.Namespace, narrator: nar.Narrator,
                     vision: nar.VisionEncoder | None) -> dict:
-    """All that the predictions of a video depend on."""
-    root = None                                # of a toy that is rendered
-    if args.data != "toy" or args.root:
-        root = str(dataset_folder(args.data, args.root).resolve())
+    """All that predictions depend on, but for the videos: wherever they lie, each has a fingerprint.
+    """
     return asdict(narrator.config) | {
-        "data": args.data,
-        "root": root,
         "split": split_of(args),
         "world": args.world,
         "static": args.static,

@@ -4,6 +4,7 @@ tests/method/test_golden.py holds the scores and teacher forcing to the publishe
 """
 import io
 import json
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -242,14 +243,14 @@ def test_each_video_in_a_file(tmp_path):
     ({"a": [{"time": "2", "text": "x"}]}, TRUE, "narr"),
     ({"a": [{"time": True, "text": "x"}]}, TRUE, "narr"),
     ({"a": [{"time": 10 ** 400, "text": "x"}]}, TRUE, "narr"),
-    ({"a": [{"time": 2, "text": "x", "memory": None}]}, TRUE, "list of words"),
-    ({"a": [{"time": 2, "text": "x", "memory": 5}]}, TRUE, "list of words"),
+    ({"a": [{"time": 2, "text": "x", "memory": None}]}, TRUE, "memory"),
+    ({"a": [{"time": 2, "text": "x", "memory": 5}]}, TRUE, "memory"),
     ({"b": [], "c": []}, TRUE, "are not in"),
     ({"a": [], "b": []}, TRUE, "are not in"),
     ({}, {}, "nothing to score"),
     ({"a": []}, {"a": 3}, "expected"),
     ({"a": []}, {"a": {"start": 0}}, "annotators"),
-    ({"a": []}, {"a": {"start": 0, "annotators": [3]}}, "annotators"),
+    ({"a": []}, {"a": {"start": 0, "annotators": [3]}}, "list of narrations"),
     ({"a": []}, {"a": []}, "no video has"),
     # lines of a .jsonl
     (b"\xff\xfe\n", TRUE, "not UTF-8"),
@@ -370,11 +371,13 @@ def test_annotated_data_sets(tmp_path):
 
 
 def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
-    """The same folder and names, but other weights, another root, another dtype, another video."""
+    """The same folder and names, but other weights, another dtype, another video. A data set that
+    has been moved is the same.
+    """
     root = tmp_path / "root"
-    other_root = tmp_path / "other"
+    moved = tmp_path / "moved"
     epic(root, videos=1)
-    epic(other_root, videos=1)
+    shutil.copytree(root, moved)
     model = tiny(width=16, max_new_tokens=2)
     model.save(tmp_path / "model")
 
@@ -384,7 +387,9 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
 
     first = run()
     assert run() == first
-    assert "other settings (root)" in run(root=other_root, ok=False)
+    predictions, = (tmp_path / "out" / "predictions").iterdir()
+    written = predictions.stat().st_mtime_ns
+    assert run(root=moved) == first and predictions.stat().st_mtime_ns == written
     assert "(dtype, weights)" in run("--dtype", "bfloat16", ok=False)
     assert "(static)" in run("--static", ok=False)
     assert "(last_k)" in run("--last-k", 3, ok=False)

@@ -120,8 +120,8 @@ def narration_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    # not the hidden files that macOS puts beside others
-    all_files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    # not the files that macOS puts beside others
+    all_files = sorted(file for file in path.iterdir() if not file.name.startswith("._"))
     files = [file for file in all_files if file.suffix.lower() in (".json", ".jsonl")
              and not file.name.lower().endswith(".trace.jsonl")]
     for ending in (".csv", ".srt", ".vtt"):
