@@ -378,15 +378,6 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path):
         write_toy(mine)
 
 
-def test_an_interrupted_toy_leaves_nothing(tmp_path, monkeypatch):
-    def stop(self, frame):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(world.Kitchen, "render", stop)
-    with pytest.raises(KeyboardInterrupt):
-        write_toy(tmp_path / "k.mp4")
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("arguments", [
     ["--output", "a.mov"],
     ["--output", "a.mp4", "--count", "2"],

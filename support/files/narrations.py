@@ -9,7 +9,7 @@
                         video: {"start": seconds, "annotators": [[...], ...]}
                     or one file per video, or a folder, as above
 
-Times are in seconds, in any order. A malformed file raises BadData with one line that names the problem.
+Times are in seconds, in any order. A malformed file raises BadData: one line names the problem.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -163,7 +163,7 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         text = next((fields[name] for name in TEXTS if name in fields), None)
         memory = fields.get("memory", [])
         if not (is_number(time) and isinstance(text, str) and is_list_of(memory, str)):
-            raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": "..."}} '
+            raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
                           f'and perhaps "memory": [words], not {str(row)[:60]}')
         sentences.append(Sentence(float(time), text, tuple(memory)))
     return sorted(sentences, key=lambda sentence: sentence.time)

@@ -155,22 +155,6 @@ def to_encode(folder: Path) -> list[str]:
     return [str(video) for _, video in videos.values() if video]
 
 
-def encoded(folder: Path, name: str, video: Path | None) -> Features:
-    """The features of a video.
-
-    Raises BadData if there are none, or if the video's file has another size than the one that was
-    encoded.
-    """
-    path = feature_file(folder, name)
-    encode_command = f"python data.py encode --data {folder} --model MODEL"
-    if not path.exists():
-        raise BadData(f"{folder}: {name} is not encoded yet: {encode_command}")
-    features = read_header(path)
-    if video and features.header["size"] != file_size(video)["size"]:
-        raise BadData(f"{path}: was not made of the {name} that is there now: {encode_command}")
-    return features
-
-
 def encoder_of(folder: str, name: str) -> str:
     """The vision model that made a video's features."""
     return read_header(feature_file(Path(folder), name)).header["vision"]
@@ -190,16 +174,17 @@ class Narrated:
 def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
     """The videos of a split, sorted by name, at most `limit`, with their narrations on frames."""
     files = list_videos(folder, notes)
+    settings = {}                              # with which the features of all videos were made
     narrated = []
     for name in choose_split(folder, list(files), split, notes)[:limit]:
         narration_file, video = files[name]
-        features = encoded(folder, name, video)
-        first = narrated[0].features if narrated else features
-        for key in ("vision", "fps", "grid"):
-            if features.header[key] != first.header[key]:
-                raise BadData(f"{features.path}: was made with {key} = {features.header[key]}, "
-                              f"others with {first.header[key]}: "
-                              f"python data.py encode --data {folder} --model MODEL")
+        wanted = settings | file_size(video) if video else settings
+        path = feature_file(folder, name)
+        features = read_header(path) if path.exists() else None
+        if features is None or not wanted.items() <= features.header.items():
+            raise BadData(f"{path}: is missing, or is of another video or other settings than "
+                          f"{wanted}: python data.py encode --data {folder} --model MODEL")
+        settings = {key: features.header[key] for key in ("vision", "fps", "grid")}
         sentences = read_sentences(narration_file, notes)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
         beyond = sum(frame >= features.frames for frame, _ in placed)
