@@ -12,14 +12,14 @@ import narrator as nar
 from baselines.lionfs import Aggregation, TwoEncoders, motion
 from baselines.variants import load_narrator, make_config
 from commands import evaluate as evaluate_command, train as train_command
+from commands.train import options_from
 from helpers import ROOT, TOY, tiny, video
 from support.common.errors import BadData
 from support.files.features import encode_pictures, open_frames, pairs
 from support.files.video import Video
 from test_commands import call
-from test_evaluate import assert_segments_go_on
 from test_equalities import assert_same, both_ways
-from test_train import epic
+from test_train import given_for
 from toy import stages, world
 
 LION = {"memory": "none", "prune": False, "width_second": 12}
@@ -115,13 +115,6 @@ def test_first_weights_from_statistics():
 def test_training_is_streaming(changes):
     model = decided(**changes)
     assert_same(model, *both_ways(model, 20, changes.get("seed", 0)))
-
-
-@torch.no_grad()
-def test_segments_go_on_under_teacher_forcing():
-    model = decided(mod_keep=0.5)
-    x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
-    assert_segments_go_on(model, x, narrations)
 
 
 # ------------------------------------------------------------------ learning, checkpoints, refusals
@@ -267,14 +260,9 @@ def test_the_toy_is_trained_evaluated_and_moved(tmp_path, monkeypatch):
 
 
 def test_features_of_two_encoders_are_trained_on(tmp_path):
-    epic(tmp_path / "root")
-    out = tmp_path / "out"
-    code, err = train(
-        "--data", "ek100", "--root", tmp_path / "root", "--output", out, "--llm", TOY / "llm",
-        "--lora-rank", 2, "--batch", 2, "--epochs", 1, "--lr", 1e-2, "--val-limit", 0,
-        "--device", "cpu", "--memory", "none", "--no-prune", "--width-second", 6)
-    assert code == 0, err
-    model = load_narrator(str(out))
+    given = given_for(tmp_path, **LION | {"width_second": 6})
+    train_command.train(options_from(**given))
+    model = load_narrator(str(tmp_path / "out"))
     assert model.connector[0].in_features == 10
     assert model.aggregation.connector[0].in_features == 6
     assert model.config.vision_second is None

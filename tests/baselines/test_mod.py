@@ -8,17 +8,14 @@ from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import narrator as nar
-import stream
 from baselines.mod import MoDLayer
 from baselines.variants import load_narrator, make_config
 from commands import train as train_command
-from helpers import TOY, grouped, tiny, video
-from streams.bounds import open_stream
+from commands.train import options_from
+from helpers import grouped, tiny, video
 from support.common.errors import BadData
-from test_commands import call
-from test_evaluate import assert_segments_go_on
 from test_equalities import assert_same, both_ways, streamed_logits
-from test_train import epic
+from test_train import given_for
 
 ONLINE = {"memory": "none", "prune": False}
 MOD = ONLINE | {"mod_keep": 0.2}
@@ -120,44 +117,6 @@ def test_training_is_streaming(changes):
     assert_same(model, *both_ways(model, seed=changes.get("seed", 0)))
 
 
-@torch.no_grad()
-def test_segments_go_on_under_teacher_forcing():
-    """Frames that follow a segment (TimeDiff, Fluency) see the tokens that each layer has kept."""
-    model = decided()
-    x, narrations = video(model, frames=30, at=(0, 3, 9, 15, 16, 22))
-    assert_segments_go_on(model, x, narrations)
-
-
-@pytest.mark.parametrize("changes", [{}, {"mod_layers": "all", "mod_keep": 0.3}], ids=str)
-def test_reading_ahead_changes_nothing(changes):
-    """Frames read ahead and words guessed are taken back in both kinds of layers. In those with
-    routers, the skipped tokens of each frame are missing.
-    """
-    model = decided(**changes, max_new_tokens=6)
-    x, _ = video(model, frames=30)
-    probabilities = sorted(step.p_skip for step in stream.narrate(model, x) if step.frame > 0)
-    # between two of them, so that rounding decides nothing
-    model.config.theta = sum(probabilities[9:11]) / 2
-    model.config.theta_low = sum(probabilities[5:7]) / 2
-    skipped = model.config.J - model.routing.k
-
-    def rows(context):
-        steps = []
-        for step in stream.narrate(model, x, context=context):
-            words = step.narration and step.narration.tokens
-            steps.append((step.frame, step.position, step.text_tokens, step.visual_tokens, words))
-        for layer, length in context.cache.length.items():
-            routed = layer in model.routing.layers
-            assert length == context.position - (len(x) * skipped if routed else 0)
-        return steps
-
-    plain = rows(open_stream(model, lookahead=1, guesses=0))
-    assert sum(words is not None for *_, words in plain) > 5
-    assert rows(open_stream(model, lookahead=4)) == plain
-    model.merge()
-    assert rows(open_stream(model, lookahead=4)) == plain
-
-
 def test_the_cache_holds_what_is_predicted():
     """Of a frame, two of ten tokens in half of the four layers: 0.6 of VideoLLM-online's keys and
     values. Text is whole."""
@@ -203,19 +162,6 @@ def test_routers_learn_through_the_tokens_that_they_keep():
     assert all(p.grad.abs().sum() > 0 for p in model.trainable().values())
 
 
-def test_checkpointing_gives_the_same_gradients():
-    gradients = []
-    for checkpointing in (False, True):
-        model = decided().train()
-        if checkpointing:
-            model.llm.gradient_checkpointing_enable({"use_reentrant": False})
-        loss, _ = model.loss(*video(model))
-        loss.backward()
-        gradients.append([p.grad for p in model.trainable().values()])
-    for plain, checkpointed in zip(*gradients):
-        assert torch.allclose(plain, checkpointed, atol=1e-6)
-
-
 def test_saved_and_loaded(tmp_path):
     """Names as if no layer were wrapped. A checkpoint without routers is refused, and so is one
     with too many."""
@@ -239,13 +185,7 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_a_narrator_with_routers_is_trained(tmp_path):
-    epic(tmp_path / "root")
-    line = ["--data", "ek100", "--root", tmp_path / "root", "--output", tmp_path / "out",
-            "--llm", TOY / "llm", "--vision", TOY / "vision", "--lora-rank", 2, "--batch", 2,
-            "--epochs", 1, "--lr", 1e-2, "--val-limit", 0, "--device", "cpu",
-            "--memory", "none", "--no-prune", "--mod-keep", 0.2]
-    code, err = call(train_command, [str(word) for word in line])
-    assert code == 0, err
+    train_command.train(options_from(**given_for(tmp_path, **MOD, lr=1e-2, epochs=1.0)))
     model = load_narrator(str(tmp_path / "out"))
     assert model.config.mod_keep == 0.2
     assert len(routers(model)) == 2
