@@ -96,13 +96,13 @@ class Video:
         self.size = (width, height) if quarter_turns % 2 else (height, width)
 
         # A decoder gives pictures in the order of presentation. If their times step back, they are
-        # times of decoding, as in AVI: then dts is the clock, with the first picture at time 0.
+        # times of decoding, as AVI has them: then dts is the clock.
         self._by_dts = not is_sorted(frame.pts for frame in first) and is_sorted(
             frame.dts for frame in first)
         rate = self._stream.guessed_rate or self._stream.average_rate or self.fps
         self._step = min(LONGEST_GAP, float(1 / rate))         # a picture's duration, if not stated
         self._problems = []
-        if first[0].pts is None:
+        if self._container.format.flags & av.format.Flags.no_timestamps.value:
             self._problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
                                   f"(--source-option framerate=N)")
         if first[0].color_trc in HDR:
@@ -187,7 +187,10 @@ class Video:
         """
         # a gap is believed up to the stated duration, but none of hours
         longest_gap = min(max(LONGEST_GAP, self.duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
-        origin = None if self._by_dts else start_of(self._container)       # the clock at time 0
+        # AVI and ASF state neither where they begin nor how long a picture is shown
+        states_times = not self._by_dts and self._container.format.name not in ("avi", "asf")
+        # what the clock shows at time 0; None: what it shows at the first picture
+        origin = start_of(self._container) if states_times else None
         shown = None
         now = expected = earliest = 0.0        # of the picture
         for frame in self._pictures:
@@ -211,7 +214,7 @@ class Video:
             shown = frame
             now = time
             stated = float((frame.duration or 0) * frame.time_base)
-            if 0 < stated <= longest_gap and not self._by_dts:
+            if 0 < stated <= longest_gap and states_times:
                 self._step = stated
             expected = now + self._step
             earliest = now - BACKWARDS
