@@ -38,7 +38,7 @@ from support.common.text import without_secrets
 from support.engine.checkpoint import check_vision
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
-from support.files.features import check_input, is_features, open_frames
+from support.files.features import check_inputs, is_features, open_frames
 from support.files.video import Video
 from toy.read_out import in_words, load_read_out
 
@@ -289,9 +289,8 @@ def check_options(args: argparse.Namespace) -> bool:
         print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
     report_static(args)
 
-    # of several inputs, those that cannot be read are reported when their turn comes
-    if len(args.input) == 1 and not live and not is_pipe_or_url(args.input[0]):
-        check_input(args.input[0])
+    if not live and not is_pipe_or_url(args.input[0]):
+        check_inputs(args.input)
     return live
 
 

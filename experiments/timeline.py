@@ -20,7 +20,7 @@ from support.common.figures import pyplot, save_figure
 from support.common.options import DEFAULT_MODEL, model_options, trigger_options
 from support.common.text import one_line
 from support.engine.checkpoint import check_vision
-from support.files.features import check_input, is_features, open_frames
+from support.files.features import check_inputs, is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 
 TRUE_COLOUR = "#4c9be8"
@@ -145,7 +145,7 @@ def plot_timeline(decisions: list[stream.Decision], true: list[Sentence], fps: f
 
 def narrate_video(args: argparse.Namespace) -> tuple[list[stream.Decision], float]:
     """The narrator's stream over a video or its features: decisions, and frames per second."""
-    check_input(args.input)
+    check_inputs([args.input])
     if not is_features(args.input):
         check_vision(args.model, args.vision, Config.vision)
     narrator = narrator_of(args, args.model)

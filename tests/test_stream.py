@@ -559,13 +559,13 @@ def assert_refused(words, message):
 
 @pytest.mark.parametrize("name, content, message", [
     ("nothing.mp4", None, "no such file"),
-    ("", None, "is not a regular file"),
+    ("", None, "no such file"),
     ("a.mp4", b"hello", "cannot be opened as a video"),
     ("a.mp4", b"", "cannot be opened as a video"),
     ("a.mp4", "the first 200 bytes of the kitchen", "has no video stream"),
     ("a.safetensors", torch.zeros(4, 128), "features must be [frames, tokens, width]"),
-    ("a.safetensors", torch.zeros(4, 10, 64), "features are 64 wide, the model needs 128"),
-    ("a.safetensors", torch.zeros(4, 9, 128), "features are 9 tokens per frame"),
+    ("a.safetensors", torch.zeros(4, 10, 64), "64 wide with 10 tokens a frame, the model needs 128"),
+    ("a.safetensors", torch.zeros(4, 9, 128), "with 9 tokens a frame, the model needs 128 and 10"),
     ("a.safetensors", torch.full((4, 10, 128), float("nan")), "features contain NaN"),
 ], ids=["missing file", "directory", "text file", "empty file", "truncated", "rank", "width",
         "tokens", "not a number"])

@@ -112,13 +112,22 @@ def load_features(spec: str, tokens: int | None = None, width: int | None = None
 # ----------------------------------------------------------------------------- pictures to features
 
 
-def check_input(source: str) -> None:
-    """BadData if a file cannot be read; a video's first pictures are decoded."""
-    if not is_features(source):
-        Video(source)
-        return
-    with open_features(*file_and_name(source)):
-        pass
+def check_inputs(sources: list[str]) -> None:
+    """BadData if none of the files can be read; a video's first pictures are decoded.
+
+    If at least one of several can be read, the others are reported when their turn comes.
+    """
+    first_problem = None
+    for source in sources:
+        try:
+            if not is_features(source):
+                Video(source)
+                return
+            with open_features(*file_and_name(source)):
+                return
+        except BadData as error:
+            first_problem = first_problem or error
+    raise first_problem
 
 
 def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: int = 1,
