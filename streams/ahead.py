@@ -76,28 +76,29 @@ class Ahead(Context):
         words follow.
         """
         narrator = self.narrator
-        pieces = [tokens.ids]
-        embeddings = [e]
+        x = None
         if FRAME in tokens.ids:
-            for x in self.peek(self.lookahead - 1):
-                ids = self.layout.frame(self.segment).ids
-                pieces.append(ids)
-                embeddings.append(narrator.embed(torch.tensor(ids, device=e.device), x))
+            frames = self.peek(self.lookahead - 1)
+            guesses = [self.layout.frame(self.segment).ids for _ in frames]
+            if frames:
+                x = torch.stack(frames)
         else:
-            for word in guess(list(self.words), self.guesses, end=self.layout.assistant[0]):
-                pieces.append([word])
-                embeddings.append(narrator.embed(torch.tensor([word], device=e.device)))
-        e = torch.cat(embeddings)
-        ids = [i for piece in pieces for i in piece]
+            words = guess(list(self.words), self.guesses, end=self.layout.assistant[0])
+            guesses = [[word] for word in words]
+        guessed_ids = [i for piece in guesses for i in piece]
+        if guessed_ids:
+            guessed_e = narrator.embed(torch.tensor(guessed_ids, device=e.device), x)
+            e = torch.cat([e, guessed_e])
+        ids = tokens.ids + guessed_ids
         start = self.position - len(tokens)             # the counter already stands behind them
         positions = torch.arange(start, start + len(ids), device=e.device)
 
         mask = self.cache.mask(ids).to(e.device)
         hidden = narrator.run(e, positions, mask, self.cache)
-        lengths = torch.tensor([len(piece) for piece in pieces])
+        lengths = torch.tensor([len(tokens), *map(len, guesses)])
         ends = lengths.cumsum(0) - 1                    # the last token of each piece
         logits, *further = narrator.logits(hidden[ends.to(e.device)])
-        self.guessed = deque(zip(pieces[1:], further))
+        self.guessed = deque(zip(guesses, further))
         return logits
 
     def take_back(self) -> None:
