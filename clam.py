@@ -34,6 +34,8 @@ channels per head):
 Does not include: custom kernels (plain PyTorch only).
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
@@ -165,14 +167,17 @@ class CLAM(nn.Module):
         Self-attention starts from a target, a vector for each memory token: zero, as published, or
         learned (not in the paper).
         """
-        target = torch.zeros_like(self.z) if self.target is None else self.target
+        target = self.target
+        if target is None:
+            target = torch.zeros_like(self.z)
         # Self-attention (App. B.6): queries and keys are target + z, values are the target.
         query = (target + self.z)[None]
         attended, _ = self.self_attn(query, query, target[None], need_weights=False)
         a = self.norm_a(target + self.dropout(attended[0]))             # [M, D]
 
         u = a + self.z
-        q = rearrange(self.w_q(u), "m (h c) -> h m c", h=self.heads)
+        q = self.w_q(u)
+        q = rearrange(q, "m (h c) -> h m c", h=self.heads)
         c = q.shape[-1]
         q = q * c ** -0.5                                               # the scale, as published
         output_gate = F.silu(self.w_output_gate(u))
@@ -214,10 +219,12 @@ class CLAM(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): one frame or several, x [B, L, D] -> the new state."""
+        assert len(x) == len(state), "each stream has its own state"
+        k, v, log_gate = self.project(x)
         states = []
-        for s, k, v, log_gate in zip(state, *self.project(x), strict=True):     # of each stream
-            decay, update = self.absorb(k, v, log_gate)
-            states.append(decay[..., None] * s + update)
+        for b, s in enumerate(state):                                   # of each stream
+            decay, update = self.absorb(k[b], v[b], log_gate[b])
+            states.append(decay[..., None] * s + update)                # Eq. 2, a frame at once
         return torch.stack(states)
 
     def chunked(self, x: Tensor, read_at: Tensor,
@@ -228,35 +235,33 @@ class CLAM(nn.Module):
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
         """
         check(x, read_at, self.width)
-        B, N = read_at.shape
         if state is None:
-            state = self.initial_state(B)
-
-        # Cut each video into N + 1 pieces: one before each read-out, and the rest.
-        ends = F.pad(read_at, (0, 1), value=x.shape[1])                 # [B, N + 1]
-        lengths = F.pad(ends, (1, 0)).diff(dim=1)                       # [B, N + 1]
-        lengths = lengths.flatten().tolist()
+            state = self.initial_state(len(x))
         k, v, log_gate = self.project(x)
-        k_pieces = k.flatten(0, 1).split(lengths)                       # B * (N + 1) pieces
-        v_pieces = v.flatten(0, 1).split(lengths)
-        gate_pieces = log_gate.flatten(0, 1).split(lengths)
-        absorbed = [self.absorb(*piece) for piece in zip(k_pieces, v_pieces, gate_pieces)]
 
-        # Eq. 2, piece by piece.
-        states = []
-        last = []
-        for b, s in enumerate(state):                                   # of each video
-            for n in range(N + 1):
-                decay, update = absorbed[b * (N + 1) + n]
-                s = decay[..., None] * s + update
-                if n < N:
-                    states.append(s)
-            last.append(s)
-        last = torch.stack(last)                                        # [B, h, c, e]
-        if N == 0:
-            return x.new_zeros(B, 0, self.M, self.width), last
-        states = rearrange(torch.stack(states), "(b n) h c e -> b n h c e", b=B)
-        return self.read(states), last
+        states_read = []
+        last_states = []
+        for b, read_at_of_video in enumerate(read_at.tolist()):
+            # Cut the video into pieces: one before each read-out, and the rest.
+            bounds = [0, *read_at_of_video, x.shape[1]]
+            lengths = [end - begin for begin, end in pairwise(bounds)]
+            # (split, not slices: the gradient of each slice would be as large as all of k)
+            pieces = zip(k[b].split(lengths), v[b].split(lengths), log_gate[b].split(lengths))
+            s = state[b]
+            states = []
+            for piece in pieces:
+                decay, update = self.absorb(*piece)
+                s = decay[..., None] * s + update                       # Eq. 2, a piece at once
+                states.append(s)
+            *read, last = states
+            states_read += read
+            last_states.append(last)
+
+        last_state = torch.stack(last_states)                           # [B, h, c, e]
+        if not states_read:
+            return x.new_zeros(len(x), 0, self.M, self.width), last_state
+        states_read = rearrange(torch.stack(states_read), "(b n) h c e -> b n h c e", b=len(x))
+        return self.read(states_read), last_state
 
     forward = chunked
 
@@ -297,9 +302,10 @@ def sum_after(g: Tensor) -> Tensor:
     Summed backwards from the end, so that it is exact near the end. (A difference of prefix sums
     would be a difference of large numbers.)
     """
-    one_more_token = (0, 0) * (g.dim() - 1) + (0, 1)                    # at the end
-    following = F.pad(g[1:], one_more_token)                            # g of the next token, or 0
-    following = following[:len(g)]                                      # for L = 0
+    if len(g) == 0:
+        return g
+    nothing = torch.zeros_like(g[:1])
+    following = torch.cat([g[1:], nothing])                             # g of the next token, or 0
     return following.flip(0).cumsum(0).flip(0)
 
 
@@ -311,11 +317,10 @@ def check(x: Tensor, read_at: Tensor, width: int):
         raise ValueError(f"expected read-outs [{len(x)}, N], got {list(read_at.shape)}")
     # 0, the read-outs, L must not decrease.
     length = x.shape[1]
-    bounds = F.pad(read_at, (1, 0))
-    bounds = F.pad(bounds, (0, 1), value=length)
-    if (bounds.diff(dim=1) < 0).any():
-        raise ValueError(f"read-outs must not decrease and lie in 0..{length}, "
-                         f"got {read_at.tolist()}")
+    for row in read_at.tolist():
+        bounds = [0, *row, length]
+        if bounds != sorted(bounds):
+            raise ValueError(f"read-outs must not decrease and lie in 0..{length}, got {row}")
 
 
 # ------------------------------------------------------ python clam.py

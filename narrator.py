@@ -367,13 +367,14 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
     """
     in_segment = segment == now
     if last_k is None:
-        is_kept = number >= 0
+        is_kept = number >= 0                           # true of all narrations
     else:
         is_kept = number >= now - last_k
     # in_segment: only last_k = 0 needs it, where even a token's own narration would be hidden
     narration = (kind == NARRATION) & (is_kept | in_segment)
     visual = (kind == VISUAL) & in_segment
-    return (kind == PROMPT) | visual | narration | (not prune)
+    everything = not prune
+    return (kind == PROMPT) | visual | narration | everything
 
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
@@ -479,8 +480,10 @@ class Narrator(nn.Module):
         """Embeddings [L, D_lm] of ids [L].
 
         The placeholders FRAME are replaced by MLP(x), for x [.., J, D], and MEMORY by `memory`,
-        embeddings [.., D_lm] already, each in the order of the sequence.
+        embeddings [.., D_lm] already (not all memories are in the space of frames), each in the
+        order of the sequence.
         """
+        # Placeholders are negative; they get any row here, which is replaced below.
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         if x is not None:
             e = e.masked_scatter((ids == FRAME)[:, None], self.embed_visual(x).to(e.dtype))
@@ -496,18 +499,21 @@ class Narrator(nn.Module):
     # ------------------------------------------------------------------ one pass
 
     def run(self, e: Tensor, positions: Tensor, mask: Tensor | None = None, cache=None,
-            **attention) -> Tensor:
+            segments: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
         """Embeddings [L, D_lm], positions [L], mask [L, keys] -> last hidden states [L, D_lm].
 
-        mask        what each token sees; None: all tokens up to itself
-        attention   what the layers' attention takes instead of a mask (`segments`)
+        mask        what each token sees
+        segments    the same for long sequences, as from `segment_rows`. With neither of the two, a
+                    token sees all tokens up to itself
         """
+        # In each layer, transformers hands `attention_mask` and `segments` on to
+        # `by_mask_or_segments` (support/engine/attention.py).
         output = self.llm.model(
             inputs_embeds=e[None],
             position_ids=positions[None],
             attention_mask=None if mask is None else mask[None, None],
+            segments=segments,
             **family.with_cache(self.llm.model, cache),
-            **attention,
         )
         return output.last_hidden_state[0]
 
@@ -534,7 +540,7 @@ class Narrator(nn.Module):
             mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
             hidden = self.run(e, positions, mask, cache)
         elif prune:
-            # the same, segment by segment (support/engine/attention.py)
+            # Most videos are longer: the same, segment by segment.
             segments = segment_rows(tokens, last_k, self.device)
             hidden = self.run(e, positions, cache=cache, segments=segments)
         else:

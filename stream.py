@@ -6,7 +6,8 @@ out. What is kept of past frames has a fixed size.
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV
 cache. The memory tokens that CLAM reads out at that moment open the next segment in their place.
 Positions are never renumbered: a counter gives every token the position that it had in training.
-FlowNar-C also keeps only the last k narrations: then all memory is bounded.
+FlowNar-C also keeps only the last k narrations: then all memory is bounded, as long as segments end
+(streams/bounds.py restarts those that do not).
 
 Glossary (paper: here)
     Psi            the Decisions that have a narration
@@ -101,11 +102,13 @@ class Cache:
         return self.keys[layer][:, :, :new], self.values[layer][:, :, :new]
 
     def mask(self, ids: list[int]) -> Tensor:
-        """What each of N new tokens sees: all that is there, and what is fed before it
-        [N, old + N].
+        """What each of N new tokens sees: all that is there, and what is fed up to itself,
+        bool [N, old + N]. (For a subclass, ids [N] say more than their number.)
         """
+        new = len(ids)
         old = self.get_seq_length()
-        return torch.ones(len(ids), old + len(ids), dtype=torch.bool).tril(old)
+        everything = torch.ones(new, old + new, dtype=torch.bool)
+        return everything.tril(old)                 # row i: columns 0 .. old + i
 
     def crop(self) -> None:
         """Remove what was read ahead: keys and values that come after those of the tokens."""
@@ -229,8 +232,9 @@ class Context:
         """Lines 9-12, Fig. 7: new tokens through the language model; logits [V] of the last one."""
         ids = torch.tensor(tokens.ids, device=self.narrator.device)
         e = self.narrator.embed(ids, x, self.memory_embedding(tokens))              # line 9
-        positions = torch.arange(self.position, self.position + len(tokens), device=e.device)  # 10
-        self.position += len(tokens)                                                # line 11
+        next_position = self.position + len(tokens)
+        positions = torch.arange(self.position, next_position, device=e.device)     # line 10
+        self.position = next_position                                               # line 11
         return self.run(tokens, e, positions)                                       # line 12
 
     def run(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
@@ -263,6 +267,7 @@ def threshold(elapsed: float, config: Config, static: bool) -> float:
 
 def generate(c: Context, given: list[int] | None = None) -> list[int]:
     """Line 15: the narration y_n, greedily. Given ids are fed instead of the model's own."""
+    # "]" closes the frames, "Assistant:" opens the narration
     logits = c.feed(c.layout.closing(c.segment))
     if given is not None:
         for token in given:
@@ -315,8 +320,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.now = c.seconds()
         c.update_memory(x)                                              # line 5
         if c.opening is not None:                                       # line 6: b_new
-            tokens = c.opening                                          # line 7: [M_{t_{n-1}}; X_t]
-            c.opening = None                                            # line 8
+            tokens = c.opening              # line 7: [M_{t_{n-1}}; X_t]; at t = 0, the prompt
+            c.opening = None                                            # line 7: b_new
         else:
             tokens = c.layout.frame(c.segment)
         logits = c.feed(tokens, x)                                      # lines 9-12
@@ -324,9 +329,10 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
             c.p_skip = c.trigger(logits)                                # Eq. 1
             c.theta = threshold(c.now - c.last_narration_time, narrator.config, static)
 
-        ends = t == 0 or c.p_skip <= c.theta                            # line 13
-        words = None                        # the model's own
-        if given is not None:
+        if given is None:
+            ends = t == 0 or c.p_skip <= c.theta                        # line 13
+            words = None                    # the model's own
+        else:
             ends = t in given
             words = given.get(t)
         narration = None

@@ -42,7 +42,9 @@ def adapt(llm: nn.Module, prune: bool) -> None:
     # One layer of each kind is asked, so that it takes no time with large models.
     llm.model.layers = nn.ModuleList({kind_of(layer): layer for layer in layers}.values())
     try:
-        same = computes_the_same(llm, prune)
+        own = own_logits(llm, prune)
+        attention.install(llm)
+        same = computes_the_same(llm, own, prune)
     except Exception as error:  # models that were written for other caches and masks raise anything
         raise BadData(f"{family} does not run with the caches and masks of a narrator "
                       f"({first_line(error)[:120]}); {advice}") from error
@@ -58,17 +60,30 @@ def kind_of(layer: nn.Module) -> tuple[type, ...]:
     return tuple(type(module) for module in layer.modules())
 
 
+def words_to_try(llm: nn.Module) -> Tensor:
+    """Ids of four tokens; any words."""
+    return torch.arange(4, device=llm.device) + len(llm.get_input_embeddings().weight) // 2
+
+
 @torch.no_grad()
-def computes_the_same(llm: nn.Module, prune: bool) -> bool:
-    """Compare the logits of three tokens, after one that is removed from the context if `prune`."""
+def own_logits(llm: nn.Module, prune: bool) -> Tensor:
+    """The model's logits with its own attention; of the last three tokens if `prune`."""
+    first = 1 if prune else 0
+    positions = torch.arange(4, device=llm.device)
+    llm.set_attn_implementation("eager")
+    output = llm(input_ids=words_to_try(llm)[None, first:], position_ids=positions[None, first:],
+                 use_cache=False)
+    return output.logits[0].float()
+
+
+@torch.no_grad()
+def computes_the_same(llm: nn.Module, own: Tensor, prune: bool) -> bool:
+    """Compare our logits with its `own`, after a token that is removed from the context if `prune`.
+    """
     from transformers import DynamicCache
     first = 1 if prune else 0
     positions = torch.arange(4, device=llm.device)
-    ids = positions + len(llm.get_input_embeddings().weight) // 2           # any words
-    llm.set_attn_implementation("eager")                    # the model's own attention
-    own = llm(input_ids=ids[None, first:], position_ids=positions[None, first:], use_cache=False)
-    own = own.logits[0].float()
-    attention.install(llm)
+    ids = words_to_try(llm)
 
     def run(begin: int, end: int, **options) -> Tensor:
         """The logits of some of the tokens, computed as in a narrator."""
