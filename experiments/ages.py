@@ -103,23 +103,17 @@ def run_ages(args: argparse.Namespace) -> None:
     for video, (_, kitchen) in zip(progress(videos, "narrating", len(videos), "video"), kitchens):
         words += narrated_words(narrator, video.x, kitchen)
     soon = [word for word in words if word.held <= SOON]
-    late = [word for word in words if word.held > SOON]
-    kept = [word for word in soon if word.age > SOON]
-    found = {
-        "all": share_right(words),
-        "by_age": by_age(words),
-        "soon": share_right(soon),
-        "late": share_right(late),
-        "kept": share_right(kept),
+    groups = {
+        "all": words,
+        "soon": soon,
+        "kept": [word for word in soon if word.age > SOON],
+        "late": [word for word in words if word.held > SOON],
     }
-    groups = {"all": found["all"], **found["by_age"], "memory read soon": found["soon"],
-              "soon, but seen long ago": found["kept"], "memory read late": found["late"]}
-    columns = []
-    for header, measure in [("memory words", "right"), ("of", "words"), ("read soon", "read_soon")]:
-        columns.append((header, {label: group[measure] for label, group in groups.items()}))
-    print_table(columns)
+    shares = {name: share_right(group) for name, group in groups.items()}
+    ages = by_age(words)
+    print_table(list((shares | ages).items()))
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(shares | {"by_age": ages}))
 
 
 def main():

@@ -1,9 +1,9 @@
 """What FlowNar costs: operations, memory and time of a stream, of a training step, and of the
 published size (paper §4.1, Fig. 1, App. C.3).
 
-    python -m experiments.cost stream --frames 3000 --png out/efficiency.png
+    python -m experiments.cost stream --frames 3000
     python -m experiments.cost stream --config 1b
-    python -m experiments.cost training --frames 1200
+    python -m experiments.cost training --frames 1200 --variant FlowNar-C
     python -m experiments.cost full-size --dtype bfloat16
 
 stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one language
@@ -21,14 +21,10 @@ speed and memory are reported.
 import argparse
 import json
 import multiprocessing
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -43,12 +39,13 @@ import stream
 from baselines.variants import load_narrator, make_config, new_narrator
 from streams.bounds import open_stream
 from support.common.devices import DTYPES, device_and_dtype, synchronise
-from support.common.disk import check_writable, write_json
+from support.common.disk import write_json
 from support.common.errors import BadData, command_line
-from support.common.figures import print_table, pyplot, save_figure
+from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
 from support.common.progress import progress
 from support.engine import checkpoint
+from support.engine.cpu import speed_up
 from support.files.features import encode_pictures
 
 VARIANTS = {                               # the settings in which each one differs from FlowNar
@@ -184,7 +181,6 @@ def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: 
         "ms_a_frame": 1e3 * passes["frame"] / frames,
         "ms_a_word": 1e3 * passes["word"] / words,
         "ms_rest": 1e3 * (sum(seconds) - passes.total()) / frames,
-        "weights_bytes": sum(p.nbytes for p in narrator.parameters()),
         "cache_tokens": most_tokens,
         "cache_mb": used[-1] / 1e6,
         "windows": windows,
@@ -204,81 +200,63 @@ def macs(narrator: nar.Narrator, frames: int) -> int:
     return counter.get_total_flops() // 2
 
 
-def plot_efficiency(results: dict[str, dict], png: str) -> None:
-    """Fig. 1, middle (memory) and right (speed), and the speed over frames of App. C.3."""
-    figure, (memory, bars, speed) = pyplot().subplots(1, 3, figsize=(13, 3.6))
-    for name, costs in results.items():
-        windows = costs["windows"]
-        frames = [window["frames"] for window in windows]
-        megabytes = [(costs["weights_bytes"] + window["used_bytes"]) / 1e6 for window in windows]
-        memory.plot(frames, megabytes, label=name)
-        speed.plot(frames, [window["fps"] for window in windows], label=name)
-    memory.set(xlabel="processed frames", ylim=(0, None), title="Memory",
-               ylabel="weights, cache and state, MB")
-    memory.legend()
-    labels = [name.replace("LLM-", "LLM-\n") for name in results]
-    shown = bars.bar(labels, [costs["fps"] for costs in results.values()],
-                     color=[f"C{i}" for i in range(len(results))])
-    bars.bar_label(shown, fmt="%.0f")
-    bars.set(ylabel="frames per second", title="Throughput")
-    speed.set(xlabel="processed frames", ylabel="frames per second", ylim=(0, None), title="Speed")
-    figure.tight_layout()
-    save_figure(figure, png)
-
-
-def lines_of_stream(costs: dict, counted: int) -> dict:
-    """The lines of a narrator in the table. "all" is the mean of all that a frame costs, narrations
-    included."""
-    return {
-        "frames": costs["frames"],
-        f"GMACs, {counted} frames": costs["gmacs"],
+def lines_of_stream(costs: dict) -> dict:
+    """The lines of a narrator in the table. The speed of a window is that of all that happens in
+    it, narrations included."""
+    lines = {
+        "GMACs": costs["gmacs"],
         "weights, MB": costs["weights_bytes"] / 1e6,
         "cache and state, MB": costs["cache_mb"],
         "largest cache, tokens": costs["cache_tokens"],
         "frames/s": costs["fps"],
-        "ms, all, first window": 1e3 / costs["windows"][0]["fps"],
-        "ms, all, last window": 1e3 / costs["windows"][-1]["fps"],
         "ms a frame": costs["ms_a_frame"],
         "ms a word": costs["ms_a_word"],
         "ms a frame, rest": costs["ms_rest"],
     }
+    for window in costs["windows"]:
+        lines[f"frames/s up to {window['frames']}"] = window["fps"]
+        lines[f"MB after {window['frames']}"] = window["used_bytes"] / 1e6
+    return lines
 
 
 def run_streams(args: argparse.Namespace) -> None:
-    check_writable(args.png)
     counted = min(240, args.frames)
     window = min(args.window, args.frames)
     results = {}
     for name, narrator in narrators(args):
-        gmacs = macs(narrator, counted) / 1e9
+        # before the weights are put into another order
+        sizes = {"gmacs": macs(narrator, counted) / 1e9,
+                 "weights_bytes": sum(p.nbytes for p in narrator.parameters())}
+        speed_up(narrator)
         measure_stream(narrator, 5 * EVERY, EVERY, args.lookahead)     # the first calls allocate
         costs = measure_stream(narrator, args.frames, window, args.lookahead)
-        results[name] = costs | {"gmacs": gmacs}
+        results[name] = costs | sizes
         del narrator                           # before the next one is built
-    print_table([(name, lines_of_stream(costs, counted)) for name, costs in results.items()])
-    if args.png:
-        plot_efficiency(results, args.png)
+    print(f"{args.frames} frames; GMACs of the first {counted}")
+    print_table([(name, lines_of_stream(costs)) for name, costs in results.items()])
     if args.json:
         print(json.dumps(results[args.model] if args.model else results))
 
 
 # ------------------------------------------------------------------------------- a training step
 
-def measure_step(args: argparse.Namespace, name: str) -> dict:
-    """The median time of a variant's steps, in a process of its own, so that its peak memory is.
+def run_training(args: argparse.Namespace) -> None:
+    """The median time of a variant's steps, and the peak memory of the process.
 
     On a processor, other programs may interrupt a step: only its own time counts there.
     """
     device, dtype = device_and_dtype(args.device, args.dtype)
+    if args.width % 128:
+        raise BadData("--width must be a multiple of 128: heads of 64, and half as many of keys")
     tokenizer = toy_tokenizer()
     torch.manual_seed(0)
     words = max(2000, len(tokenizer))
     heads = args.width // 64
     llm = llama(args.width, 4 * args.width, args.layers, heads, heads // 2, words, device, dtype)
-    if name in args.checkpointing:
+    if args.checkpointing:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
     config = nar.Config(lora_rank=16, lora_alpha=32)
-    config = make_config(**asdict(config) | VARIANTS[name])
+    config = make_config(**asdict(config) | VARIANTS[args.variant])
     narrator = new_narrator(llm, tokenizer, config).to(device).train()
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())
@@ -293,28 +271,12 @@ def measure_step(args: argparse.Namespace, name: str) -> dict:
         synchronise(narrator.device)
         seconds.append(clock() - began)
     peak = peak_memory(narrator.device)
-    return {
+    print_table([(args.variant, {
         "tokens": len(narrator.layout.sequence(narrations)),
         "step, s": median(seconds[1:]),        # the first step also allocates
         "peak memory, MB": peak / 1e6,
         "of it, the step, MB": (peak - before) / 1e6,
-    }
-
-
-def run_training(args: argparse.Namespace) -> None:
-    device_and_dtype(args.device, args.dtype)      # a wrong device is refused before processes start
-    if args.width % 128:
-        raise BadData("--width must be a multiple of 128: heads of 64, and half as many of keys")
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        try:
-            costs = list(pool.map(partial(measure_step, args), args.variants))
-        except BrokenProcessPool as error:
-            raise BadData("the process of a variant has ended: out of memory?") from error
-    results = dict(zip(args.variants, costs))
-    print_table(list(results.items()))
-    if args.json:
-        print(json.dumps(results))
+    })])
 
 
 # ------------------------------------------------------------------------------- the published size
@@ -352,13 +314,15 @@ def pictures_720p(frames: int) -> Iterator[np.ndarray]:
 
 
 def measure_full_size(model: str, args: argparse.Namespace) -> dict:
-    """Load a narrator and narrate pictures. Times are those of the clock on the wall."""
+    """Load a narrator and narrate pictures, as stream.py does. Times are those of the clock on the
+    wall."""
     device, dtype = device_and_dtype(args.device, args.dtype)
     began = time.perf_counter()
     narrator = load_narrator(model, None, device, dtype).merge()
     encoder = narrator.vision_encoder(None, dtype)
-    costs = {"load, s": time.perf_counter() - began,
-             "peak memory after it, GB": peak_memory(narrator.device) / 1e9}
+    speed_up(narrator)
+    speed_up(encoder)
+    loading = time.perf_counter() - began
 
     pictures = list(pictures_720p(args.frames))
     began = time.perf_counter()
@@ -372,7 +336,8 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     for _ in stream.narrate(narrator, x, given=given, context=context):
         pass
     streaming = time.perf_counter() - began
-    return costs | {
+    return {
+        "load, s": loading,
         "peak memory, GB": peak_memory(narrator.device) / 1e9,
         "encoder, s a frame": encoding / args.frames,
         "ms a frame": 1e3 * passes["frame"] / args.frames,
@@ -382,69 +347,61 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
 
 
 def run_full_size(args: argparse.Namespace) -> None:
-    with TemporaryDirectory() as temporary:
-        folder = Path(args.folder or temporary)
-        if not (folder / checkpoint.ADAPTER).exists():
-            # in a process of its own, so that its memory does not count
-            making = multiprocessing.get_context("spawn").Process(
-                target=make_narrator, args=(folder, args.layers))
-            making.start()
-            making.join()
-            if making.exitcode:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise BadData("the narrator could not be made: is memory or the disk full?")
-        costs = measure_full_size(str(folder), args)
-    print_table([("all", costs)])
-    if args.json:
-        print(json.dumps(costs))
+    with TemporaryDirectory() as folder:
+        # made in a process of its own, so that its memory does not count
+        making = multiprocessing.get_context("spawn").Process(
+            target=make_narrator, args=(Path(folder), args.layers))
+        making.start()
+        making.join()
+        if making.exitcode:
+            raise BadData("the narrator could not be made: is memory or the disk full?")
+        print_table([("all", measure_full_size(folder, args))])
 
 
 # ------------------------------------------------------------------------------- the command line
 
-NUMBERS = {                                    # command -> its options: name, default, help
-    "stream": (("frames", 2000, "frames to stream"),
-               ("window", 500, "frames for a point of the curves"),
-               ("lookahead", 4, "frames in one pass of the language model; 1: live")),
-    "training": (("frames", 400, "frames of the video"), ("steps", 3, "steps that are timed"),
-                 ("layers", 2, "of the language model"), ("width", 1024, "of its hidden states")),
-    "full-size": (("frames", 40, "pictures"),
-                  ("lookahead", 4, "frames in one pass of each model")),
-}
-
-
 def main() -> None:
     parser = Parser(prog="python -m experiments.cost", description="What FlowNar costs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, run, text in (
-        ("stream", run_streams, "a stream of each variant"),
-        ("training", run_training, "a training step of each variant (§3.5)"),
-        ("full-size", run_full_size, "a narrator of the published size"),
-    ):
+
+    def command(name: str, run, text: str, **numbers: tuple[int, str]) -> argparse.ArgumentParser:
+        """A command with its options. numbers: {option: (default, help)}"""
         options = commands.add_parser(name, help=text, description=text)
         options.set_defaults(run=run)
-        for number, default, meaning in NUMBERS[name]:
+        for number, (default, meaning) in numbers.items():
             options.add_argument(f"--{number}", type=positive_int, default=default,
                                  help=f"{meaning} (default %(default)s)")
         options.add_argument("--device", default="auto",
                              help="cpu, cuda, mps (default: the best there is)")
         options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-        if name in ("stream", "training"):
-            options.add_argument("--variants", nargs="+", choices=list(VARIANTS),
-                                 default=list(VARIANTS), metavar="NAME",
-                                 help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
-        options.add_argument("--json", action="store_true", help="one JSON object as the last line")
-        if name == "stream":
-            options.add_argument("--config", choices=list(LLAMA),
-                                 help="a Llama of this size with random weights, instead of the toy's")
-            options.add_argument("--model", metavar="DIR", help="a trained narrator instead")
-            options.add_argument("--png", metavar="FILE", help="also draw Fig. 1")
-        if name == "training":
-            options.add_argument("--checkpointing", nargs="+", choices=list(VARIANTS), default=[],
-                                 metavar="NAME",
-                                 help="variants that recompute activations in the backward pass")
-        if name == "full-size":
-            options.add_argument("--layers", type=positive_int, help="of both models (default: all)")
-            options.add_argument("--folder", help="where the narrator is made, and found again")
+        return options
+
+    lookahead = (4, "frames in one pass of the models; 1: live")
+    streams = command("stream", run_streams, "a stream of each variant",
+                      frames=(2000, "frames to stream"),
+                      window=(500, "frames after which speed and memory are reported"),
+                      lookahead=lookahead)
+    streams.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
+                         metavar="NAME",
+                         help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
+    streams.add_argument("--config", choices=list(LLAMA),
+                         help="a Llama of this size with random weights, instead of the toy's")
+    streams.add_argument("--model", metavar="DIR", help="a trained narrator instead")
+    streams.add_argument("--json", action="store_true", help="one JSON object as the last line")
+
+    training = command("training", run_training, "a training step of a variant (§3.5)",
+                       frames=(400, "frames of the video"),
+                       steps=(3, "steps that are timed"),
+                       layers=(2, "of the language model"),
+                       width=(1024, "of its hidden states"))
+    training.add_argument("--variant", choices=list(VARIANTS), default="FlowNar",
+                          help="default: FlowNar")
+    training.add_argument("--checkpointing", action="store_true",
+                          help="compute activations again in the backward pass")
+
+    full_size = command("full-size", run_full_size, "a narrator of the published size",
+                        frames=(40, "pictures"), lookahead=lookahead)
+    full_size.add_argument("--layers", type=positive_int, help="of both models (default: all)")
     args = parser.parse_args()
     command_line(lambda: args.run(args))
 

@@ -8,11 +8,8 @@ in the paper; the toy alone).
 No language model takes part, and the read-out is never used to narrate. It is trained on the memory
 tokens after every few frames of the training videos, eight of them in a row. It is tested on other
 videos, at places that show nothing now: behind closed doors, where something was taken away, in the
-dark. For each of them it gives
-
-    what        type and colour of the thing that was seen there last
-    sure        the probability that it gives to that type and that colour
-    age         the time since then
+dark. For each of them it names type and colour of the thing that was seen there last, how sure it
+is, and how long ago that was.
 
 The test videos are kitchens at work (`work`), and kitchens with idle time of 1 to 20 minutes
 (`idle`): things are asked for from a second to 20 minutes after they were seen. Things that a
@@ -37,7 +34,7 @@ from baselines.variants import load_narrator
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table, pyplot, save_figure
-from support.common.options import DEFAULT_MODEL, Parser, positive_int
+from support.common.options import DEFAULT_MODEL, Parser
 from support.common.progress import progress
 from toy import stages, world
 from toy.read_out import ReadOut, most_likely, save_read_out
@@ -61,7 +58,6 @@ class Moments:
     ages: Tensor                               # seconds since then [N, 9]
     hidden: Tensor                             # the places that are asked for: bool [N, 9]
     sightings: Tensor                          # which sighting they tell of: a number [N, 9]
-    dark: Tensor                               # nothing is in sight anywhere: bool [N]
 
 
 # ------------------------------------------------------------------------------- moments
@@ -112,7 +108,6 @@ def moments_of(narrator: nar.Narrator, videos: list[stages.Scene]) -> Moments:
             hidden=~shown & (seen_at >= 0),
             # no two of a place, a frame and a video have the same number
             sightings=sightings_before + seen_at * 9 + torch.arange(9),
-            dark=~shown.any(1),
         ))
         sightings_before += len(video.x) * 9
     together = {f.name: torch.cat([getattr(part, f.name) for part in parts])
@@ -147,54 +142,39 @@ def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 10
     return read_out.requires_grad_(False)
 
 
-def score(read_out: ReadOut, moments: Moments) -> dict:
-    """How much of what is hidden the memory knows, by the time since it was seen.
+def score(read_out: ReadOut, moments: Moments) -> dict[str, dict]:
+    """How much of what is hidden the memory knows: {group: shares}, of "all" places, and of those
+    whose thing was seen "<= 5 s" before, and so on.
 
     right       share of the places whose type and colour are both right; a place counts at every
                 moment until it shows a thing again
     right_once  the same with an equal weight for each sighting, however long the place is hidden
-    sure        mean probability of the thing that is named
-    factor      median of the factor by which the age is wrong
-    by_age      both shares for the places of an age, their number, that of their sightings, and the
-                share of them at moments at which nothing is in sight anywhere ("dark")
+    sightings   their number
     """
-    types, colours, log_ages = read_out(moments.tokens)
+    types, colours, _ = read_out(moments.tokens)
     hidden = moments.hidden
-    things = moments.things[hidden]                                            # [H, 2]
+    named, _ = most_likely(types[hidden], colours[hidden])
+    right = (named == moments.things[hidden]).all(-1).float()                  # [H]
     ages = moments.ages[hidden]                                                # [H]
     sightings = moments.sightings[hidden]                                      # [H]
-    dark = moments.dark[:, None].expand_as(hidden)[hidden]                     # [H]
-    named, sure = most_likely(types[hidden], colours[hidden])
-    right = (named == things).all(-1).float()
-    octaves_off = (log_ages[hidden] - ages.log2()).abs()
 
-    by_age = {}
+    groups = {"all": ages > 0}
     youngest = 0
     for oldest in AGES:
-        group = (ages > youngest) & (ages <= oldest)
-        if group.any():
-            by_age[f"<= {oldest} s"] = {
-                "right": right[group].mean().item(),
-                "right_once": mean_over_sightings(right[group], sightings[group]),
-                "places": int(group.sum()),
-                "sightings": len(sightings[group].unique()),
-                "dark": dark[group].float().mean().item(),
-            }
+        groups[f"<= {oldest} s"] = (ages > youngest) & (ages <= oldest)
         youngest = oldest
-    return {
-        "right": right.mean().item(),
-        "right_once": mean_over_sightings(right, sightings),
-        "sure": sure.mean().item(),
-        "factor": 2 ** octaves_off.median().item(),
-        "by_age": by_age,
-    }
-
-
-def mean_over_sightings(values: Tensor, sightings: Tensor) -> float:
-    """The mean of the means of the values [H] of each sighting [H]."""
-    _, sighting = sightings.unique(return_inverse=True)
-    sums = torch.zeros(int(sighting.max()) + 1).index_add(0, sighting, values)
-    return (sums / sighting.bincount()).mean().item()
+    scores = {}
+    for label, group in groups.items():
+        if group.any():
+            _, sighting = sightings[group].unique(return_inverse=True)
+            asked = sighting.bincount()                    # how often, of each sighting
+            named_rightly = sighting.bincount(right[group])
+            scores[label] = {
+                "right": right[group].mean().item(),
+                "right_once": (named_rightly / asked).mean().item(),
+                "sightings": len(asked),
+            }
+    return scores
 
 
 # ------------------------------------------------------------------------------- the map
@@ -202,9 +182,8 @@ def mean_over_sightings(values: Tensor, sightings: Tensor) -> float:
 def draw_map(read_out: ReadOut, narrator: nar.Narrator, kitchen: world.Kitchen,
              video: stages.Scene, png: str, columns: int = 6) -> None:
     """A video at some moments: the picture above, the map of what the memory says below."""
-    plt = pyplot()
     moments = moments_of(narrator, [video])
-    figure, axes = plt.subplots(2, columns, figsize=(2.2 * columns, 4.7), layout="compressed")
+    figure, axes = pyplot().subplots(2, columns, figsize=(2.2 * columns, 4.7), layout="compressed")
     count = len(moments.tokens)
     chosen = torch.linspace(count // 4, count - 1, columns).long().tolist()
     for n, (picture, places) in zip(chosen, axes.T):
@@ -223,23 +202,21 @@ def draw_places(axis, read_out: ReadOut, moments: Moments, n: int, variant: worl
     types, colours, log_ages = (answers[0] for answers in read_out(moments.tokens[n:n + 1]))
     named, sure = most_likely(types, colours)                                  # [9, 2], [9]
     axis.set(xlim=(0, 3), ylim=(3, 0), xticks=[], yticks=[], aspect="equal")
+    style = {"ha": "center", "va": "center", "fontsize": 7}
     for place, name in enumerate(variant.places):
         row, column = divmod(place, 3)
-        axis.text(column + 0.5, row + 0.12, name, ha="center", va="center", fontsize=7)
+        axis.text(column + 0.5, row + 0.12, name, **style)
         kind, colour = named[place].tolist()
         says_nothing = kind == 0 or colour == 0
         if not moments.hidden[n, place] or says_nothing:
             continue
-        right = [kind, colour] == moments.things[n, place].tolist()
         _, word = variant.words(kind, colour)
-        red, green, blue = (value / 255 for value in variant.rgb[colour - 1])
-        opacity = 0.15 + 0.7 * float(sure[place])
-        axis.add_patch(pyplot().Rectangle(
-            (column + 0.06, row + 0.25), 0.88, 0.7, facecolor=(red, green, blue, opacity),
-            edgecolor="green" if right else "red", linewidth=1.5))
         seconds = 2 ** float(log_ages[place])
-        axis.text(column + 0.5, row + 0.6, f"{word}\n{sure[place]:.2f}\n{seconds:.0f} s",
-                  ha="center", va="center", fontsize=7)
+        right = torch.equal(named[place], moments.things[n, place])
+        rgb = [value / 255 for value in variant.rgb[colour - 1]]
+        opacity = 0.15 + 0.7 * float(sure[place])
+        axis.text(column + 0.5, row + 0.6, f"{word}\n{sure[place]:.2f}\n{seconds:.0f} s", **style,
+                  bbox={"facecolor": (*rgb, opacity), "edgecolor": "green" if right else "red"})
 
 
 # ------------------------------------------------------------------------------- the command
@@ -252,42 +229,30 @@ def run_knowledge(args: argparse.Namespace) -> None:
     encoder = narrator.vision_encoder()
     features = Path(args.features) if args.features else None
     trained_world = world.find_world("plain", TRAINING_IDLE)
-    train_kitchens = list(world.kitchens("train", args.videos, world=trained_world))
+    train_kitchens = list(world.kitchens("train", world.VIDEOS["train"], world=trained_world))
     training_videos = stages.scenes(encoder, narrator.layout, train_kitchens, features)
     read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
-
     if args.save:
         save_read_out(read_out, args.model, Path(args.save))
 
     scores = {}
     for kind, kitchens in held_out_kitchens().items():
         videos = stages.scenes(encoder, narrator.layout, kitchens, features)
-        scores[kind] = score(read_out, moments_of(narrator, videos))
+        by_age = score(read_out, moments_of(narrator, videos))
+        print(f"{kind}:")
+        print_table(list(by_age.items()))
+        scores[kind] = by_age.pop("all") | {"by_age": by_age}
         if args.png and kind == "work":
             _, kitchen = kitchens[0]
             draw_map(read_out, narrator, kitchen, videos[0], args.png)
-    print_table([(kind, lines_of(scores[kind])) for kind in scores])
     if args.json:
         print(json.dumps(scores))
-
-
-def lines_of(scores: dict) -> dict[str, float]:
-    """Scores as lines of a table."""
-    lines = {"right": scores["right"], "right, once a sighting": scores["right_once"],
-             "sure": scores["sure"], "factor of age": scores["factor"]}
-    for words, measure in [("right", "right"), ("once", "right_once")]:
-        for oldest in AGES:
-            group = scores["by_age"].get(f"<= {oldest} s", {})
-            lines[f"{words}, <= {oldest} s"] = group.get(measure)
-    return lines
 
 
 def main():
     parser = Parser(prog="python -m experiments.knowledge",
                     description="What a memory knows, by a linear read-out.")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a narrator of the toy")
-    parser.add_argument("--videos", type=positive_int, default=world.VIDEOS["train"],
-                        help="training videos of the read-out")
     parser.add_argument("--features", help="file that keeps the frame tokens for the next narrator")
     parser.add_argument("--png", help="draw the map of a test video")
     parser.add_argument("--save", metavar="FILE",

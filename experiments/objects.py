@@ -18,19 +18,20 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 
+import data
+from commands.evaluate import split_of, truth_of
 from evaluate import average, measure_video
-from experiments.truth import known_truth, parse_truth, protect, truth_options
+from experiments.questions import language_model, question_options
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import Parser
+from support.common.options import Parser, data_options
 from support.common.progress import progress
 from support.common.text import one_line
-from support.files.answers import Answers
-from support.files.narrations import is_list_of, paired, read_predictions
+from support.files.narrations import Truth, is_list_of, paired, read_predictions, read_truth
 from toy import world
 
 OBJECTS = """\
@@ -54,7 +55,7 @@ Answer:"""
 
 # ------------------------------------------------------------- which objects a sentence names
 
-@lru_cache(maxsize=None)
+@cache
 def templates() -> list[re.Pattern]:
     """The sentences of all worlds of the toy; the groups of a match are the objects."""
     # Worlds share sentences: a set keeps each once.
@@ -177,33 +178,33 @@ def object_measures(rows: list[Judged]) -> dict:
 
 # ------------------------------------------------------------- the command line
 
-def run_objects(args: argparse.Namespace) -> None:
-    protect(args)
-    predictions = read_predictions(Path(args.pred))
-    truths, predictions = paired(known_truth(args), predictions, args.gt or args.data, args.pred,
-                                 args.partial)
-    if args.llm == "none":
-        reader = ByTemplate()
-    else:
-        reader = ByModel(Answers(args.llm, args.answers, args.device, args.dtype).ask)
+def known_truth(args: argparse.Namespace) -> dict[str, Truth]:
+    """The ground truth of --gt, or of the streamed videos of --data."""
+    if args.gt:
+        return read_truth(Path(args.gt))
+    samples = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming=True,
+                                variant=args.world)
+    return {sample.name: truth_of(sample) for sample in samples}
 
+
+def run_objects(args: argparse.Namespace) -> None:
+    answers = language_model(args)
+    reader = ByModel(answers.ask) if answers else ByTemplate()
+    truths, predictions = paired(known_truth(args), read_predictions(Path(args.pred)),
+                                 args.gt or args.data, args.pred, partial=False)
     rows = []
-    videos = 0
     for name, truth in progress(truths.items(), "objects", unit="video"):
         if any(truth.annotators):
             _, pairs = measure_video(truth, predictions[name])
             rows += [judge(reader, sentence.text, text) for sentence, text in pairs]
-            videos += 1
-    result = {"videos": videos, "not_understood": len(reader.unread)} | object_measures(rows)
+    result = object_measures(rows) | {"not_understood": len(reader.unread)}
     if not result["pairs"] and args.llm == "none":
         raise BadData("there is nothing to score: --llm none knows only the toy's sentences; "
                       "give a language model")
     print_table([("all", result)])
     if result["not_understood"]:
-        unread = "answers that make no sense"
-        if args.llm == "none":
-            unread = "sentences that the toy does not have"
-        print(f"no objects are counted for {result['not_understood']} {unread}", file=sys.stderr)
+        print("not understood, and so without objects: answers that make no sense; with --llm "
+              "none, sentences that the toy does not have", file=sys.stderr)
     if args.json:
         print(json.dumps(result))
 
@@ -212,8 +213,12 @@ def main() -> None:
     parser = Parser(
         prog="python -m experiments.objects",
         description="How many of the objects that narrations name are in use.")
-    truth_options(parser)
-    args = parse_truth(parser, needed=True)
+    question_options(parser)
+    parser.add_argument("--gt", help="ground truth: a file or a folder, as for evaluate.py score")
+    data_options(parser, required=False)
+    args = parser.parse_args()
+    if bool(args.gt) == bool(args.data):
+        parser.error("give ground truth by --gt or by --data")
     command_line(lambda: run_objects(args))
 
 

@@ -8,8 +8,8 @@ RECIPE          the number of the code's recipe; results of other recipes are no
 
 `tables.py` shows the tables, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the
 miniature: rows that the paper copies from other works (all but FlowNar in Table 17), and rows of
-EgoExo4D and EPIC-Kitchens that are of the same kind as others. `--data` prints the commands for the
-real data sets. Where the toy's sizes are not the paper's, the label of the row says so.
+EgoExo4D and EPIC-Kitchens that are of the same kind as others. Where the toy's sizes are not the
+paper's, the label of the row says so.
 """
 import json
 from pathlib import Path
@@ -46,30 +46,31 @@ WARM_UP_5 = "--idle 0.5 --epochs 3 --warmup 0.05"
 
 
 class Training(NamedTuple):
-    """Options of train.py, and what a narrator of the toy does not take from the base."""
-    method: str = ""                           # options in the toy and on real data
-    toy: str = WARM_UP_20                            # further options in the toy
-    real: str = ""                             # further options on real data
-    own_llm: bool = False                      # trains a language model, and a stage `look`
-    own_look: bool = False                     # trains a stage `look`
+    """Options of train.py, and what a narrator does not take from the base."""
+    method: str                                # options that are the same on real data
+    course: str = WARM_UP_20                   # options of the toy
+    own_look: bool = False                     # learns a stage `look` of its own
+    own_llm: bool = False                      # and a language model
     init: str | None = None                    # starts from this narrator, of the same seed
-    scratch: bool = False                      # on real data, does not start from Ego4D's narrator
-    same: str | None = None                    # on real data, is the same as this training
-    features: str | None = None                # on real data, the command that makes its features
 
 
 ALL = "--last-k all"
 ONLINE = "--memory none --no-prune"
 MOD = "--memory none --no-prune --mod-keep 0.2"
 LION = "--memory none --no-prune --mod-keep 0.5"
+RECENT = f"--memory recent {ALL}"
+KMEANS = f"--memory kmeans {ALL}"
+MOVIECHAT = f"--memory moviechat {ALL}"
+TOKENMLP = f"--memory tokenmlp {ALL}"
+RETNET = f"--memory retnet {ALL}"
+SCALAR = f"--memory scalar {ALL}"
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20 --warmup 0.2"
-LARGE = "--llm meta-llama/Meta-Llama-3-8B-Instruct"
 ONE_LOSS = "--no-recall"
-LONGER = "--idle 0.5 --epochs 8 --warmup 0.05"
-LONGEST = "--idle 0.5 --epochs 16 --warmup 0.05"
+LONGER = f"--idle 0.5 --epochs 8 --warmup 0.05 {ONE_LOSS}"
+LONGEST = f"--idle 0.5 --epochs 16 --warmup 0.05 {ONE_LOSS}"
 # As many updates as LONGER on fewer videos, and as LONGEST on more videos
-FEW = "--idle 0.5 --limit 200 --epochs 32 --warmup 0.05"
-MORE = "--idle 0.5 --limit 3200 --epochs 4 --warmup 0.05"
+FEW = f"--idle 0.5 --limit 200 --epochs 32 --warmup 0.05 {ONE_LOSS}"
+MORE = f"--idle 0.5 --limit 3200 --epochs 4 --warmup 0.05 {ONE_LOSS}"
 PUBLISHED = "--start published"
 
 TRAININGS = {
@@ -77,68 +78,65 @@ TRAININGS = {
     "flownar-c": Training("--last-k 10"),
     "online": Training(ONLINE),
     "mod": Training(MOD),
-    "lion": Training(LION, f"{WARM_UP_20} --width-second 128", "--width-second 768", own_look=True),
+    "lion": Training(LION, f"{WARM_UP_20} --width-second 128", own_look=True),
     # Tables 3, 5 and 9: memories
     "none": Training(f"--memory none {ALL}"),
-    "recent": Training(f"--memory recent {ALL}"),
-    "kmeans": Training(f"--memory kmeans {ALL}"),
-    "moviechat": Training(f"--memory moviechat {ALL}"),
-    "tokenmlp": Training(f"--memory tokenmlp {ALL}"),
-    "retnet": Training(f"--memory retnet {ALL}"),
-    "scalar": Training(f"--memory scalar {ALL}"),
+    "recent": Training(RECENT),
+    "kmeans": Training(KMEANS),
+    "moviechat": Training(MOVIECHAT),
+    "tokenmlp": Training(TOKENMLP),
+    "retnet": Training(RETNET),
+    "scalar": Training(SCALAR),
     # With the paper's warm-up, for the tables whose other rows have it, too; and one more epoch
-    "flownar-short": Training(ALL, WARM_UP_5, same="flownar"),
-    "flownar-c-short": Training("--last-k 10", WARM_UP_5, same="flownar-c"),
-    "recent-short": Training(f"--memory recent {ALL}", WARM_UP_5, same="recent"),
-    "kmeans-short": Training(f"--memory kmeans {ALL}", WARM_UP_5, same="kmeans"),
-    "moviechat-short": Training(f"--memory moviechat {ALL}", WARM_UP_5, same="moviechat"),
-    "tokenmlp-short": Training(f"--memory tokenmlp {ALL}", WARM_UP_5, same="tokenmlp"),
-    "retnet-short": Training(f"--memory retnet {ALL}", WARM_UP_5, same="retnet"),
-    "scalar-short": Training(f"--memory scalar {ALL}", WARM_UP_5, same="scalar"),
-    "clam-4-epochs": Training(ALL, "--idle 0.5 --epochs 4 --warmup 0.05", same="flownar"),
+    "flownar-short": Training(ALL, WARM_UP_5),
+    "flownar-c-short": Training("--last-k 10", WARM_UP_5),
+    "recent-short": Training(RECENT, WARM_UP_5),
+    "kmeans-short": Training(KMEANS, WARM_UP_5),
+    "moviechat-short": Training(MOVIECHAT, WARM_UP_5),
+    "tokenmlp-short": Training(TOKENMLP, WARM_UP_5),
+    "retnet-short": Training(RETNET, WARM_UP_5),
+    "scalar-short": Training(SCALAR, WARM_UP_5),
+    "clam-4-epochs": Training(ALL, "--idle 0.5 --epochs 4 --warmup 0.05"),
     # First weights as published, and after the stage `recall`
-    "clam-published": Training(ALL, f"{WARM_UP_20} {PUBLISHED}", same="flownar"),
-    "retnet-published": Training(f"--memory retnet {ALL}", f"{WARM_UP_20} {PUBLISHED}",
-                                 same="retnet"),
-    "clam-published-short": Training(ALL, f"{WARM_UP_5} {PUBLISHED}", same="flownar"),
-    "retnet-published-short": Training(f"--memory retnet {ALL}", f"{WARM_UP_5} {PUBLISHED}",
-                                       same="retnet"),
+    "clam-published": Training(ALL, f"{WARM_UP_20} {PUBLISHED}"),
+    "retnet-published": Training(RETNET, f"{WARM_UP_20} {PUBLISHED}"),
+    "clam-published-short": Training(ALL, f"{WARM_UP_5} {PUBLISHED}"),
+    "retnet-published-short": Training(RETNET, f"{WARM_UP_5} {PUBLISHED}"),
     # Without the stage `recall`, which a narrator without a memory cannot learn
-    "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}", same="online"),
+    "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}"),
     # The paper's loss alone: no stage `recall`
-    "one-loss": Training(ALL, f"{WARM_UP_5} {ONE_LOSS}", same="flownar"),
-    "one-loss-8": Training(ALL, f"{LONGER} {ONE_LOSS}", same="flownar"),
-    "one-loss-16": Training(ALL, f"{LONGEST} {ONE_LOSS}", same="flownar"),
-    "one-loss-few": Training(ALL, f"{FEW} {ONE_LOSS}", same="flownar"),
-    "one-loss-more": Training(ALL, f"{MORE} {ONE_LOSS}", same="flownar"),
-    "published": Training(ALL, f"{WARM_UP_5} {ONE_LOSS} {PUBLISHED}", same="flownar"),
-    "published-8": Training(ALL, f"{LONGER} {ONE_LOSS} {PUBLISHED}", same="flownar"),
-    "retnet-8": Training(f"--memory retnet {ALL}", f"{LONGER} {ONE_LOSS}", same="retnet"),
-    "scalar-8": Training(f"--memory scalar {ALL}", f"{LONGER} {ONE_LOSS}", same="scalar"),
+    "one-loss": Training(ALL, f"{WARM_UP_5} {ONE_LOSS}"),
+    "one-loss-8": Training(ALL, LONGER),
+    "one-loss-16": Training(ALL, LONGEST),
+    "one-loss-few": Training(ALL, FEW),
+    "one-loss-more": Training(ALL, MORE),
+    "published": Training(ALL, f"{WARM_UP_5} {ONE_LOSS} {PUBLISHED}"),
+    "published-8": Training(ALL, f"{LONGER} {PUBLISHED}"),
+    "retnet-8": Training(RETNET, LONGER),
+    "scalar-8": Training(SCALAR, LONGER),
     # Table 13: past narrations
     "none-0": Training("--memory none --last-k 0", WARM_UP_5),
     "clam-0": Training("--last-k 0", WARM_UP_5),
     "clam-3": Training("--last-k 3", WARM_UP_5),
     "clam-7": Training("--last-k 7", WARM_UP_5),
     # Table 14: memory tokens
-    "tokens-5": Training(ALL, f"{WARM_UP_5} --memory-tokens 5", "--memory-tokens 10"),
-    "tokens-15": Training(ALL, f"{WARM_UP_5} --memory-tokens 15", "--memory-tokens 30"),
-    "tokens-25": Training(ALL, f"{WARM_UP_5} --memory-tokens 25", "--memory-tokens 50"),
+    "tokens-5": Training(ALL, f"{WARM_UP_5} --memory-tokens 5"),
+    "tokens-15": Training(ALL, f"{WARM_UP_5} --memory-tokens 15"),
+    "tokens-25": Training(ALL, f"{WARM_UP_5} --memory-tokens 25"),
     # Tables 4, 11 and 12: the trigger
-    "hard": Training(ALL, f"{WARM_UP_5} --world hard", same="flownar"),
-    "hard-online": Training(ONLINE, f"{WARM_UP_5} --world hard", same="online"),
+    "hard": Training(ALL, f"{WARM_UP_5} --world hard"),
+    "hard-online": Training(ONLINE, f"{WARM_UP_5} --world hard"),
     # Table 10: pretraining
-    "second": Training(ALL, SECOND, own_look=True, scratch=True, same="flownar"),
-    "second-tuned": Training(ALL, SECOND, init="flownar", same="flownar"),
+    "second": Training(ALL, SECOND, own_look=True),
+    "second-tuned": Training(ALL, SECOND, init="flownar"),
     # Table 15: CLAM on narrations
     "narrations": Training("--narration-memory 20", WARM_UP_5),
     # Table 16: a larger language model
-    "large": Training(ALL, f"{WARM_UP_5} --llm-width 256", LARGE, own_llm=True, same="flownar"),
-    "large-slow": Training(ALL, f"{WARM_UP_5} --llm-width 256 --lr 3.5e-4", LARGE, own_llm=True,
-                           same="flownar"),
+    "large": Training(ALL, f"{WARM_UP_5} --llm-width 256", own_look=True, own_llm=True),
+    "large-slow": Training(ALL, f"{WARM_UP_5} --llm-width 256 --lr 3.5e-4", own_look=True,
+                           own_llm=True),
     # Table 2: one token a frame
-    "cls": Training(ONLINE, f"{WARM_UP_20} --grid 0", "--root data/cls", own_look=True,
-                    features="data.py encode VIDEO... --grid 0 --output data/cls/features"),
+    "cls": Training(ONLINE, f"{WARM_UP_20} --grid 0", own_look=True),
 }
 
 # ------------------------------------------------------------------------------- what is evaluated
@@ -165,24 +163,6 @@ EVALUATIONS = {
     "ages": "-m experiments.ages --features {features}",
 }
 
-# The same on real data. Evaluations and measures that are missing here are the toy's alone.
-STREAM = "evaluate.py stream --data {data} --model {out} --output {keep}"
-TEACHER = "evaluate.py teacher --data {data} --model {out}"
-NARRATIONS = ("--pred {keep}/predictions --data {data} "
-              "--llm meta-llama/Meta-Llama-3-8B-Instruct")
-REAL_EVALUATIONS = {
-    "stream": STREAM,
-    "long": f"{STREAM} --by-duration",
-    "hard": STREAM,
-    "teacher": TEACHER,
-    "long-teacher": f"{TEACHER} --by-duration",
-    "second-teacher": TEACHER,
-    "cost": "-m experiments.cost stream --model {out}",
-    "summary": f"-m experiments.summary {NARRATIONS}",
-    "objects": f"-m experiments.objects {NARRATIONS}",
-}
-MEASURES_OF_TOY = ("memory_words", "exact")
-
 # The commands that make the toy's long videos: 1, 3, 6 and 11 minutes
 VIDEOS = [
     "data.py toy --seed 5100000 --count 6 --minutes 1 --output {videos}",
@@ -200,12 +180,6 @@ class Column(NamedTuple):
     evaluation: str
     measure: str                               # its name in what the command prints with --json
 
-    @property
-    def of_toy(self) -> bool:
-        """Is it measured on the toy alone?"""
-        return (self.evaluation not in REAL_EVALUATIONS
-                or self.measure.split("/")[-1] in MEASURES_OF_TOY)
-
 
 class Row(NamedTuple):
     label: str
@@ -213,7 +187,6 @@ class Row(NamedTuple):
     paper: str = ""                            # the paper's numbers
     options: str = ""                          # options of the evaluations of the table's columns
     group: str = ""                            # the group of videos that the row is about
-    other_numbers: dict[str, str] = {}         # data set -> the paper's numbers for it
 
 
 class Claim(NamedTuple):
@@ -230,7 +203,6 @@ class Table(NamedTuple):
     columns: list[Column]
     rows: list[Row]
     seeds: int = 1
-    real: str = ""                             # options of train.py on real data, for all rows
     claims: list[Claim] = []
 
 

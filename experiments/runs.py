@@ -3,22 +3,20 @@
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a line of
 experiments/results/EVALUATION.jsonl: its commands, its commits and its seed, the recipe (paper.py),
 fingerprints of the toy's worlds and of the base, the losses at the end of the training's stages,
-the measures, and some of them for each video. Of two lines for one experiment the later one counts.
-Results of other commands, recipes, worlds or bases are not shown.
+the measures, and some of them for each video. Results of other commands, recipes, worlds or bases
+are not shown.
 """
 import hashlib
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.paper import (
-    EVALUATIONS, LLM, LOOK, REAL_EVALUATIONS, RECIPE, TRAININGS, VIDEOS, VISION, Row, Table,
+    EVALUATIONS, LLM, LOOK, RECIPE, TRAININGS, VIDEOS, VISION, Row, Table,
 )
 from support.common.disk import is_number, read_json, read_jsonl, write_json
 from support.common.errors import BadData
@@ -27,9 +25,9 @@ from toy import world
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 FOLDER = "out/tables"           # of trained narrators, unless another one is given
-MADE = "training.json"         # beside a trained narrator: how it was trained
+MADE = "training.json"          # beside a trained narrator: how it was trained
 EACH = ("memory_words", "exact", "f1", "ppl")         # measures that are kept for each video
-LAST_STEPS = 50                # of a stage, whose losses are averaged
+LAST_STEPS = 50                 # of a stage, whose losses are averaged
 
 
 class Experiment(NamedTuple):
@@ -72,25 +70,19 @@ def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
 
 # ------------------------------------------------------------------------------- commands
 
-def starts_of(training: str, seed: int, folder: str) -> dict[str, str]:
-    """What a training does not learn itself: option of train.py -> file or folder."""
-    options = TRAININGS[training]
-    if options.init:
-        return {"init": f"{folder}/{options.init}-{seed}"}
-    starts = {"vision": VISION}
-    if not options.own_llm:
-        starts["llm"] = LLM
-        if not options.own_look:
-            starts["look"] = LOOK
-    return starts
-
-
 def train_command(training: str, seed: int, folder: str) -> list[str]:
     """The command that trains a narrator of the toy, without `python`."""
+    options = TRAININGS[training]
     command = ["train.py", "--data", "toy", "--seed", str(seed)]
-    command += TRAININGS[training].method.split() + TRAININGS[training].toy.split()
-    for option, path in starts_of(training, seed, folder).items():
-        command += [f"--{option}", path]
+    command += options.method.split() + options.course.split()
+    if options.init:
+        command += ["--init", f"{folder}/{options.init}-{seed}"]
+    else:
+        command += ["--vision", VISION]
+        if not options.own_llm:
+            command += ["--llm", LLM]
+        if not options.own_look:
+            command += ["--look", LOOK]
     return [*command, "--output", f"{folder}/{training}-{seed}"]
 
 
@@ -107,59 +99,6 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     if "--pred" not in command:
         words += ["--model", model]
     return [*words, *experiment.options.split(), "--json"]
-
-
-def commands_of(experiment: Experiment, folder: str) -> list[list[str]]:
-    """All that an experiment takes, in its order, without `python`."""
-    training, evaluation, _, seed = experiment
-    commands = []
-    if "{videos}" in EVALUATIONS[evaluation]:
-        commands += [[word.format(videos=f"{folder}/videos") for word in command.split()]
-                     for command in VIDEOS]
-    init = TRAININGS[training].init
-    if init:
-        commands.append(train_command(init, seed, folder))
-    commands.append(train_command(training, seed, folder))
-    if "{long}" in EVALUATIONS[evaluation]:                # it reads predictions of that evaluation
-        commands.append(evaluate_command(experiment._replace(evaluation="long"), folder))
-    return [*commands, evaluate_command(experiment, folder)]
-
-
-def real_commands(row: Row, table: Table, data: str) -> list[str]:
-    """A row's commands on a real data set, with `python`.
-
-    On EgoExo4D and EPIC-Kitchens, training starts from Ego4D's narrator, as in the paper.
-    """
-    options = TRAININGS[row.training]
-    training = options.same or row.training
-    real = f"{options.real} {table.real}"
-    size = "8b-" if "8B" in real else ""
-    output = f"out/{data}-{size}{training}"
-    start = ""
-    if data != "ego4d" and options.scratch:
-        output += "-scratch"
-    elif data != "ego4d":
-        start = f"--init out/ego4d-{size}{training}"
-    epochs = "--epochs 4" if data == "ek100" else ""
-
-    commands = []
-    if options.features:
-        commands.append(options.features)
-    method = TRAININGS[training].method
-    commands.append(f"train.py --data {data} {method} {real} {start} {epochs} --output {output}")
-
-    columns = [column for column in table.columns if not column.of_toy]
-    evaluations = list(dict.fromkeys(column.evaluation for column in columns))
-    if evaluations[:1] in (["summary"], ["objects"]):          # those read streamed narrations
-        evaluations.insert(0, "stream")
-    kept = "-".join([f"{output}/kept", *option_words(row.options)])
-    root = options.real if "--root" in options.real else ""
-    for evaluation in evaluations:
-        command = REAL_EVALUATIONS[evaluation].format(data=data, out=output, keep=kept)
-        if command.startswith("evaluate.py"):
-            command += f" {row.options} {root}"
-        commands.append(command)
-    return ["python " + " ".join(command.split()) for command in commands]
 
 
 # ------------------------------------------------------------------------------- results
@@ -185,24 +124,30 @@ def fingerprint_of_base() -> str:
     return digest.hexdigest()[:12]
 
 
-def identity_of(experiment: Experiment) -> dict:
-    """The fields of a result that tell of which experiment it is."""
-    train = train_command(experiment.training, experiment.seed, FOLDER)
-    evaluate = evaluate_command(experiment, FOLDER)
+def origin(command: list[str]) -> dict:
+    """What a narrator is made by: its `train_command`, and what that does today."""
     return {
-        "name": experiment.name,
-        "train": " ".join(["python", *train]),
-        "evaluate": " ".join(["python", *evaluate]),
-        "seed": experiment.seed,
+        "train": " ".join(["python", *command]),
         "recipe": RECIPE,
         "worlds": fingerprint_of_worlds(),
         "base": fingerprint_of_base(),
     }
 
 
+def identity_of(experiment: Experiment) -> dict:
+    """The fields of a result that tell of which experiment it is."""
+    evaluate = evaluate_command(experiment, FOLDER)
+    return {
+        "name": experiment.name,
+        "evaluate": " ".join(["python", *evaluate]),
+        "seed": experiment.seed,
+        **origin(train_command(experiment.training, experiment.seed, FOLDER)),
+    }
+
+
 @cache
 def results_in(file: Path) -> dict[str, dict]:
-    """{name of an experiment: its result}"""
+    """{name of an experiment: its result}; of two, the later one."""
     return {line["name"]: line for line in read_jsonl(file)} if file.exists() else {}
 
 
@@ -226,13 +171,13 @@ def add_result(experiment: Experiment, numbers: dict) -> None:
 
 def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:
     """{measure: {video: value}} of what a command has written with --per-video."""
-    rows = read_json(file)
     kept = {}
-    for measure in EACH:
-        if any(measure in row for row in rows.values()):
-            kept[measure] = {name: row.get(measure) for name, row in rows.items()}
-            for name, value in kept[measure].items():
-                kept[measure][name] = value if value is None else round(value, 4)
+    for video, row in read_json(file).items():
+        for measure in EACH:
+            if measure in row:
+                value = row[measure]
+                rounded = None if value is None else round(value, 4)
+                kept.setdefault(measure, {})[video] = rounded
     return kept
 
 
@@ -266,72 +211,59 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     """Make the result of an experiment, and before it all that it needs, unless it is there."""
     if result(experiment):
         return
-    *before, command = commands_of(experiment, folder)
-    for needed_command in before:
-        if needed_command[0] == "train.py":
-            made = train_once(needed_command, folder)           # the last one is the experiment's own
-        else:
-            run_command(needed_command, folder)                    # sees itself what is there already
+    training, evaluation, _, seed = experiment
+    if "{videos}" in EVALUATIONS[evaluation]:
+        for line in VIDEOS:                    # the command leaves videos that are there
+            words = [word.format(videos=f"{folder}/videos") for word in line.split()]
+            run_command(words, folder)
+    init = TRAININGS[training].init
+    if init:
+        train_once(train_command(init, seed, folder), folder)
+    commit = train_once(train_command(training, seed, folder), folder)
+    if "{long}" in EVALUATIONS[evaluation]:    # it reads predictions of that evaluation
+        long = experiment._replace(evaluation="long")
+        run_command(evaluate_command(long, folder), folder)
 
-    began = time.monotonic()
+    command = evaluate_command(experiment, folder)
     printed = run_command(command, folder)
     videos = {}
     if "--per-video" in command:
         videos = measures_of_videos(ROOT / command[command.index("--per-video") + 1])
     add_result(experiment, {
-        "commits": {"train": made["commit"], "evaluate": present_commit()},
-        "minutes": {"evaluate": minutes_since(began), "train": made.get("minutes")},
-        "losses": losses_of(ROOT / folder / f"{experiment.training}-{experiment.seed}"),
+        "commits": {"train": commit, "evaluate": present_commit()},
+        "losses": losses_of(ROOT / folder / f"{training}-{seed}"),
         "measures": measures(json.loads(printed.splitlines()[-1])),
         "videos": videos,
     })
 
 
-def train_once(command: list[str], folder: str) -> dict:
-    """Carry out a `train_command`, unless that is done -> what the file MADE in its folder says.
+def train_once(command: list[str], folder: str) -> str:
+    """Carry out a `train_command`, unless that is done -> the commit at which it began.
 
     BadData if the narrator there was not made as it would be today. Another commit is allowed.
     """
-    wanted = {"command": command, "worlds": fingerprint_of_worlds(), "recipe": RECIPE,
-              "base": fingerprint_of_base()}
     output = ROOT / command[-1]
     file = output / MADE
     resumed = output.exists()
     if resumed:
         made = read_json(file) if file.exists() else {}
-        for field, value in wanted.items():
-            if made.get(field) != value:
-                raise BadData(f"{output} was trained with another {field}; delete it, or choose "
-                              "another --output")
+        if not origin(command).items() <= made.items():
+            raise BadData(f"{output} was not trained as it would be today; delete it, or choose "
+                          "another --output")
     else:
-        made = wanted | {"commit": present_commit()}
+        made = origin(command) | {"commit": present_commit()}
         output.mkdir(parents=True)
         write_json(file, made)                 # before the training: an interrupted one has it, too
-    if (output / "narrator.json").exists():    # the training has ended
-        return made
-    began = time.monotonic()
-    run_command([*command, "--resume"] if resumed else command, folder)
-    if not resumed:                            # else it took longer than this part of it
-        made["minutes"] = minutes_since(began)
-        write_json(file, made)
-    return made
-
-
-def minutes_since(began: float) -> float:
-    return round((time.monotonic() - began) / 60, 1)
+    if not (output / "narrator.json").exists():            # the training has not ended
+        run_command([*command, "--resume"] if resumed else command, folder)
+    return made["commit"]
 
 
 @cache
-def present_commit() -> str | None:
-    """The present commit, with a + if code has changed since. None where there is no repository."""
-    def git(*words: str) -> subprocess.CompletedProcess:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-
-    head = git("rev-parse", "--short=10", "HEAD")
-    if head.returncode:
-        return None
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", ":!tests")
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+def present_commit() -> str:
+    """The present commit, with a + if a file has changed since. "" where there is no repository."""
+    git = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
+    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def run_command(command: list[str], folder: str) -> str:
@@ -342,10 +274,8 @@ def run_command(command: list[str], folder: str) -> str:
     print("python", *command, file=sys.stderr)
     with log.open("w") as messages:
         process = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE,
-                                 stderr=messages, text=True, env=os.environ)
+                                 stderr=messages, text=True)
     if process.returncode:
-        # A progress bar writes over its line with \r: each state becomes a line of its own.
-        lines = log.read_text().replace("\r", "\n").strip().splitlines()
-        last = lines[-1] if lines else f"exit code {process.returncode}"
-        raise BadData(f"{last} (see {log})")
+        lines = log.read_text().splitlines() or [f"exit code {process.returncode}"]
+        raise BadData(f"{lines[-1]} (see {log})")
     return process.stdout

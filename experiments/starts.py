@@ -1,7 +1,7 @@
 """Which part of the statistics start CLAM needs (not in the paper; the toy alone).
 
     python -m experiments.starts
-    python -m experiments.starts --seeds 0 1 --only "without keys" "without gates"
+    python -m experiments.starts --seed 1 --only "without keys" "without gates"
 
 Each number is the loss at the end of the stage `recall`, in which CLAM and the language model learn
 to list what each place showed last. That stage is trained anew for each start, and nothing else.
@@ -22,7 +22,6 @@ Its loss says early whether the memory is used: without a memory it stays near 0
 What was trained before is not trained again: logs are kept in --output.
 """
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 
@@ -109,14 +108,11 @@ def train_recall(start: str, seed: int, output: Path) -> Path:
 
 
 def run_starts(args: argparse.Namespace) -> None:
-    losses = {f"seed {seed}": {} for seed in args.seeds}
+    losses = {}
     for start in args.only or PUBLISHED:
-        for seed in args.seeds:
-            folder = train_recall(start, seed, Path(args.output))
-            losses[f"seed {seed}"][start] = losses_of(folder)[STAGE]
-    print_table(list(losses.items()))
-    if args.json:
-        print(json.dumps(losses))
+        folder = train_recall(start, args.seed, Path(args.output))
+        losses[start] = losses_of(folder)[STAGE]
+    print_table([("loss", losses)])
 
 
 def main():
@@ -124,10 +120,8 @@ def main():
                     description="Which part of the statistics start CLAM needs.")
     parser.add_argument("--only", nargs="+", metavar="START", choices=list(PUBLISHED),
                         help="these starts alone: " + ", ".join(PUBLISHED))
-    parser.add_argument("--seeds", nargs="+", type=non_negative_int, default=[0], metavar="N",
-                        help="default 0")
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="default 0")
     parser.add_argument("--output", default="out/starts", help="default out/starts")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     command_line(lambda: run_starts(args))
 

@@ -1,13 +1,13 @@
 """Summaries of videos, made of their streamed narrations (paper App. C.4, Table 17).
 
-    python -m experiments.summary --pred out/predictions --data ego4d --llm meta-llama/Meta-Llama-3-8B-Instruct
-    python -m experiments.summary --pred out/predictions --data toy --llm none
+    python -m experiments.summary --pred out/predictions --llm meta-llama/Meta-Llama-3-8B-Instruct \\
+        --gt data/ego4d/annotations/segment_summaries.json
+    python -m experiments.summary --pred toy/kitchen.json
 
 A language model that was not trained for it condenses the narrations of a video, or a rule does
-(`--llm none`). The summary is scored against those that people wrote of the same interval (Ego4D's
-segment_summaries.json). The toy has none: there, and for any other file of true narrations, the
-reference is the rule's summary of the true narrations. A file {video: summary}, such as --output
-writes, can be the reference as well.
+(`--llm none`). With --gt, the summary is scored against those that people wrote of the same interval
+(Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the reference is
+the rule's summary of these. A file {video: summary} can be the reference as well.
 
 The task of the language model is that of the paper's prompt (App. C.4), in other words and with
 other examples.
@@ -19,20 +19,18 @@ them; ROUGE-L and METEOR are those of the best summary.
 import argparse
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import evaluate
-from commands.evaluate import split_of
-from experiments.truth import known_truth, parse_truth, protect, truth_options
-from support.common.disk import read_json, write_json
+from experiments.questions import language_model, question_options
+from support.common.disk import read_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
 from support.common.progress import progress
 from support.common.text import one_line
-from support.files.annotations import intervals, summarised
+from support.files.annotations import summarised
 from support.files.answers import Answers
 from support.files.narrations import Sentence, Truth, paired, read_predictions, read_truth
 from support.files.tracks import Interval, Notes
@@ -109,11 +107,8 @@ def unwrap(answer: str) -> str:
     return one_line(answer.strip("[] \n"))
 
 
-def summarise(predictions: dict[str, list[Sentence]], args: argparse.Namespace) -> dict[str, str]:
+def summarise(predictions: dict[str, list[Sentence]], answers: Answers | None) -> dict[str, str]:
     """{video: summary}; "" for a video without narrations."""
-    answers = None
-    if args.llm != "none":
-        answers = Answers(args.llm, args.answers, args.device, args.dtype)
     summaries = {}
     for name, narrations in progress(predictions.items(), "summaries", unit="video"):
         # in the order of time, whatever the order of the file
@@ -157,7 +152,6 @@ def of_intervals(annotated: list[Interval]) -> dict[str, list[str]]:
 
 def condensed(truths: dict[str, Truth]) -> dict[str, list[str]]:
     """{video: the rule's summary of each annotator's narrations, if it is not empty}"""
-    print("references: true narrations, condensed by the rule of --llm none", file=sys.stderr)
     summaries = {}
     for name, truth in truths.items():
         texts = []
@@ -177,20 +171,6 @@ def references(path: Path) -> dict[str, list[str]]:
     if any(isinstance(entry, dict) and "annotators" not in entry for entry in entries):
         return of_intervals(summarised(path, Notes()))
     return condensed(read_truth(path))
-
-
-def known_references(args: argparse.Namespace) -> dict[str, list[str]]:
-    """The references of --gt or --data."""
-    if args.gt:
-        return references(Path(args.gt))
-    if args.data == "toy":
-        return condensed(known_truth(args))
-    if args.data != "ego4d":
-        raise BadData(f"--data {args.data} has no summaries: use ego4d or toy, or give --gt a file "
-                      "{video: summary}")
-    root = Path(args.root or "data/ego4d")
-    annotated = intervals("ego4d", root, split_of(args), Notes())
-    return of_intervals(annotated[:args.limit])
 
 
 def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> dict:
@@ -235,24 +215,18 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
 
 def run_summary(args: argparse.Namespace) -> None:
     """Print a summary of each video, and the scores if there is something to compare with."""
-    protect(args, args.output or "")
-    truth = None
+    answers = language_model(args)
     predictions = read_predictions(Path(args.pred))
-    if args.gt or args.data:
-        truth, predictions = paired(known_references(args), predictions, args.gt or args.data,
-                                    args.pred, args.partial)
-    summaries = summarise(predictions, args)
+    truth = None
+    if args.gt:
+        truth, predictions = paired(references(Path(args.gt)), predictions, args.gt, args.pred,
+                                    partial=False)
+    summaries = summarise(predictions, answers)
     for name, text in summaries.items():
         print(f"{name}: {text}")
-    if args.output:
-        write_json(args.output, summaries)
     if truth is None:
-        empty = sum(not text for text in summaries.values())
-        result = {"videos": len(summaries), "empty": empty}
-    else:
-        result = score_summaries(truth, summaries)
-        if result["meteor"] is None:
-            print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
+        return
+    result = score_summaries(truth, summaries)
     print_table([("all", result)])
     if args.json:
         print(json.dumps(result))
@@ -262,10 +236,11 @@ def main() -> None:
     parser = Parser(
         prog="python -m experiments.summary",
         description="Summaries of videos, made of their narrations and scored.")
-    truth_options(parser)
-    parser.add_argument("--output", metavar="FILE",
-                        help="also write the summaries, as JSON {video: summary}")
-    args = parse_truth(parser, needed=False)
+    question_options(parser)
+    parser.add_argument("--gt", help="summaries or true narrations to compare with")
+    args = parser.parse_args()
+    if args.json and not args.gt:
+        parser.error("--json is for scores: give --gt")
     command_line(lambda: run_summary(args))
 
 

@@ -3,10 +3,8 @@
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack, and show them
     python -m experiments.tables T5 --show           only show them
+    python -m experiments.tables --list              how many results each lacks
     python -m experiments.tables --page              write all into experiments/README.md
-    python -m experiments.tables --list              what each lacks, and how long that takes
-    python -m experiments.tables T5 --commands       the commands of each row
-    python -m experiments.tables T1 --data ek100     those for the paper's own data, and its numbers
 
 Trained narrators, predictions and the messages of the present command are kept in --output; an
 interrupted run goes on where it stopped. For several processors start several of these, each with
@@ -21,21 +19,17 @@ several. GMACs are of 240 frames, the cache is that after 480 (`experiments.cost
 (intervals.py).
 """
 import argparse
-import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from experiments.intervals import ConfidenceInterval, compare_means
 from experiments.paper import TABLES, Claim, Column, Row, Table
-from experiments.runs import (
-    FOLDER, Experiment, carry_out, commands_of, experiments_of, needed, real_commands, result,
-)
+from experiments.runs import FOLDER, Experiment, carry_out, experiments_of, needed, result
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
-from support.common.options import Parser, in_range
+from support.common.options import Parser, non_negative_int
 
 PAGE = Path(__file__).with_name("README.md")
 FAILED = 1.5                    # times the loss of the best seed: a training that has failed
@@ -81,20 +75,15 @@ def digits(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def mean_and_deviation(numbers: list[float]) -> tuple[float, float | None]:
-    """The mean, and the standard deviation (of a sample) where there are several numbers."""
-    deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-    return float(np.mean(numbers)), deviation
-
-
 def cell(numbers: list[float]) -> str:
-    """0.951 ± 0.003, without the deviation for one number, - for none."""
+    """The mean and the standard deviation of a sample: 0.951 ± 0.003, 0.951 of one number, - of
+    none."""
     if not numbers:
         return "-"
-    mean, deviation = mean_and_deviation(numbers)
-    if deviation is None:
-        return digits(mean)
-    return f"{digits(mean)} ± {deviation:.3f}"
+    mean = digits(float(np.mean(numbers)))
+    if len(numbers) == 1:
+        return mean
+    return f"{mean} ± {np.std(numbers, ddof=1):.3f}"
 
 
 def seed_count(numbers: dict[Column, list[float]]) -> str:
@@ -175,32 +164,6 @@ def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
             f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{verdict}")
 
 
-def as_json(name: str, seeds: list[int] | None) -> dict[str, dict[str, dict]]:
-    """{row: {measure: {"mean", "std", "n": number of seeds}}}; std is None for one seed.
-
-    Where two evaluations give the same measure, the name of the second one stands before it.
-    """
-    table = TABLES[name]
-    seeds = seeds_of(table, seeds)
-    keys = {}                                  # column -> name of its measure
-    for column in table.columns:
-        key = column.measure.replace("by_duration/{}/", "")
-        if key in keys.values():
-            key = f"{column.evaluation}/{key}"
-        keys[column] = key
-
-    rows = {}
-    for row in table.rows:
-        counted = good_seeds(row, table, seeds)
-        rows[row.label] = {}
-        for column, key in keys.items():
-            numbers = measured(row, column, counted)
-            if numbers:
-                mean, deviation = mean_and_deviation(numbers)
-                rows[row.label][key] = {"mean": mean, "std": deviation, "n": len(numbers)}
-    return rows
-
-
 # ------------------------------------------------------------------------------- --page
 
 TABLE_OF_PAGE = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end -->", re.DOTALL)    # name, table
@@ -215,110 +178,37 @@ def update_page() -> None:
     write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8")))
 
 
-# ------------------------------------------------------------------------------- --list
+# ------------------------------------------------------------------------------- the command line
 
 def list_missing(names: list[str], seeds: list[int] | None) -> None:
-    """Print how many results each table lacks, and how long these take: the means over those that
-    are there."""
+    """Print how many results each table has and lacks."""
     for name in names:
-        table = TABLES[name]
-        experiments = needed(table, seeds_of(table, seeds))
-        results = results_of(experiments)
+        experiments = needed(TABLES[name], seeds_of(TABLES[name], seeds))
         missing = [experiment for experiment in experiments if not result(experiment)]
-        line = f"{name:10} {table.title}: {len(results)} of {len(experiments)} results"
+        there = len(experiments) - len(missing)
+        line = f"{name:10} {TABLES[name].title}: {there} of {len(experiments)} results"
         if missing:
             narrators = {(experiment.training, experiment.seed) for experiment in missing}
-            minutes = (len(narrators) * mean_minutes(results, "train")
-                       + len(missing) * mean_minutes(results, "evaluate"))
-            line += (f"; narrators to train or evaluate: {len(narrators)}, "
-                     f"at most about {minutes:.0f} minutes on one core")
+            line += f"; narrators to train or evaluate: {len(narrators)}"
         print(line)
 
-
-def mean_minutes(results: list[dict], kind: str) -> float:
-    spent = [kept["minutes"][kind] for kept in results if kept["minutes"][kind]]
-    return float(np.mean(spent)) if spent else 0.0
-
-
-# ------------------------------------------------------------------------------- --commands, --data
-
-def numbers_of(table: Table, data: str) -> list[str]:
-    """The paper's numbers of each row for a data set, "" where it has none. Beside the toy's
-    commands stand the table's main numbers."""
-    if data in ("toy", table.data):
-        return [row.paper for row in table.rows]
-    return [row.other_numbers.get(data, "") for row in table.rows]
-
-
-def toy_commands(row: Row, table: Table, seeds: list[int]) -> list[str]:
-    """The commands of a row, each once, with `python`."""
-    lines = []
-    for experiment in needed(table._replace(rows=[row]), seeds):
-        lines += [" ".join(["python", *command]) for command in commands_of(experiment, FOLDER)]
-    return list(dict.fromkeys(lines))
-
-
-def print_commands(names: list[str], data: str, seeds: list[int] | None) -> None:
-    """Print each row's commands and the paper's numbers for a data set. Of real data, only rows
-    that have numbers."""
-    for name in names:
-        table = TABLES[name]
-        print(f"\n{name}. {table.title}: {table.paper}")
-        for row, row_numbers in zip(table.rows, numbers_of(table, data)):
-            if data == "toy":
-                commands = toy_commands(row, table, seeds_of(table, seeds))
-            elif row_numbers:
-                commands = real_commands(row, table, data)
-            else:
-                continue
-            print(f"  {row.label}: {row_numbers or '-'}")
-            for command in commands:
-                print(f"    {command}")
-
-
-# ------------------------------------------------------------------------------- the command line
 
 def run_tables(args: argparse.Namespace) -> None:
     for name in args.names:
         if name not in TABLES:
             raise BadData(f"there is no table {name}; choose of {', '.join(TABLES)}")
     names = args.names or list(TABLES)
-    if args.data != "toy":
-        names = [name for name in names if any(numbers_of(TABLES[name], args.data))]
-        if not names:
-            raise BadData(f"the paper has no numbers of {DATA[args.data]} for "
-                          f"{', '.join(args.names)}")
-    if args.data != "toy" or args.commands:
-        print_commands(names, args.data, args.seeds)
-    elif args.list:
+    if args.list:
         list_missing(names, args.seeds)
-    elif args.page:
+        return
+    if args.page:
         update_page()
-    else:
-        # Without names, all tables are shown and none is completed.
-        errors = complete(args) if args.names and not args.show else []
-        print("\n\n".join(markdown(name, args.seeds) for name in names))
-        for error in errors:
-            print(error, file=sys.stderr)
-        if args.json:
-            print(json.dumps({name: as_json(name, args.seeds) for name in names}))
-        if errors:
-            raise BadData(f"{len(errors)} experiments failed; what they had done is kept: run the "
-                          "command again")
-
-
-def complete(args: argparse.Namespace) -> list[str]:
-    """Make the results that the named tables lack -> errors, one line for each that failed."""
-    experiments = []
-    for name in args.names:
-        experiments += needed(TABLES[name], seeds_of(TABLES[name], args.seeds))
-    errors = []
-    for experiment in dict.fromkeys(experiments):
-        try:
-            carry_out(experiment, args.output)
-        except BadData as error:
-            errors.append(f"{experiment.name}: {error}")
-    return errors
+        return
+    if not args.show:
+        for name in args.names:                # without names, no table is completed
+            for experiment in needed(TABLES[name], seeds_of(TABLES[name], args.seeds)):
+                carry_out(experiment, args.output)
+    print("\n\n".join(markdown(name, args.seeds) for name in names))
 
 
 def main():
@@ -330,21 +220,13 @@ def main():
     action.add_argument("--show", action="store_true",
                         help="show what is there of the named tables, and run nothing")
     action.add_argument("--page", action="store_true",
-                        help="only write the tables of experiments/README.md anew")
-    action.add_argument("--list", action="store_true",
-                        help="only say what is missing, and how long it takes")
-    action.add_argument("--commands", action="store_true",
-                        help="only print the commands of each row")
-    parser.add_argument("--data", choices=["toy", *DATA], default="toy",
-                        help="of real data, print the commands and the paper's numbers")
-    parser.add_argument("--seeds", nargs="+", type=in_range(int, 0, 2 ** 32 - 1, "0 to 2^32 - 1"),
-                        metavar="N", help="default: 0 to 2 for the main tables, else 0")
+                        help="only write all tables of experiments/README.md anew")
+    action.add_argument("--list", action="store_true", help="only say what is missing")
+    parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
+                        help="default: 0 to 2 for the main tables, else 0")
     parser.add_argument("--output", default=FOLDER,
                         help=f"folder of trained narrators (default {FOLDER})")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
-    if args.json and (args.page or args.list or args.commands or args.data != "toy"):
-        parser.error("--json is for tables that are shown")
     if args.page and (args.names or args.seeds):
         parser.error("--page writes all tables, with the seeds of each")
     command_line(lambda: run_tables(args))

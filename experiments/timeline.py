@@ -1,6 +1,6 @@
 """One video as a picture: true and predicted sentences, the trigger, the cache.
 
-    python -m experiments.figures timeline toy/kitchen.mp4
+    python -m experiments.figures timeline toy/kitchen.mp4 --png out/timeline.png
 """
 import argparse
 import textwrap
@@ -17,7 +17,6 @@ from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
-from support.common.options import DEFAULT_MODEL, model_options, trigger_options
 from support.common.text import one_line
 from support.engine.checkpoint import check_vision
 from support.files.features import check_inputs, is_features, open_frames
@@ -33,19 +32,15 @@ ROW = 3.2                                      # inches: the height of a row of 
 
 # ------------------------------------------------------------- sentences
 
-def truth_for(source: Path, gt: str | None) -> list[Sentence]:
-    """The first annotator's sentences for a video: of `gt`, or of the .json beside the video.
+def truth_beside(source: Path) -> list[Sentence]:
+    """The first annotator's sentences, of the .json beside a video; [] if there is none.
 
-    [] if there is neither; BadData if there is one without narrations of the video.
+    BadData if it has no narrations of the video.
     """
-    beside = source.with_suffix(".json")
-    if gt is None and not beside.exists():
+    file = source.with_suffix(".json")
+    if not file.exists():
         return []
-    file = Path(gt or beside)
-    truths = read_truth(file)
-    truth = truths.get(source.stem)
-    if truth is None and len(truths) == 1:     # its name does not matter
-        truth, = truths.values()
+    truth = read_truth(file).get(source.stem)
     if truth is None or not any(truth.annotators):
         raise BadData(f"{file}: has no narrations of {source.stem}")
     return next(annotator for annotator in truth.annotators if annotator)
@@ -161,22 +156,8 @@ def narrate_video(args: argparse.Namespace) -> tuple[list[stream.Decision], floa
 
 def run_timeline(args: argparse.Namespace) -> None:
     source = Path(args.input)
-    png = args.png or str(source.with_suffix(".png"))
-    if not args.png and Path(png).exists():
-        raise BadData(f"{png}: is there already; say by --png where the picture is to be written")
-    for file in (args.input, args.gt, source.with_suffix(".json")):
-        check_distinct(png, file or "")
-    check_writable(png)
-    true = truth_for(source, args.gt)
+    check_distinct(args.png, source, source.with_suffix(".json"))
+    check_writable(args.png)
+    true = truth_beside(source)
     decisions, fps = narrate_video(args)
-    plot_timeline(decisions, true, fps, png)
-
-
-# ------------------------------------------------------------------------------- options
-
-def timeline_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", metavar="VIDEO", help="a video, or frame features")
-    parser.add_argument("--gt",
-                        help="ground truth (default: the .json beside a video, if there is one)")
-    model_options(parser, default=DEFAULT_MODEL)
-    trigger_options(parser)
+    plot_timeline(decisions, true, fps, args.png)

@@ -21,20 +21,18 @@ class Answers:
     """Answers of the language model `llm` (folder or hub id). The model is loaded at the first new
     question.
 
-    kept        the .jsonl file; an incomplete last line, left by a kill, is cut off
+    kept        the .jsonl file
 
     Raises BadData if `kept` is another kind of file or has damaged lines.
     """
 
-    def __init__(self, llm: str, kept: str | Path, device: str = "auto", dtype: str = "auto"):
+    def __init__(self, llm: str, kept: str | Path, device: str = "auto"):
         self.llm = llm
         self.kept = Path(kept)
-        self.device, self.dtype = device_and_dtype(device, dtype)
+        self.device, self.dtype = device_and_dtype(device, "auto")
         self.known: dict[str, str] = {}                # {"MODEL: question": answer}
-        self.kept.parent.mkdir(parents=True, exist_ok=True)
         content = self.kept.read_bytes() if self.kept.exists() else b""
-        complete = content[:content.rfind(b"\n") + 1]
-        for number, line in enumerate(complete.splitlines(), 1):
+        for number, line in enumerate(content.splitlines(), 1):
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
@@ -44,10 +42,6 @@ class Answers:
                               "line, or choose another file (--answers)")
             question, answer = entry
             self.known[question] = answer
-        if not complete and content[:2] not in (b"", b'["'):
-            raise BadData(f"{kept}: does not hold answers; choose another file (--answers)")
-        if complete != content:
-            self.kept.write_bytes(complete)
 
     @cached_property
     def model(self):
@@ -60,6 +54,7 @@ class Answers:
         key = f"{self.llm}: {question}"
         if key not in self.known:
             self.known[key] = self.generate(question, tokens)
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
             with self.kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([key, self.known[key]]) + "\n")
         return self.known[key]

@@ -8,16 +8,15 @@ from test_commands import check_nonsense, check_refused_early, no_model, world  
 COMMANDS = [
     "-m experiments.cost stream --frames 4 --variants FlowNar --device cpu",
     "-m experiments.figures attention --data toy --root toys --limit 1 --device cpu",
-    "-m experiments.figures timeline toys/a.mp4 --device cpu",
-    "-m experiments.figures words --data toy --root toys",
+    "-m experiments.figures timeline toys/a.mp4 --png new.png --device cpu",
     "-m experiments.summary --pred p.json --gt g.json",
-    "-m experiments.objects --pred p.json --data toy --limit 1 --device cpu",
+    "-m experiments.objects --pred p.json --data toy --limit 1",
 ]
 CANNOT_WORK = [
-    "-m experiments.figures timeline nowhere.mp4",
+    "-m experiments.figures timeline nowhere.mp4 --png new.png",
     "-m experiments.figures timeline toys/a.mp4 --png p.json/new",
-    "-m experiments.figures timeline toys/a.mp4 --vision owner/nowhere",
-    "-m experiments.cost stream --png p.json/new",
+    "-m experiments.figures timeline toys/a.mp4 --png new.png --vision owner/nowhere",
+    "-m experiments.knowledge --png p.json/new",
     "-m experiments.summary --pred p.json --llm owner/nowhere --answers p.json/new",
 ]
 

@@ -45,7 +45,7 @@ def moments(seed: int, count: int = 400) -> Moments:
     hidden = torch.zeros(count, 9, dtype=torch.bool)
     hidden[:, :2] = True
     sightings = torch.arange(count * 9).view(count, 9)
-    return Moments(tokens, things, ages, hidden, sightings, torch.zeros(count, dtype=torch.bool))
+    return Moments(tokens, things, ages, hidden, sightings)
 
 
 def test_a_read_out_finds_what_is_there():
@@ -54,12 +54,12 @@ def test_a_read_out_finds_what_is_there():
     one_place = test.hidden.clone()
     one_place[:, 1] = False
     found = score(read_out, replace(test, hidden=one_place))
-    assert found["right"] > 0.99 and found["sure"] > 0.8 and found["factor"] < 1.5
-    assert found["by_age"]["<= 5 s"]["places"] == int((test.ages[:, 0] <= 5).sum())
-    assert found["by_age"].keys() == {"<= 5 s", "<= 10 s", "<= 20 s", "<= 40 s"}
+    assert found["all"]["right"] > 0.99
+    assert found["<= 5 s"]["sightings"] == int((test.ages[:, 0] <= 5).sum())
+    assert found.keys() == {"all", "<= 5 s", "<= 10 s", "<= 20 s", "<= 40 s"}
     other_place = ~one_place & test.hidden
     found = score(read_out, replace(test, hidden=other_place))
-    assert found["right"] < 0.15               # as by chance
+    assert found["all"]["right"] < 0.15        # as by chance
 
 
 def test_moments_tell_of_sightings():
@@ -71,9 +71,8 @@ def test_moments_tell_of_sightings():
     video = Scene(torch.randn(40, 10, narrator.config.width), [], labels)
     moments = moments_of(narrator, [video, video])
     frames = torch.arange(3, 40, 4)            # 3, 7 .. 39
-    assert torch.equal(moments.dark, (frames > 19).repeat(2))
     assert moments.hidden[:, 3].all()
-    assert torch.equal(moments.hidden[:, 4], moments.dark)
+    assert torch.equal(moments.hidden[:, 4], (frames > 19).repeat(2))
     assert not moments.hidden[:, 5].any()      # never seen
     assert moments.ages[:10, 3].tolist() == (frames / 2).tolist()
     assert moments.ages[5:10, 4].tolist() == ((frames[5:] - 19) / 2).tolist()
@@ -90,13 +89,10 @@ def test_each_sighting_has_the_same_weight():
     test = moments(1, 10)
     test.ages.fill_(4.0)
     test.hidden[:, 1] = False
-    test.dark[:2] = True
     test.sightings[:, 0] = torch.tensor([7] * 9 + [2])
     test.things[9, 0] = test.things[9, 0] % 6 + 1          # another type, another colour
-    assert score(read_out, test)["by_age"] == {
-        "<= 5 s": {"right": pytest.approx(0.9), "right_once": 0.5, "places": 10, "sightings": 2,
-                   "dark": pytest.approx(0.2)},
-    }
+    assert score(read_out, test)["<= 5 s"] == {
+        "right": pytest.approx(0.9), "right_once": 0.5, "sightings": 2}
 
 
 def test_the_command(monkeypatch, tmp_path):
@@ -104,9 +100,9 @@ def test_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(knowledge, "MINUTES", 0.5)
     monkeypatch.setattr(knowledge, "LONG_IDLE", knowledge.world.World())
     monkeypatch.setattr(knowledge, "TEST_SEEDS", {"work": [1], "idle": [3]})
+    monkeypatch.setitem(world.VIDEOS, "train", 8)
     png = tmp_path / "map.png"
-    found = command("--model", TOY, "--videos", 8, "--png", png, "--json",
-                    main=knowledge.main)
+    found = command("--model", TOY, "--png", png, "--json", main=knowledge.main)
     assert found.keys() == {"work", "idle"}
     assert found["work"]["right"] > 0.15      # 0.03 by chance
     assert png.stat().st_size > 10_000

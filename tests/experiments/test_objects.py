@@ -41,19 +41,12 @@ def test_templates_read_every_sentence_of_the_toy(name):
     assert not reader.unread
 
 
-@pytest.mark.parametrize("sentence", [
-    "You wash the red red cup.", "You wash the red cup", "You wash the sink.", "C runs.",
-    "You cup."])
+@pytest.mark.parametrize("sentence", ["You wash the red red cup.", "You wash the red cup",
+                                      "You wash the lime cup."])        # of another world
 def test_templates_read_no_other_sentence(sentence):
     reader = objects.ByTemplate()
     assert reader.objects(sentence) == []
     assert reader.unread == {sentence}
-
-
-def test_templates_do_not_mix_worlds():
-    reader = objects.ByTemplate()
-    assert reader.objects("You wash the lime cup.") == []
-    assert reader.objects("You rinse the lime cup.") == ["lime cup"]
 
 
 @pytest.mark.parametrize("name, singular", [
@@ -69,11 +62,7 @@ def test_one_word_but_for_article_and_plural(name, singular):
     ('Sure: [1] then ["cup"] ["pan"]', ["cup"], 0),
     ("[]", [], 0),
     ("cup, sink", [], 1),
-    ("", [], 1),
     ('["cup"', [], 1),
-    ('[["cup"], 3]', ["cup"], 0),
-    ('{"a": 1}', [], 1),
-    ("[cup]", [], 1),
     ("[[[[" * 1000, [], 1),
 ])
 def test_lists_in_answers(answer, names, unread):
@@ -85,12 +74,7 @@ def test_lists_in_answers(answer, names, unread):
 
 
 @pytest.mark.parametrize("answer, same, unread", [
-    ("Yes.", True, 0),
-    (" **no**, they", False, 0),
-    ("Nope", False, 1),
-    ("", False, 1),
-    ("maybe yes", False, 1),
-])
+    ("Yes.", True, 0), (" **no**, they", False, 0), ("Nope", False, 1), ("", False, 1)])
 def test_yes_or_no(answer, same, unread):
     ask, _ = answering(answer)
     reader = objects.ByModel(ask)
@@ -114,38 +98,15 @@ def test_judged_by_hand():
     assert nothing == objects.Judged({"cup": False}, {})
 
 
-def test_measures_by_hand():
-    rows = [
-        objects.Judged({"a": True, "b": False}, {"a": True}),
-        objects.Judged({}, {"z": False}),
-        objects.Judged({"a": True}, {"a": True, "c": False, "d": False}),
-        objects.Judged({"a": False}, {}),
-    ]
-    assert objects.object_measures(rows) == pytest.approx({
-        "pairs": 3,
-        "without_objects": 1,
-        "true_objects": 4,
-        "predicted_objects": 4,
-        "object_accuracy": 2 / 4,
-        "objects_found": 2 / 4,
-    })
-    assert objects.object_measures([])["object_accuracy"] is None
-
-
 def test_command_by_template(tmp_path):
     """One of three things is wrong, and one sentence is not the toy's."""
-    (tmp_path / "gt").mkdir()
     true = narration_rows("You look around the kitchen.", "You wash the red cup.",
                           "You tap the fridge hiding the blue pan.")
-    toy_file = {"fps": 2, "duration": 9.0}
-    write(tmp_path / "gt" / "a.json", toy_file | {"video": "a.mp4", "narrations": true})
-    write(tmp_path / "gt" / "b.json", toy_file | {"video": "b.mp4", "narrations": true[:2]})
+    gt = write(tmp_path / "g.json", {"a": true, "b": true[:2]})
     predicted = narration_rows("You look around the kitchen.", "You heat the red cup.",
                                "You tap the fridge hiding the blue cup.")
     pred = write(tmp_path / "p.json", {"a": predicted, "b": narration_rows("You x.", "You x.")})
-    result = run_objects("--pred", pred, "--gt", tmp_path / "gt", "--json")
-    assert result == pytest.approx({
-        "videos": 2,
+    assert run_objects("--pred", pred, "--gt", gt, "--json") == pytest.approx({
         "not_understood": 1,
         "pairs": 3,
         "without_objects": 2,
@@ -173,7 +134,6 @@ def test_rubbish_is_counted(tmp_path, answers, pairs, accuracy):
     result = run_objects("--pred", pred, "--gt", gt, "--llm", "any", "--answers", kept, "--json")
     assert result["not_understood"] == 1
     assert result["pairs"] == pairs
-    assert result["without_objects"] == 1 - pairs
     assert result["object_accuracy"] == accuracy
 
 
@@ -186,28 +146,15 @@ def test_videos_by_seed(tmp_path):
     assert result["object_accuracy"] == result["objects_found"] == 1
 
 
-# ------------------------------------------------------------- bad input
-
 @pytest.mark.parametrize("options, says", [
     ("--gt p.json", "only the toy's sentences"),
-    ("--gt other.json", "are not in"),
     ("--gt nowhere.json", "nowhere"),
     ("--gt p.json --llm nowhere", "nowhere"),
     ("--gt g.json --llm x --answers g.json", "given twice"),
-    ("--gt g.json --llm x --answers p.txt", "does not hold answers"),
-    ("--data ek100 --root nowhere", "error"),
+    ("--gt g.json --llm x --answers p.txt", "must be [question, answer]"),
 ])
 def test_bad_input_of_objects(tmp_path, monkeypatch, options, says):
     monkeypatch.chdir(tmp_path)
     for name in ("p.json", "g.json", "p.txt"):
         write(tmp_path / name, {"a": narration_rows("C runs."), "b": []})
-    write(tmp_path / "other.json", {"z": narration_rows("C runs."), "y": []})
     assert says in run_objects("--pred", "p.json", *options.split(), ok=False)
-
-
-def test_objects_need_a_truth(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["objects", "--pred", "p.json"])
-    with pytest.raises(SystemExit) as end:
-        objects.main()
-    assert end.value.code == 2
-    assert "--gt" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from experiments import summary
 from helpers import ROOT
 from support.files.narrations import Sentence
 from test_evaluate import command, write
-from toy import world
 
 run_summary = partial(command, main=summary.main)
 EGO4D = ROOT / "tests" / "golden" / "data" / "ego4d"
@@ -34,9 +33,8 @@ SECOND = rows("You enter the room.", "You empty the sink.", "You swing the lime 
 # ------------------------------------------------------------- by rule
 
 @pytest.mark.parametrize("verb, past", [
-    ("wash", "washed"), ("wipe", "wiped"), ("tap", "tapped"), ("fill", "filled"),
-    ("empty", "emptied"), ("shake", "shook"), ("load", "loaded"),
-    ("fix", "fixed"), ("swing", "swung"), ("play", "played"), ("scrub", "scrubbed")])
+    ("wash", "washed"), ("tap", "tapped"), ("empty", "emptied"), ("shake", "shook"),
+    ("fix", "fixed"), ("play", "played")])
 def test_past_tense(verb, past):
     assert summary.past(verb) == past
 
@@ -59,15 +57,6 @@ def test_condensed_by_hand(texts, expected):
     assert summary.condense(texts) == expected
 
 
-@pytest.mark.parametrize("name", ["plain", "second"])
-def test_every_sentence_of_the_toy_is_condensed(name):
-    for template in world.WORLDS[name].sentences.values():
-        text = summary.condense([template.format(thing="red cup", place="sink")])
-        you, verb, *_ = text.split()
-        assert you == "You"
-        assert verb.endswith("ed") or verb in ("were", "shook", "swung")
-
-
 # ------------------------------------------------------------- references and scores
 
 def test_perfect_and_worse(tmp_path):
@@ -84,22 +73,8 @@ def test_perfect_and_worse(tmp_path):
     assert result["empty"] == 1
     assert result["cider"] < 10
     assert 0 < result["rouge_l"] < 0.5
-    printed = run_summary("--pred", pred, "--gt", tmp_path)
-    assert "a: You were in a kitchen and washed the red cup.\nb: \n" in printed
-
-
-def test_rendered_toy_by_seed(tmp_path):
-    """--data: the references of videos that have no file."""
-    truth = {}
-    for seed, kitchen in world.kitchens("test", 2, world=world.WORLDS["second"]):
-        truth[f"toy-{seed}"] = [{"time": narration.frame, "text": narration.text}
-                                for narration in kitchen.narrations]
-    pred = write(tmp_path / "pred.json", truth)
-    options = ("--pred", pred, "--data", "toy", "--limit", 2, "--json")
-    result = run_summary(*options, "--world", "second")
-    assert result["cider"] == pytest.approx(10)
-    assert result["videos"] == 2
-    assert run_summary(*options)["cider"] < 5
+    printed = run_summary("--pred", pred)
+    assert printed == "a: You were in a kitchen and washed the red cup.\nb: \n"
 
 
 def test_several_references(monkeypatch):
@@ -133,10 +108,9 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     names = [sample.name for sample in samples]
     pred = write(tmp_path / "pred.json", {name: rows("You pick up a cup.") for name in names})
     file = EGO4D / "annotations" / "segment_summaries.json"
-    for source in (("--gt", file), ("--data", "ego4d", "--root", EGO4D)):
-        result = run_summary("--pred", pred, *source, "--json")
-        assert result["videos"] == len(names)
-        assert result["references"] == 3
+    result = run_summary("--pred", pred, "--gt", file, "--json")
+    assert result["videos"] == len(names)
+    assert result["references"] == 3
 
     content = json.loads(file.read_text())
     interval = content[next(iter(content))]["1.77, 8.81"]
@@ -160,13 +134,12 @@ def test_summaries_in_the_second_person(raw, cleaned):
     assert summary.clean_summary(raw) == cleaned
 
 
-def test_written_summaries_can_be_references(tmp_path):
+def test_a_file_of_summaries_can_be_the_reference(tmp_path):
     pred = write(tmp_path / "pred.json", {"a": FIRST, "b": SECOND})
-    output = tmp_path / "out.json"
-    assert run_summary("--pred", pred, "--output", output, "--json") == {"videos": 2, "empty": 0}
-    written = json.loads(output.read_text())
-    assert written["b"] == "You were in a room, emptied the sink and swung the lime knife."
-    assert run_summary("--pred", pred, "--gt", output, "--json")["cider"] == pytest.approx(10)
+    texts = {"a": "You were in a kitchen, washed the red cup and tapped the drawer hiding the pan.",
+             "b": "You were in a room, emptied the sink and swung the lime knife."}
+    gt = write(tmp_path / "gt.json", texts)
+    assert run_summary("--pred", pred, "--gt", gt, "--json")["rouge_l"] == 1
 
 
 # ------------------------------------------------------------- by a language model
@@ -202,48 +175,14 @@ def test_unwrapped(answer, text):
     assert summary.unwrap(answer) == text
 
 
-def test_question_keeps_braces_and_lines():
-    question = summary.question_about([Sentence(1.0, "You {wave}\nnow.")])
-    assert "(1, You {wave} now.)" in question
-
-
-# ------------------------------------------------------------- bad input
-
 @pytest.mark.parametrize("options, says", [
-    ("--data egoexo4d", "no summaries"),
-    ("--data ego4d --root nowhere", "error"),
-    ("--data x", "has no summaries"),
-    ("--gt empty.json", "are not in"),
     ("--gt other.json", "are not in"),
-    ("--gt pred.json --output pred.json", "given twice"),
     ("--gt silent.json", "no video has a reference"),
     ("--gt pred.json --llm x --answers pred.json", "given twice"),
-    ("--data toy --world x", "unknown world"),
-    ("--gt more.json", "--partial"),
 ])
 def test_bad_input_of_summaries(tmp_path, monkeypatch, options, says):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "pred.json", {"a": FIRST, "b": SECOND})
-    write(tmp_path / "more.json", {"a": FIRST, "b": FIRST, "c": FIRST})
-    write(tmp_path / "empty.json", {})
     write(tmp_path / "other.json", {"z": FIRST, "y": FIRST})
     write(tmp_path / "silent.json", {"a": [], "b": [{"time": 1, "text": "A bell rings."}]})
     assert says in run_summary("--pred", "pred.json", *options.split(), ok=False)
-
-
-@pytest.mark.parametrize("options", [
-    "--gt pred.json --data toy",
-    "--gt pred.json --world dark",
-    "--limit 3",
-])
-def test_usage_of_sources(monkeypatch, options):
-    monkeypatch.setattr("sys.argv", ["summary", "--pred", "pred.json", *options.split()])
-    with pytest.raises(SystemExit) as end:
-        summary.main()
-    assert end.value.code == 2
-
-
-def test_partial_summaries(tmp_path):
-    pred = write(tmp_path / "p.json", {"a": FIRST, "b": SECOND})
-    gt = write(tmp_path / "g.json", {"a": FIRST, "b": FIRST, "c": FIRST})
-    assert run_summary("--pred", pred, "--gt", gt, "--partial", "--json")["videos"] == 2

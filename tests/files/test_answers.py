@@ -39,14 +39,11 @@ def test_each_question_is_answered_once(llm, tmp_path):
 
 
 def test_kept_answers_need_no_model(llm, tmp_path, monkeypatch):
-    """A line that a kill has left incomplete is cut off. Answers of another model are not used."""
+    """Answers of another model are not used."""
     kept = tmp_path / "a.jsonl"
     answer = answers.Answers(llm, kept, "cpu").ask("What is it?")
-    with kept.open("a") as file:
-        file.write('["torn by a k')
     monkeypatch.setattr(answers, "load_llm", lambda *_: pytest.fail("a model is loaded"))
     assert answers.Answers(llm, kept, "cpu").ask("What is it?") == answer
-    assert len(kept.read_text().splitlines()) == 1
     with pytest.raises(pytest.fail.Exception, match="is loaded"):
         answers.Answers("another", kept, "cpu").ask("What is it?")
 
@@ -62,7 +59,7 @@ def test_chat_template_without_thinking(llm, tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    (b'{"a": 1}', "does not hold answers"),
+    (b'{"a": 1}', "line 1: must be"),
     (b'["a"]\n', "line 1: must be"),
     (b'["a", 3]\n', "[question, answer]"),
 ])

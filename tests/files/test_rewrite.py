@@ -43,14 +43,11 @@ def rewritten(root):
     return rows, path.with_suffix(".jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize("torn", ["", '["You take the cup.", "You ta', "[", "\xff"])
-def test_rewrite_resumes(root, torn):
-    """Sentences of an earlier run are kept. An incomplete last line, left by a kill, is written
-    anew.
-    """
+def test_rewrite_resumes(root):
+    """Sentences of an earlier run are kept."""
     kept = root / "annotations" / "refined_val_narrations.jsonl"
     first_line = answered("You open the door.", "You pull the door open.\nNote: more")
-    kept.write_bytes(first_line.encode() + b"\n" + torn.encode("latin-1"))
+    kept.write_text(first_line + "\n")
     run(root)
     rows, lines = rewritten(root)
     assert rows[0] == {"time": 1.0, "text": "You pull the door open."}
