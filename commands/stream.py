@@ -10,30 +10,29 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 
 from torch import Tensor
 from tqdm import tqdm
 
 from baselines.variants import load_narrator
-from commands.narrator import spell
-from narrator import NARRATION, VISUAL, Config, Layout, Narrator, Tokens, VisionEncoder
-from stream import Cache, Decision, narrate
+from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, trace_row
+from narrator import Config, Narrator, VisionEncoder
+from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
-from streams.bounds import live_bounds, open_stream
+from streams.bounds import Bounded, live_bounds, open_stream
 from streams.live import Camera, Recording, is_live, is_pipe_or_url, paced, source_option
 from streams.serve import HOST, PORT, Page, serve
 from streams.speech import Speaker, find_voice
-from streams.subtitles import Writers, outputs, timestamp
+from streams.subtitles import Input, Writers, inputs_of, timestamp
 from streams.suspend import State
 from support.common.devices import device_and_dtype, dtype_name, vision_dtype
-from support.common.disk import check_writable
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
     non_negative_int, positive_float, positive_int, report_static, trigger_options,
 )
-from support.common.progress import progress
+from support.common.progress import progress, say
 from support.common.text import without_secrets
 from support.engine.checkpoint import check_vision
 from support.engine.compiled import compile_narrator
@@ -44,111 +43,28 @@ from toy.read_out import in_words, load_read_out
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 TOY_SIZE = (96, 96)                     # pixels of the videos that the bundled narrator was trained on
-LEGEND = """\
-legend: fed: prompt, x a token of the frame, m of the memory, n of the narrations' memory, $ end of text
-        (x x 10: ten of them); [SKIP] says that the frame before had no narration
-        p([SKIP]) <= theta: the segment ends here, and its narration follows (Eq. 1)
-        l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, \
-frames) tokens"""
-LEGEND_OF_MEMORY = """\
-        memory: which place showed what last (how sure, how long ago), as a linear map reads it from the
-        memory tokens after a narration; the narrator never uses that map"""
 
 
-def restarted(decision: Decision, layout: Layout) -> bool:
-    """Whether the segment was restarted before the frame, that is, opened without a narration."""
-    fed = decision.fed
-    return len(fed) > 0 and fed.kind[0] == VISUAL and fed.ids[0] != layout.skip
+class Stream:
+    """The narration of one input, from its first frame, or from its state, to its end.
 
-
-def first_and_last_kept(tokens: Tokens) -> list[int]:
-    """Numbers of the first and the last narration in the cache; [] if there are none."""
-    numbers = [number for kind, number in zip(tokens.kind, tokens.number) if kind == NARRATION]
-    return [min(numbers), max(numbers)] if numbers else []
-
-
-def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
-    """A line of --trace."""
-    row = {
-        "frame": decision.frame,
-        "p_skip": decision.p_skip,
-        "theta": decision.theta,
-        "narrate": decision.narration is not None,
-        "position": decision.position,
-        "text_tokens": decision.text_tokens,
-        "visual_tokens": decision.visual_tokens,
-        "forced": decision.forced,
-        "kept": first_and_last_kept(cache.tokens),
-    }
-    if restarted(decision, layout):
-        row["restart"] = True
-    return row
-
-
-def explain(decision: Decision, layout: Layout, config: Config, static: bool = False) -> str:
-    """A line of --explain: one frame in words.
-
-    It says what was fed, p([SKIP]) and its threshold, what was pruned, the counter and the cache.
-    """
-    fed = []
-    for name, group in groupby(spell(layout, decision.fed, prompt="prompt")):
-        count = len(list(group))
-        fed.append(f"{name} x {count}" if count > 1 else name)
-
-    line = f"frame {decision.frame}: "
-    if restarted(decision, layout):
-        line += "the segment is restarted; "
-    line += f"fed {' '.join(fed) or 'nothing more'}"
-    if decision.p_skip is None:
-        line += "; the first frame always narrates"
-    else:
-        sign = "<=" if decision.p_skip <= decision.theta else ">"
-        if static or decision.theta == config.theta:
-            which = "theta"
-        else:
-            which = f"theta_low, within {config.refractory:g} s"
-        line += f"; p([SKIP]) = {decision.p_skip:.4f} {sign} {decision.theta:g} ({which})"
-        if decision.forced:
-            line += "; the last frame always narrates"
-    if decision.narration:
-        line += f"; narration {decision.narration.n}, {decision.pruned} tokens removed"
-    line += f"; l = {decision.position}"
-    line += f", cache {decision.text_tokens} text + {decision.visual_tokens} visual"
-    return line
-
-
-class Input:
-    """One input of the command line: where its narrations go, and how far it is.
-
-    source, name    as given, and the name of its outputs ("" of a single input)
-    files           {format: path of the output file, or None}
-    context         the stream
-    video           the Video, or the live source; None of features
-    total           the number of frames expected, or None
-    count           the number of frames narrated so far
-    peak            the most tokens that the cache has held after a frame
-    page            its page (--html, --serve), or None
-    state           its state file (--state)
-    read_out        says what the memory holds (--explain); None: there is none for the narrator
-    knows           {frame of a narration: what the memory holds after it}, until it is printed
+    given       the input and its output files
+    page        its page (--html, --serve), or None
+    context     the stream
+    video       the Video, or the live source; None of features
+    total       the number of frames expected, or None
+    first_frame the number of frames that an earlier command has narrated (--state)
+    peak        the most tokens that the cache has held after a frame
     """
 
-    def __init__(self, source: str, name: str, files: dict[str, str | None], live: bool):
-        self.source = source
-        self.name = name
-        self.live = live
-        state_file = files.pop("state", None)
-        self.files = files
-        self.context = None
+    def __init__(self, given: Input, page: Page | None = None):
+        self.given = given
+        self.page = page
+        self.context: Bounded | None = None
         self.video = None
         self.total = None
-        self.count = 0
+        self.first_frame = 0
         self.peak = 0
-        self.html = files.pop("html", None)
-        self.page = None
-        self.state = State(state_file, self)
-        self.read_out = None
-        self.knows: dict[int, str] = {}
 
     def decisions(self, narrator: Narrator, encoder: VisionEncoder | None,
                   args: argparse.Namespace) -> Iterator[tuple[Decision, dict | None]]:
@@ -156,60 +72,52 @@ class Input:
 
         Yields each Decision, and the JSONL row of its narration if it has one.
         """
-        # The state is locked first and released last, after the files are closed. The page ends
-        # with the input, also if nothing is narrated.
-        with self.state, ExitStack() as stack:
+        live = self.given.live
+        # Entered in this order, left in the other one: the state is locked until all else is done.
+        with ExitStack() as stack:
+            state = stack.enter_context(State(self.given))
             if self.page is not None:
                 stack.enter_context(self.page)
-            guesses = 0 if args.explain else args.guesses
+                self.page.record.fps = float(narrator.config.fps)
             self.context = open_stream(
                 narrator,
                 lookahead=args.lookahead,
-                guesses=guesses,
-                clock=(lambda: self.video.time) if self.live else None,
+                guesses=args.guesses,
+                clock=(lambda: self.video.time) if live else None,
             )
-            if not self.state.resume(narrator, encoder, args.static):
+            if not state.resume(self.context, encoder, args.static):
                 return
+            self.first_frame = self.context.frame
+            stack.callback(self.report, time.perf_counter())
             frames = self.open(narrator, encoder, args)
-            if not self.live:
-                # A URL or a pipe is there when its first frame is: only then are files replaced.
-                first = list(islice(frames, 1))
-                if not first and self.state.first_frame == 0:
-                    raise BadData(f"{without_secrets(self.source)} has no frames")
-                frames = chain(first, frames)
-            source = "" if self.live else self.source
-            writers = Writers(self.files, stack, source, self.state.saved_files, self.live)
-            if self.live:
-                frames = self.state.live_frames(frames)
+            if live:
+                stack.callback(self.video.close)
+                frames = state.live_frames(frames, self.video)
                 frames = self.video.restart_after_outage(frames, self.context.restart)
-                # on exit, because a live stream ends with Ctrl-C or an error
-                stack.callback(self.report, time.perf_counter())
-            stack.callback(getattr(self.video, "close", lambda: None))
+            # A source is there when its first frame is: only then are files replaced.
+            first = list(islice(frames, 1))
+            if not first and self.first_frame == 0:
+                raise BadData(f"{without_secrets(self.given.source)} has no frames")
+            writers = stack.enter_context(Writers(self.given, state.saved_files))
+            state.writers = writers
 
+            frames = chain(first, frames)
             for decision in narrate(narrator, frames, args.static, context=self.context):
                 trace = trace_row(decision, narrator.layout, self.context.cache)
-                row = None
-                if decision.narration is not None:
-                    row = vars(decision.narration)
-                if self.live:
+                row = vars(decision.narration) if decision.narration else None
+                if live:
                     trace["time"] = self.video.time
-                    if row is not None:
-                        row = self.video.with_time_of_day(row)
+                if live and row is not None:
+                    row = self.video.with_time_of_day(row)
                 writers.trace(trace)
                 if row is not None:
                     writers.sentence(row)
                 if self.page is not None:
                     self.page.tell(trace, row)
-                if self.read_out is not None and decision.narration:
-                    self.knows[decision.frame] = in_words(self.read_out, self.context.memory[0])
-                self.count = decision.frame + 1
-                tokens = decision.text_tokens + decision.visual_tokens
-                self.peak = max(self.peak, tokens)
-                self.state.save_if_due(writers, narrated=row is not None)
+                self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
+                state.save_if_due(narrated=row is not None)
                 yield decision, row
-            self.state.end(writers)
-        if self.live and self.count == 0:
-            raise BadData(f"{without_secrets(self.source)} has no frames")
+            state.end()
 
     def open(self, narrator: Narrator, encoder: VisionEncoder | None,
              args: argparse.Namespace) -> Iterator[Tensor]:
@@ -219,22 +127,24 @@ class Input:
                 self.page.picture = pictures[-1]
             return encoder(pictures)
 
+        source = self.given.source
         largest = None                                  # pixels; no larger picture is needed
         if encoder is not None:
             largest = 2 * encoder.image_size
         options = dict(args.source_option)
+        skip = self.first_frame                         # of a recording: these are narrated already
         open_video = partial(Video, options=options)
-        if self.live:
+        if self.given.live:
             open_video = partial(Camera, options=options, retries=args.retries)
-        elif is_pipe_or_url(self.source):
+            skip = 0
+        elif is_pipe_or_url(source):
             open_video = partial(Recording, options=options)
         frames, self.total, self.video = open_frames(
-            self.source, narrator.config, encode, args.lookahead, largest, open_video,
-            self.state.skip
+            source, narrator.config, encode, args.lookahead, largest, open_video, skip
         )
         # features have no pictures, and the size of a pipe's pictures is not known yet
-        has_size = self.video is not None and (self.live or self.video.size is not None)
-        if args.model is None and has_size and self.video.size != TOY_SIZE:
+        size = self.video and self.video.size
+        if args.model is None and (self.given.live or size not in (None, TOY_SIZE)):
             say_once("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). "
                      "For other videos, give --model a narrator trained for them, such as "
                      "zeyun-zhong/flownar-1B-ego4d")
@@ -243,38 +153,35 @@ class Input:
         return frames
 
     def report(self, began: float) -> None:
-        """Print a line about the stream on stderr.
+        """Print a line about the stream on stderr, and one about its pictures.
 
         began       time.perf_counter() when it began
         """
-        if self.count == 0:
+        count = self.context.frame
+        if count == self.first_frame:
             return
-        name = f"{self.name}: " if self.name else ""
-        rate = (self.count - self.state.first_frame) / (time.perf_counter() - began)
+        name = f"{self.given.name}: " if self.given.name else ""
+        rate = (count - self.first_frame) / (time.perf_counter() - began)
         cache = self.context.cache
         restarts = f", {self.context.restarts} restarts" if self.context.restarts else ""
-        tqdm.write(f"{name}{self.count} frames, {self.context.segment} narrations"
-                   f"{restarts}, {rate:.1f} frames/s; "
-                   f"cache at most {self.peak} tokens, now {cache.text} text + "
-                   f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB", file=sys.stderr)
+        say(f"{name}{count} frames, {self.context.segment} narrations{restarts}, "
+            f"{rate:.1f} frames/s; cache at most {self.peak} tokens, now {cache.text} text + "
+            f"{cache.visual} visual = {cache.bytes() / 1e6:.2f} MB")
         if self.video is not None:
             self.video.report()
 
 
-def check_options(args: argparse.Namespace) -> bool:
-    """Refuse what cannot work, before anything is loaded; returns whether the input is live.
-
-    Options without effect are reported on stderr.
-    """
-    first = without_secrets(args.input[0])
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse what cannot work, before anything is loaded."""
     live = is_live(args.input[0], args.live)
-    if len(args.input) > 1:
-        for source in args.input:
-            if is_live(source, args.live) or is_pipe_or_url(source):
-                raise BadData(f"{without_secrets(source)}: is no file, and the next input would "
-                              f"wait for its end; start a process for each")
-        if args.serve is not None:
-            raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
+    first = without_secrets(args.input[0])
+    for source in args.input:
+        is_file = not is_live(source, args.live) and not is_pipe_or_url(source)
+        if len(args.input) > 1 and not is_file:
+            raise BadData(f"{without_secrets(source)}: is no file, and the next input would "
+                          f"wait for its end; start a process for each")
+    if args.serve is not None and len(args.input) > 1:
+        raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
     if args.html and args.state:
         raise BadData("--html with --state would be a page of what came after the last start; "
                       "make it at the end, by python -m streams.page VIDEO JSONL --trace TRACE")
@@ -283,38 +190,60 @@ def check_options(args: argparse.Namespace) -> bool:
     if live and (args.lookahead or 1) > 1:
         raise BadData(f"--lookahead: {first} is live, and its frames cannot wait for later ones; "
                       f"leave it out")
-    if args.lookahead is None:
-        args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
-    if args.retries is not None and not live:
-        print("--retries: only live inputs are opened again, so it has no effect", file=sys.stderr)
-    report_static(args)
-
     if not live and not is_pipe_or_url(args.input[0]):
         check_inputs(args.input)
-    return live
+    report_static(args)
 
 
-def run_files(args: argparse.Namespace) -> None:
-    live = check_options(args)
-    has_videos = not all(is_features(source) for source in args.input)
+def run_inputs(args: argparse.Namespace) -> None:
+    check_options(args)
+    inputs = inputs_of(args)
+    live = inputs[0].live
+    if args.lookahead is None:
+        args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
+    if args.explain:
+        args.guesses = 0
     voice = find_voice() if args.speak else None
-    runs = [Input(source, name, files, live) for source, name, files in outputs(args)]
-    for run in runs:
-        check_writable(*run.files.values(), in_place=True)
-        check_writable(run.html, run.state.path)
-        if run.html or args.serve is not None:
-            run.page = Page(run.source, run.html, live)
-    device, dtype = device_and_dtype(args.device, args.dtype)
+    streams = []
+    for given in inputs:
+        shown = given.files["html"] or args.serve is not None
+        streams.append(Stream(given, Page(given) if shown else None))
     if args.serve is not None:
-        url = serve(runs[0].page, args.serve)
+        url = serve(streams[0].page, args.serve)
         print(f"page: {url}", file=sys.stderr, flush=True)
 
+    narrator, encoder = load_models(args, live)
+    failed = []
+    with ExitStack() as stack:
+        speaker = stack.enter_context(Speaker(voice)) if voice else None
+        printer = Printer(narrator, args, speaker)
+        for stream in streams:
+            try:
+                printer.show(stream, stream.decisions(narrator, encoder, args))
+            except (BadData, OSError) as error:
+                if len(streams) == 1:
+                    raise
+                failed.append(stream)
+                say(f"{stream.given.name}: {error}")
+    if failed:
+        raise BadData(f"{len(failed)} of {len(streams)} inputs could not be narrated to their end")
+    if args.serve is not None:
+        print(f"done; the page stays at {url} until Ctrl-C", file=sys.stderr, flush=True)
+        while True:
+            time.sleep(3600)
+
+
+def load_models(args: argparse.Namespace,
+                live: bool) -> tuple[Narrator, VisionEncoder | None]:
+    """The narrator of a command line, and its vision encoder if there are pictures to encode."""
     model = DEFAULT_MODEL if args.model is None else args.model
-    changes = config_changes(args)
+    has_videos = not all(is_features(source) for source in args.input)
     if has_videos:
         check_vision(model, args.vision, Config.vision)
+    device, dtype = device_and_dtype(args.device, args.dtype)
     if args.dtype == "auto" and device == "cpu":
         dtype = None                                    # what is faster here
+    changes = config_changes(args)
     narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
     if dtype is None and dtype_name(narrator.llm.dtype) == "bfloat16":
         say_once("The language model computes in bfloat16, which is faster on this processor; "
@@ -326,89 +255,61 @@ def run_files(args: argparse.Namespace) -> None:
         encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
-    if args.explain:
-        read_out = load_read_out(model)
-        for run in runs:
-            run.read_out = read_out
     if args.compile:
         compile_narrator(narrator)
     else:
         speed_up(narrator)
     if encoder is not None:
         speed_up(encoder)
-
-    with ExitStack() as stack:
-        speaker = stack.enter_context(Speaker(voice)) if voice else None
-        failed = show(runs, narrator, encoder, args, speaker)
-    if failed:
-        raise BadData(f"{len(failed)} of {len(runs)} inputs could not be narrated to their end")
-    if args.serve is not None:
-        print(f"done; the page stays at {url} until Ctrl-C", file=sys.stderr, flush=True)
-        while True:
-            time.sleep(3600)
+    return narrator, encoder
 
 
-def show(runs: list[Input], narrator: Narrator, encoder: VisionEncoder | None,
-         args: argparse.Namespace, speaker: Speaker | None) -> list[Input]:
-    """Narrate one input after the other, and print the narrations as they come; returns the inputs
-    that failed.
-    """
-    failed = []
-    if args.explain:
-        print(LEGEND, flush=True)
-        if runs[0].read_out is not None:
-            print(LEGEND_OF_MEMORY, flush=True)
-    delay = 0 if runs[0].live else 0.5
-    bar = progress(None, "streaming", unit="frame", leave=False, mininterval=0.5, delay=delay)
-    with bar:
-        for run in runs:
-            began = time.perf_counter()
-            try:
-                for decision, row in run.decisions(narrator, encoder, args):
-                    update_bar(bar, runs, run, decision)
-                    print_decision(run, decision, row, narrator, args, speaker)
-            except (BadData, OSError) as error:
-                if len(runs) == 1:
-                    raise
-                failed.append(run)
-                tqdm.write(f"{run.name}: {error}", sys.stderr)
-            else:
-                if not run.live:                                # live inputs have reported
-                    run.report(began)
-    return failed
+class Printer:
+    """Prints decisions as they come: the narrations, and with --explain each frame."""
 
+    def __init__(self, narrator: Narrator, args: argparse.Namespace, speaker: Speaker | None):
+        self.narrator = narrator
+        self.args = args
+        self.speaker = speaker
+        self.read_out = None                            # says what the memory holds
+        if args.explain:
+            self.read_out = load_read_out(args.model or DEFAULT_MODEL)
+            print(LEGEND, flush=True)
+            if self.read_out is not None:
+                print(LEGEND_OF_MEMORY, flush=True)
 
-def print_decision(run: Input, decision: Decision, row: dict | None, narrator: Narrator,
-                   args: argparse.Namespace, speaker: Speaker | None) -> None:
-    name = f"{run.name} " if run.name else ""
-    lines = []
-    if args.explain:
-        lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
-    if row is not None and (args.repeats or "repeat" not in row):
-        lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
-        if speaker is not None:
-            speaker.say(row["text"])
-    knows = run.knows.pop(decision.frame, None)
-    if knows is not None:
-        lines.append(f"{name}memory: {knows}")
-    if lines:
-        with tqdm.external_write_mode(file=sys.stdout):
-            print("\n".join(lines), flush=True)
+    def show(self, stream: Stream, decisions: Iterator[tuple[Decision, dict | None]]) -> None:
+        """Print what is decided, above a bar."""
+        delay = 0 if stream.given.live else 0.5
+        with progress(None, stream.given.name or "streaming", unit="frame", leave=False,
+                      mininterval=0.5, delay=delay) as bar:
+            for decision, row in decisions:
+                bar.total = stream.total
+                bar.initial = stream.first_frame        # says nothing of this command's speed
+                bar.update(decision.frame + 1 - bar.n)
+                numbers = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
+                if stream.given.live:
+                    numbers["late"] = f"{stream.video.late[0]:.1f} s"
+                bar.set_postfix(numbers, refresh=False)
+                lines = self.lines(stream, decision, row)
+                if lines:
+                    with tqdm.external_write_mode(file=sys.stdout):
+                        print("\n".join(lines), flush=True)
 
-
-def update_bar(bar: tqdm, runs: list[Input], run: Input, decision: Decision) -> None:
-    """Show in the bar how many frames of all inputs are done, and the cache of one of them."""
-    unknown = any(other.count > 0 and other.total is None for other in runs)
-    bar.total = None
-    if not unknown:
-        bar.total = sum(other.total or 0 for other in runs)
-    # Frames of an earlier run (--state) say nothing of this one's speed.
-    bar.initial = sum(other.state.first_frame for other in runs)
-    bar.update(sum(other.count for other in runs) - bar.n)
-    numbers = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
-    if run.live and run.video.latencies:
-        numbers["late"] = f"{run.video.latencies[-1]:.1f} s"
-    bar.set_postfix(numbers, refresh=False)
+    def lines(self, stream: Stream, decision: Decision, row: dict | None) -> list[str]:
+        """What is printed, and spoken, of a decision."""
+        name = f"{stream.given.name} " if stream.given.name else ""
+        config = self.narrator.config
+        lines = []
+        if self.args.explain:
+            lines.append(name + explain(decision, self.narrator.layout, config, self.args.static))
+        if row is not None and "repeat" not in row:
+            lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
+            if self.speaker is not None:
+                self.speaker.say(row["text"])
+        if row is not None and self.read_out is not None:
+            lines.append(f"{name}memory: {in_words(self.read_out, stream.context.memory[0])}")
+        return lines
 
 
 def input_options(parser: ArgumentParser) -> None:
@@ -440,9 +341,6 @@ def input_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--max-position", type=positive_int, metavar="N",
         help="beyond position N, turn back to the prompt (default: live 16384, else never)")
-    parser.add_argument(
-        "--repeats", action="store_true",
-        help="live: also print a sentence that is the last one again within 30 s")
 
 
 def main() -> None:
@@ -490,4 +388,4 @@ def main() -> None:
     args = parser.parse_args()
     # without it, Ctrl-C takes seconds to free torch
     atexit.register(gc.freeze)
-    command_line(lambda: run_files(args))
+    command_line(lambda: run_inputs(args))

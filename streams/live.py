@@ -18,11 +18,9 @@ import re
 import sys
 import time
 from argparse import ArgumentTypeError
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from math import inf
-from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
 
@@ -48,14 +46,17 @@ LONGEST_PAUSE = 30                      # seconds between two attempts to open i
 OUTAGE = 10.0                           # seconds without pictures after which the view has changed
 REPEAT = 30.0                           # seconds within which the same sentence is a repeat
 EARLY = 0.25                            # of 1 / fps: a picture may come so early, as clocks jitter
-LATENCIES = 10_000                      # sentences whose latency is kept
 # errors that do not pass by themselves
 NEVER = (av.error.ProtocolNotFoundError, av.error.DemuxerNotFoundError,
          av.error.OptionNotFoundError, av.error.HTTPUnauthorizedError,
          av.error.HTTPForbiddenError)
 
-# FFmpeg's name for cameras, by operating system; v4l2 on all others
-CAMERA_FORMATS = {"darwin": "avfoundation", "win32": "dshow"}
+# FFmpeg's format for cameras, and its name of the one with a number, by operating system
+CAMERAS = {
+    "linux": ("v4l2", "/dev/video{}"),
+    "darwin": ("avfoundation", "{}"),
+    "win32": ("dshow", "video={}"),
+}
 # Options of FFmpeg. For all live sources: do not hold pictures back
 LIVE_OPTIONS = {
     "fflags": "nobuffer+discardcorrupt",
@@ -86,7 +87,7 @@ def is_live(source: str, live: bool = False) -> bool:
     """
     if LIVE.fullmatch(source):
         return True
-    if live and not is_pipe_or_url(source) and not Path(source).is_fifo():
+    if live and not is_pipe_or_url(source):
         raise BadData(f"{without_secrets(source)}: --live is for what comes as it happens; "
                       f"a file is narrated in full without it")
     return live
@@ -101,10 +102,8 @@ def address(source: str, live: bool,
     file = source
     form = None
     if source.startswith("camera"):
-        form = CAMERA_FORMATS.get(sys.platform, "v4l2")
-        which = source.partition(":")[2] or "0"
-        names = {"v4l2": f"/dev/video{which}", "dshow": f"video={which}", "avfoundation": which}
-        file = names[form]
+        form, name = CAMERAS[sys.platform]
+        file = name.format(source.partition(":")[2] or "0")
     elif source.startswith("/dev/video"):
         form = "v4l2"
     elif source.startswith("lavfi:"):
@@ -139,7 +138,6 @@ class Recording:
     """
     frames = None                                   # as in Video; not known before
     size = None
-    video = None
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
                  options: dict[str, str] | None = None):
@@ -148,14 +146,14 @@ class Recording:
         self.fps = fps
         self.largest = largest
         self.options = options or {}
+        self.video = None
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return prefetch(self._read(), QUEUE)
 
     def _read(self) -> Iterator[np.ndarray]:
         file, _, options = address(self.source, False, self.options)
-        timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
-        container = open_container(file, self.name, options=options, timeout=timeout)
+        container = open_container(file, self.name, options=options, timeout=patience(self.source))
         self.video = Video(self.source, self.fps, self.largest, container)
         yield from self.video
         # A damaged file is narrated as far as it goes. Here it may be the connection that has ended.
@@ -166,6 +164,12 @@ class Recording:
     def report(self) -> None:
         if self.video is not None:
             self.video.report()
+
+
+def patience(source: str) -> tuple[float, float] | None:
+    """PyAV's time limits [s] for opening and reading a source. Whoever writes into a pipe may rest.
+    """
+    return None if source == "-" else (PATIENCE, PATIENCE)
 
 
 def paced(items: Iterable, rate: float) -> Iterator:
@@ -190,17 +194,15 @@ class Camera:
 
     size        of the present picture
     arrived     when it came (time.monotonic)
-    wall        the time of day when it came (ISO 8601)
+    wall        the time of day when it came (time.time)
     time        seconds from the first picture to the end of this one
     gap         seconds between the picture before and this one
-    latencies   seconds from the arrival of a picture to its sentence
+    late        seconds from the arrival of a picture to its sentence: the newest, and the longest
     reported    the last sentence that was no repeat, and its end (s)
 
-    A picture that equals the one before is the same array. A change of state is one line on stderr.
-    Raises BadData when the source is given up.
+    A change of state is one line on stderr. Raises BadData when the source is given up.
     """
     frames = None                                   # as in Video; not known before
-    size = None
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
                  options: dict[str, str] | None = None, retries: int | None = None):
@@ -210,16 +212,17 @@ class Camera:
         self.largest = largest
         self.options = options or {}
         self.retries = retries
-        self.waiting = Queue(QUEUE)                 # items of the thread, see `_run`
+        self.waiting = Queue(QUEUE)                 # (arrived, wall, picture), an error, or None
         self.closed = Event()
         self.thread = Thread(target=self._run, daemon=True)
 
+        self.size = None
         self.arrived = None
         self.first = None                           # when the first picture came
-        self.wall = ""
+        self.wall = 0.0
         self.time = 0.0
         self.gap = 0.0
-        self.latencies = deque(maxlen=LATENCIES)
+        self.late = (0.0, 0.0)
         self.reported = ("", -inf)
         # counts for the report
         self.decoded = 0
@@ -230,7 +233,6 @@ class Camera:
         self.reformatter = VideoReformatter()
         self.due = -inf                             # when the next picture is wanted
         self.lost = False                           # an outage has been reported, and lasts
-        self.newest = None                          # the last picture
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.thread.start()
@@ -259,8 +261,7 @@ class Camera:
             self.gap = arrived - self.arrived
         self.arrived = arrived
         self.time = round(arrived - self.first + 1 / self.fps, 3)
-        time_of_day = datetime.fromtimestamp(wall, timezone.utc)
-        self.wall = time_of_day.isoformat(timespec="milliseconds")
+        self.wall = wall
         self.size = picture.shape[:2]
         self.taken += 1
         return picture
@@ -277,23 +278,22 @@ class Camera:
     def with_time_of_day(self, row: dict) -> dict:
         """The row of a sentence about the present picture (subtitles.py) with the time of day.
 
-        It is marked as a repeat if it has been reported within REPEAT seconds. Its latency is kept.
+        It is marked as a repeat if it has been reported within REPEAT seconds.
         """
-        self.latencies.append(time.monotonic() - self.arrived)
+        late = time.monotonic() - self.arrived
+        self.late = (late, max(late, self.late[1]))
+        time_of_day = datetime.fromtimestamp(self.wall, timezone.utc)
+        row = row | {"wall": time_of_day.isoformat(timespec="milliseconds")}
         text, end = self.reported
         if row["text"] == text and row["end"] - end <= REPEAT:
-            return row | {"wall": self.wall, "repeat": True}
+            return row | {"repeat": True}
         self.reported = (row["text"], row["end"])
-        return row | {"wall": self.wall}
+        return row
 
     def report(self) -> None:
-        """Print in one line on stderr what came, and how late the last LATENCIES sentences were."""
-        late = "no sentences"
-        if self.latencies:
-            median, slow = np.percentile(self.latencies, (50, 95))
-            late = f"sentences {median:.2f} s (p50), {slow:.2f} s (p95) late"
+        """Print in one line on stderr what came, and how late the sentences were."""
         self.say(f"{self.decoded} pictures decoded, {self.taken} taken, {self.dropped} dropped; "
-                 f"{self.reconnects} reconnects; {late}")
+                 f"{self.reconnects} reconnects; sentences at most {self.late[1]:.2f} s late")
 
     def say(self, text: str) -> None:
         tqdm.write(f"{self.name}: {text}", file=sys.stderr)
@@ -302,9 +302,10 @@ class Camera:
 
     def _run(self) -> None:
         """Put pictures with their times, and at last None or an error."""
+        end = None
         try:
-            self._read()
-            end = None
+            for item in self._pictures():
+                self._put(item)
         except Exception as error:                  # of any kind: `__iter__` raises it
             end = error
         self._put(end)
@@ -318,14 +319,14 @@ class Camera:
                 pass
         self.waiting.put(item)
 
-    def _read(self) -> None:
-        """Open the source again and again, with growing pauses."""
+    def _pictures(self) -> Iterator[tuple[float, float, np.ndarray]]:
+        """(arrived, wall, picture). The source is opened again and again, with growing pauses."""
         failures = 0                                # in a row
         while True:
             decoded_before = self.decoded
             reason = "it ended"
             try:
-                self._watch()
+                yield from self._watch()
             except (av.FFmpegError, BadData, IndexError) as error:      # IndexError: as in video.py
                 reason = reason_of(error)
                 if isinstance(error, NEVER) and self.decoded == 0:
@@ -346,25 +347,28 @@ class Camera:
                 self.lost = True
             self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))
 
-    def _watch(self) -> None:
-        """Open the source, and put its pictures until it ends or fails."""
+    def _watch(self) -> Iterator[tuple[float, float, np.ndarray]]:
+        """Open the source, and give its pictures as they are due, until it ends or fails."""
         file, form, options = address(self.source, True, self.options)
-        timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
-        with av.open(file, format=form, options=options, timeout=timeout,
+        with av.open(file, format=form, options=options, timeout=patience(self.source),
                      metadata_errors="replace") as container:
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
             newest_at = time.monotonic()
-            decoded_before = self.decoded
+            connected = False
             for packet in container.demux():
                 if self.closed.is_set():
                     return
-                if packet.stream is stream:
-                    for frame in undamaged(packet):
-                        if self.decoded == decoded_before:
-                            self._connected()
-                        self._arrive(frame)
-                        newest_at = time.monotonic()
+                frames = undamaged(packet) if packet.stream is stream else []
+                if frames and not connected:
+                    self._connected()
+                    connected = True
+                for frame in frames:
+                    newest_at = time.monotonic()
+                    self.decoded += 1
+                    if self._is_due(newest_at):
+                        size = scaled_size(frame, self.largest)
+                        yield newest_at, time.time(), to_rgb(frame, self.reformatter, *size)
                 if time.monotonic() - newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
 
@@ -376,20 +380,15 @@ class Camera:
             self.say("pictures come again" if self.decoded else "pictures come")
         self.lost = False
 
-    def _arrive(self, frame: av.VideoFrame) -> None:
-        """Put a decoded picture into the queue, if it is its turn."""
-        now = time.monotonic()
-        self.decoded += 1
+    def _is_due(self, now: float) -> bool:
+        """Whether it is the turn of a picture that comes now; then the next one is due later."""
         period = 1 / self.fps
         if now < self.due - EARLY * period:
-            return
+            return False
         if now >= self.due + period:                # the first picture, or a very late one
             self.due = now
-        self.due += period                          # of the next one
-        picture = to_rgb(frame, self.reformatter, *scaled_size(frame, self.largest))
-        if self.newest is None or not np.array_equal(self.newest, picture):
-            self.newest = picture
-        self._put((now, time.time(), self.newest))
+        self.due += period
+        return True
 
 
 def reason_of(error: Exception) -> str:

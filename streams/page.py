@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import html
 import json
 import mimetypes
 import os
 import re
 from collections import deque
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from urllib.parse import quote
 
 from streams.subtitles import is_ours
@@ -46,9 +43,11 @@ class Record:
     columns     p and theta (in 1/10,000, -1 for None), position, text, visual; time (ms) if the
                 rows have a time (s)
     restarts    frames before which a segment was opened again
+    fps         frames a second; None: as the narrations say
     """
 
     def __init__(self):
+        self.fps: float | None = None
         names = ("p", "theta", "position", "text", "visual", "time")
         self.columns = {name: deque(maxlen=KEPT) for name in names}
         self.last = -1                              # the newest frame
@@ -155,7 +154,7 @@ class Record:
         """
         rows = {name: list(column) for name, column in self.columns.items()}
         return {
-            "fps": self.fps(),
+            "fps": self.fps or fps_of(self.narrations),
             "said": list(self.narrations),
             "rows": {"first": self.first, **rows},
             "sizes": dict(self.sizes),
@@ -163,18 +162,14 @@ class Record:
             "live": live,
         }
 
-    def fps(self) -> float:
-        """Rows a second: of the last 100 rows, if rows have times; else of the first narration."""
-        times = list(self.columns["time"])[-101:]   # milliseconds
-        if len(times) > 1:
-            step = median(after - before for before, after in pairwise(times))
-            if step > 0:
-                return 1000 / step
-        for narration in self.narrations:
-            if "frame" in narration and narration["end"] > 0:
-                # frame f ends at (f + 1) / fps
-                return (narration["frame"] + 1) / narration["end"]
-        return 2.0
+
+def fps_of(narrations: list[dict]) -> float:
+    """Frames a second, by the first narration whose frame is known: frame f ends at (f + 1) / fps.
+    """
+    for narration in narrations:
+        if "frame" in narration and narration["end"] > 0:
+            return (narration["frame"] + 1) / narration["end"]
+    return 2.0
 
 
 def ten_thousandths(value: float | None) -> int:
@@ -184,42 +179,20 @@ def ten_thousandths(value: float | None) -> int:
 # ---------------------------------------------------------------------- the page
 
 def make_page(title: str, content: dict, video: str | None = None) -> str:
-    """The HTML page.
-
-    video: its address or data; None: there is none. The page's policy allows no script but the
-    template's own.
-    """
-    page = TEMPLATE.read_text(encoding="utf-8")
+    """The HTML page. video: its address or data; None: there is none."""
     title = title.encode("utf-8", "replace").decode()           # a file's name may be no UTF-8
-    (style,) = re.findall("<style>(.*?)</s[a-z]+>", page, re.S)
-    (script,) = re.findall('"module">(.*?)</s[a-z]+>', page, re.S)
-    live = content["live"]
-    sources = "'self'" if live else "'self' file:"
-    policy = (f"default-src 'none'; style-src {script_hash(style)}; "
-              f"script-src {script_hash(script)}; img-src {sources} data:; "
-              f"media-src {sources} data:; base-uri 'none'; form-action 'none'")
-    if live:
-        policy += "; connect-src 'self'"
     # no sentence is HTML: the data are gzip in base64, and the script shows them as text
     data = base64.b64encode(gzip.compress(json.dumps(content).encode(), mtime=0)).decode()
-    values = {"policy": policy, "title": html.escape(title), "data": data,
+    values = {"title": html.escape(title), "data": data,
               "video": f'src="{html.escape(video)}"' if video else ""}
-    return re.sub(r"@(policy|title|video|data)@", lambda match: values[match[1]], page)
-
-
-def script_hash(text: str) -> str:
-    """A script or a style as a content security policy names it."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+    page = TEMPLATE.read_text(encoding="utf-8")
+    return re.sub(r"@(title|video|data)@", lambda match: values[match[1]], page)
 
 
 def video_address(video: Path, page: Path) -> str:
-    """The address of the video in the page: relative where that is possible."""
-    try:
-        relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
-        return quote(os.fsencode(relative))                     # it may be no UTF-8
-    except ValueError:                                          # another drive of Windows
-        return video.resolve().as_uri()
+    """The address of the video in the page, relative to the page."""
+    relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
+    return quote(os.fsencode(relative))                         # it may be no UTF-8
 
 
 def embed(video: Path) -> str:

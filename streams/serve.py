@@ -1,13 +1,12 @@
 """The page of stream.py (not in the paper): `--html FILE` at the end, `--serve [PORT]` meanwhile.
 
     /               the page of page.py with everything until now
-    /events         what comes after it, as server-sent events; a client that is late gets at most
-                    the last RING events
+    /events         what comes after it, as server-sent events
     /frame.jpg      the newest picture, as the vision encoder got it
     /video          of a recording, the file, in ranges
 
-The stream only puts a line into a queue and wakes the clients' threads. Each client has a thread of
-its own, so no client delays a narration.
+The stream only puts a line into a list and wakes the clients' threads. Each client has a thread of
+its own, so no client delays a narration. One that has missed events loads the page again.
 
 Read only, and for this machine only: the server listens at 127.0.0.1. The Host header must say so,
 too, because a foreign page could give its own name this address.
@@ -15,12 +14,10 @@ too, because a foreign page could give its own name this address.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +28,7 @@ import av
 import numpy as np
 
 from streams.page import Record, make_page, video_address
+from streams.subtitles import Input
 from support.common.disk import write_text
 from support.common.errors import BadData
 from support.common.text import without_secrets
@@ -38,46 +36,37 @@ from support.files.features import is_features
 
 HOST = "127.0.0.1"
 PORT = 8765
-RING = 1000                             # events that are kept for clients that come back
-QUIET = 15.0                            # seconds between signs of life
+LATE = 1000                             # events that a client may be late
 PAUSE = 0.05                            # seconds between two writes to one client
 JPEG = {"qmin": "3", "qmax": "3"}       # quality of pictures, from 1 (best) to 31
 CHUNK = 1 << 18                         # bytes of a file that are sent at once
+VIDEO_TYPES = {".webm": "video/webm", ".ogv": "video/ogg"}
 
 
 class Page(AbstractContextManager):
-    """The page of one input. Leaving the `with` writes its file and tells its clients.
+    """The page of one input. Leaving the `with` writes its file, and ends it for its clients."""
 
-    source      the input
-    path        the file to write, if any
-    live        the source cannot be read again
-    """
-
-    def __init__(self, source: str, path: str | None = None, live: bool = False):
-        self.path = path
+    def __init__(self, given: Input):
+        source = given.source
+        self.path = given.files.get("html")
         self.record = Record()
-        recorded = not live and Path(source).is_file()
+        recorded = not given.live and Path(source).is_file()
         shows_pictures = not is_features(source)
         self.video = Path(source) if recorded and shows_pictures else None
         self.camera = not recorded and shows_pictures
         self.title = Path(source).name if recorded else without_secrets(source)
 
         self.news = Condition()                     # of all that `tell` changes
-        self.process = os.urandom(4).hex()          # part of an event's id: its number begins anew
-        self.step = 0                               # number of the last event
-        self.events = deque(maxlen=RING)            # (number, text)
+        self.events = deque(maxlen=LATE)            # the newest, as JSON
+        self.count = 0                              # of all events
         self.ended = False
-        self.newest_at = time.monotonic()           # when the newest row came
         self.picture = None                         # the newest, uint8 [H, W, 3 or 6]
 
     def tell(self, row: dict, narration: dict | None) -> None:
         """Add a row of the trace and the narration of its frame, and wake the clients."""
         with self.news:
-            self.step += 1
-            self.newest_at = time.monotonic()
-            data = json.dumps(self.record.add(row, narration))
-            event = f"event: row\nid: {self.process}-{self.step}\ndata: {data}\n\n"
-            self.events.append((self.step, event.encode()))
+            self.events.append(json.dumps(self.record.add(row, narration)))
+            self.count += 1
             self.news.notify_all()
 
     def __exit__(self, *_) -> None:
@@ -91,38 +80,18 @@ class Page(AbstractContextManager):
     def html(self) -> str:
         """The page as it is served."""
         with self.news:
-            live = {
-                "process": self.process,
-                "after": f"{self.process}-{self.step}",
-                "camera": self.camera,
-                "quiet": round(time.monotonic() - self.newest_at, 1),
-            }
-            content = self.record.content(live)
+            content = self.record.content({"after": self.count, "camera": self.camera})
         return make_page(self.title, content, "video" if self.video else None)
 
-    def since(self, last: str) -> Iterator[bytes]:
-        """All server-sent events after the id `last`, for ever.
-
-        After QUIET seconds without events comes a comment.
+    def wait(self, known: int) -> tuple[list[str], int, bool]:
+        """Wait until there are more events than are `known`, or the page has ended; returns the
+        further events, the number of all, and whether it has ended.
         """
-        step = 0                                    # number of the last event that the client has
-        match = re.fullmatch(rf"{self.process}-([0-9]{{1,15}})", last)
-        if match:
-            step = min(int(match[1]), self.step)
         with self.news:
-            first = self.record.first if len(self.record) else None
-        hello = json.dumps({"process": self.process, "first": first})
-        yield f"retry: 500\nevent: hello\ndata: {hello}\n\n".encode()
-        end_sent = False
-        while True:
-            with self.news:
-                self.news.wait_for(lambda: self.step > step or self.ended and not end_sent, QUIET)
-                events = [event for number, event in self.events if number > step]
-                step = self.step
-                if self.ended and not end_sent:
-                    events.append(b"event: end\ndata: {}\n\n")
-                    end_sent = True
-            yield b"".join(events) or b": still here\n\n"
+            self.news.wait_for(lambda: self.count > known or self.ended)
+            new = max(0, self.count - known)
+            events = list(self.events)[-new:] if new else []
+            return events, self.count, self.ended
 
 
 def jpeg(picture: np.ndarray) -> bytes:
@@ -169,13 +138,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.page
-        name = self.path.partition("?")[0]
+        name, _, query = self.path.partition("?")
         if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
             self.send_error(403)
         elif name == "/":
             self.answer("text/html; charset=utf-8", page.html().encode())
         elif name == "/events":
-            self.send_events(page)
+            self.send_events(page, query)
         elif name == "/frame.jpg" and page.picture is not None:
             self.answer("image/jpeg", jpeg(np.asarray(page.picture)[..., :3]))
         elif name == "/video" and page.video:
@@ -189,20 +158,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_head(self, code: int, kind: str, headers: dict) -> None:
         self.send_response(code)
-        safe = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
-                "X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin"}
-        for name, value in ({"Content-Type": kind} | headers | safe).items():
+        for name, value in {"Content-Type": kind, "Cache-Control": "no-store", **headers}.items():
             self.send_header(name, str(value))
         self.end_headers()
 
-    def send_events(self, page: Page) -> None:
-        """Send server-sent events until the client leaves."""
+    def send_events(self, page: Page, query: str) -> None:
+        """Send the events after number N, of the query after=N, until the page ends."""
+        asked = re.fullmatch(r"after=([0-9]{1,15})", query)
+        known = int(asked[1]) if asked else 0
         self.send_head(200, "text/event-stream", {})
-        # a browser that connects again sends the header; a new page, the parameter
-        asked = re.search(r"[?&]after=([\w-]+)", self.path)
-        last = self.headers.get("Last-Event-ID") or (asked[1] if asked else "")
-        for block in page.since(last):
-            self.wfile.write(block)
+        ended = False
+        while not ended:
+            events, known, ended = page.wait(known)
+            text = "".join(f"event: row\ndata: {event}\n\n" for event in events)
+            if ended:
+                text += "event: end\ndata: {}\n\n"
+            self.wfile.write(text.encode())
             time.sleep(PAUSE)
 
     def send_video(self, path: Path) -> None:
@@ -219,14 +190,10 @@ class Handler(BaseHTTPRequestHandler):
                 last = min(last, int(asked[2]))
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         left = max(0, last - first + 1)
-        kinds = {".webm": "video/webm", ".ogv": "video/ogg"}
-        kind = kinds.get(path.suffix.lower(), "video/mp4")
+        kind = VIDEO_TYPES.get(path.suffix.lower(), "video/mp4")
         self.send_head(code, kind, {"Content-Length": left, **headers})
         with open(path, "rb") as file:
             file.seek(first)
-            while left:
-                piece = file.read(min(left, CHUNK))
-                if not piece:                       # the file has become shorter
-                    return
+            while left and (piece := file.read(min(left, CHUNK))):
                 self.wfile.write(piece)
                 left -= len(piece)

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from argparse import Namespace
-from contextlib import ExitStack
+from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -16,7 +16,7 @@ from support.common.errors import BadData
 from support.files.own_videos import NARRATIONS
 
 FORMS = ("jsonl", "srt", "vtt", "trace", "html", "state")      # options that name output files
-Files = dict[str, str | None]                           # {format: path, or None}
+WRITTEN = FORMS[:4]                                     # line by line, as the stream goes on
 # How the files of this program begin
 BEGINS = {
     "jsonl": rb'\{"n": ',
@@ -26,6 +26,21 @@ BEGINS = {
     "html": rb'<!doctype html>\n<html lang="en">\n<!-- The player and the live page',
 }
 TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
+
+
+@dataclass
+class Input:
+    """One input of a command line, and where its narrations go.
+
+    source      as given
+    name        of its outputs; "" of a single input
+    files       {one of FORMS: path, or None}
+    live        its newest pictures count, and it cannot be read again
+    """
+    source: str
+    name: str
+    files: dict[str, str | None]
+    live: bool = False
 
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
@@ -60,46 +75,46 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 # ---------------------------------------------------------------------- writing
 
 class Writers:
-    """Writes the output files of one input: jsonl, srt, vtt, trace.
+    """Writes the output files of an input: jsonl, srt, vtt, trace. As a context manager, closes them.
 
     Every line is flushed, so the files are valid whenever the stream stops. Texts must be single
     lines (support/common/text.py: one_line).
 
-    paths       {format: path, or None}
-    stack       closes the files
-    source      the input; BadData if it is one of the files
-    saved       what `written` returned at an earlier moment, from which the files continue
-                (streams/suspend.py)
-    live        the source is live, and cannot be seen again: the files are appended to
+    A recording's files begin anew, or go on from `saved`: what `written` returned at an earlier
+    moment (streams/suspend.py). A live source's files are appended to.
     """
 
-    def __init__(self, paths: Files, stack: ExitStack, source: str = "",
-                 saved: dict | None = None, live: bool = False):
-        paths = {form: path for form, path in paths.items() if path}
-        check_distinct(source, *paths.values())
-        check_writable(*paths.values(), in_place=True)
+    def __init__(self, given: Input, saved: dict | None = None):
         self.files = {}
         self.last_row = None                    # of the trace; it waits for the next one
-        if saved and not live:
+        if saved and not given.live:
             self.last_row = saved["last"]
-        for form, path in paths.items():
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            # closing a file writes again what a full disk did not take; `naming` names the file then
-            stack.enter_context(naming(path))
-            self.files[form] = stack.enter_context(open(path, "a", encoding="utf-8"))
-        # all files can be written: only now are they emptied
+        for form in WRITTEN:
+            path = given.files.get(form)
+            if path:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                self.files[form] = open(path, "a", encoding="utf-8")
+        # All files can be written: only now are they cut.
         for form, file in self.files.items():
             if not os.path.isfile(file.name):   # a pipe, or a terminal
                 continue
-            if live:
-                file.truncate(whole_size(form, file.name))
+            if given.live:
+                remove_half_line(form, file.name)
             elif saved:
                 file.truncate(saved["bytes"][form])
             else:
                 file.truncate(0)
         if "vtt" in self.files and self.size("vtt") == 0:
             self.put("vtt", "WEBVTT\n\n")
-        stack.callback(self.finish)
+
+    def __enter__(self) -> Writers:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.finish()
+        for file in self.files.values():
+            with naming(file.name):             # closing writes again what a full disk did not take
+                file.close()
 
     def size(self, form: str) -> int:
         """Bytes of a file."""
@@ -112,17 +127,15 @@ class Writers:
         ends        a hash of the last bytes of each
         last        the row of the trace that waits for the next row
         """
-        return {
-            "bytes": {form: self.size(form) for form in self.files},
-            "ends": {form: hash_of_end(file.name, self.size(form))
-                     for form, file in self.files.items()},
-            "last": self.last_row,
-        }
+        sizes = {form: self.size(form) for form in self.files}
+        ends = {form: hash_of_end(file.name, sizes[form]) for form, file in self.files.items()}
+        return {"bytes": sizes, "ends": ends, "last": self.last_row}
 
     def put(self, form: str, text: str) -> None:
-        with naming(self.files[form].name):
-            self.files[form].write(text)
-            self.files[form].flush()
+        file = self.files[form]
+        with naming(file.name):
+            file.write(text)
+            file.flush()
 
     def sentence(self, row: dict) -> None:
         """Write a narration: n, start, end (seconds), text, and further fields of the JSONL line.
@@ -155,18 +168,14 @@ class Writers:
         self.last_row = None
 
 
-def whole_size(form: str, path: str) -> int:
-    """Bytes of a file up to its last whole line or cue: a killed process may have left half of one.
-    """
+def remove_half_line(form: str, path: str) -> None:
+    """Cut off what comes after the last whole line or cue: a killed process may have left it."""
     separator = b"\n\n" if form in ("srt", "vtt") else b"\n"
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        tail_start = file.seek(max(0, size - TAIL))
-        tail = file.read()
-    place = tail.rfind(separator)
-    if place < 0:
-        return tail_start
-    return tail_start + place + len(separator)
+        file.seek(max(0, size - TAIL))
+        _, _, half = file.read().rpartition(separator)
+    os.truncate(path, size - len(half))
 
 
 def hash_of_end(path: str, size: int) -> str:
@@ -188,17 +197,16 @@ def is_ours(form: str, path: str) -> bool:
         return re.match(BEGINS[form], file.read(100)) is not None
 
 
-def check_ours(source: str, files: Files) -> None:
+def check_ours(given: Input) -> None:
     """BadData if an output would be written into a file that must stay as it is.
 
     That is a file that this program has not written, or a narration file beside the video, under
     its name: `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
-    video = Path(re.sub(r"(\.safetensors):.*", r"\1", source)).resolve()
-    for form, path in files.items():
-        if form not in BEGINS or not path:
-            continue
-        if not Path(path).is_file() or os.path.getsize(path) == 0:
+    video = Path(re.sub(r"(\.safetensors):.*", r"\1", given.source)).resolve()
+    for form in BEGINS:
+        path = given.files[form]
+        if not path or not Path(path).is_file() or os.path.getsize(path) == 0:
             continue
         place = Path(path).resolve()
         beside_video = place.parent == video.parent and place.stem == video.stem
@@ -213,35 +221,36 @@ def check_ours(source: str, files: Files) -> None:
 
 # ---------------------------------------------------------------------- the command line
 
-def outputs(args: Namespace) -> list[tuple[str, str, Files]]:
-    """For each input of a command line: source, name, output files.
+def inputs_of(args: Namespace) -> list[Input]:
+    """The inputs of a command line.
 
-    The options name the files of a single input, which has no name. With several inputs, the
+    The options name the output files of a single input, which has no name. With several inputs, the
     options name folders. BadData if two inputs have the same name or a file in common, or if an
-    output would be written into a file that must stay (`check_ours`).
+    output cannot be written, or only into a file that must stay (`check_ours`).
     """
     options = {form: getattr(args, form) for form in FORMS}
-    if len(args.input) == 1:
-        inputs = [(args.input[0], "", options)]
-    else:
-        names = [name_of(source) for source in args.input]
-        for name in names:
-            if names.count(name) > 1:
-                raise BadData(f"several inputs are called {name}; rename one of them, or narrate "
-                              f"it in another command, so that their outputs differ")
-        inputs = [(source, name, files_in_folders(name, options))
-                  for source, name in zip(args.input, names)]
-
-    every_file = []
-    for _, _, files in inputs:
-        every_file += [file for file in files.values() if file]
-    for source, _, files in inputs:
+    inputs = []
+    for source in args.input:
         live = is_live(source, args.live)
-        check_distinct("" if live else source, *every_file)
+        if len(args.input) == 1:
+            inputs.append(Input(source, "", options, live))
+            continue
+        name = name_of(source)
+        if name in [other.name for other in inputs]:
+            raise BadData(f"several inputs are called {name}; rename one of them, or narrate "
+                          f"it in another command, so that their outputs differ")
+        inputs.append(Input(source, name, files_in_folders(name, options), live))
+
+    outputs = [file for given in inputs for file in given.files.values() if file]
+    for given in inputs:
+        check_distinct("" if given.live else given.source, *outputs)
+        for form, path in given.files.items():
+            check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too
-        resumes = files["state"] and os.path.exists(files["state"])
-        if live or not resumes and not args.overwrite:
-            check_ours(source, files)
+        state = given.files["state"]
+        resumes = state and os.path.exists(state)
+        if given.live or not resumes and not args.overwrite:
+            check_ours(given)
     return inputs
 
 
@@ -250,14 +259,10 @@ def name_of(source: str) -> str:
     return Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem
 
 
-def files_in_folders(name: str, folders: Files) -> Files:
+def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:
     """The output files of the input called `name`: {format: FOLDER/name.format}."""
     files = {}
     for form, folder in folders.items():
         suffix = "trace.jsonl" if form == "trace" else form
-        files[form] = folder
-        if folder:
-            # evaluate.py reads %41 in the name of a .jsonl as A (support/common/disk.py: file_name)
-            base = name.replace("%", "%25") if form == "jsonl" else name
-            files[form] = f"{folder}/{base}.{suffix}"
+        files[form] = f"{folder}/{name}.{suffix}" if folder else None
     return files

@@ -34,7 +34,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -47,9 +46,9 @@ from tqdm import tqdm
 from narrator import Tokens
 from stream import Cache
 from streams.bounds import Bounded
-from streams.live import is_pipe_or_url
-from streams.subtitles import hash_of_end, timestamp
-from support.common.disk import check_distinct, check_writable, write_tensors
+from streams.live import Camera, is_pipe_or_url
+from streams.subtitles import WRITTEN, Input, Writers, hash_of_end, timestamp
+from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.common.text import without_secrets
 
@@ -74,13 +73,11 @@ LISTS = ("words", "narration_starts")
 
 
 class State:
-    """The state file of an input, its owner (commands/stream.py: Input).
+    """The state file of an input (streams/subtitles.py). Without a path, it does nothing.
 
-    Without a path, it does nothing.
-
+    context         the stream, from `resume` on
+    writers         its output files, from the moment when they are open
     saved_files     `Writers.written` at the moment of the save; None in a new stream
-    first_frame     the number of frames that had been narrated before
-    skip            the number of frames of a recording that need not be encoded again
     live_clock      of a live source: (the time of day at which its time was 0, the sentence
                     reported last); None for a recording
     stopping        Ctrl-C came: the stream ends as soon as it can be saved
@@ -88,13 +85,14 @@ class State:
     As a context manager, it holds the lock of the file, and lets Ctrl-C wait for a save.
     """
 
-    def __init__(self, path: str | None, owner):
+    def __init__(self, given: Input):
+        path = given.files.get("state")
         self.path = Path(path) if path else None
-        self.owner = owner
-        self.writers = None
+        self.given = given
+        self.context: Bounded | None = None
+        self.writers: Writers | None = None
+        self.camera: Camera | None = None
         self.saved_files = None
-        self.first_frame = 0
-        self.skip = 0
         self.live_clock = None
         self.save_time = time.monotonic()
         self.stopping = False
@@ -103,10 +101,6 @@ class State:
     def __enter__(self) -> State:
         if self.path is None:
             return self
-        owner = self.owner
-        outputs = [file for file in owner.files.values() if file]
-        check_distinct(self.path, "" if owner.live else owner.source, *outputs)
-        check_writable(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0)
         try:
@@ -115,7 +109,7 @@ class State:
             raise BadData(f"{self.path}: is in use by another stream.py; "
                           f"end that one first, or give another --state") from error
         # A live source is saved after each narration anyway, and a pipe could delay Ctrl-C for ever.
-        waits = owner.live or is_pipe_or_url(owner.source)
+        waits = self.given.live or is_pipe_or_url(self.given.source)
         # Python allows signal handlers in the main thread only.
         if not waits and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -139,11 +133,10 @@ class State:
 
     # ------------------------------------------------------------------ resume
 
-    def resume(self, narrator, encoder: Callable[[Tensor], Tensor] | None,
+    def resume(self, context: Bounded, encoder: Callable[[Tensor], Tensor] | None,
                static: bool = False) -> bool:
-        """Load the file, if it exists, into the new Context of the input.
-
-        Returns whether there is anything left to narrate.
+        """Load the file, if it exists, into a new Context; returns whether anything is left to
+        narrate.
 
         encoder     the vision model, or None: pictures uint8 [B, H, W, 3] -> frame tokens
         static      as in `narrate`
@@ -151,59 +144,51 @@ class State:
         Raises BadData, before anything is changed, if the file is damaged or belongs to another
         stream.
         """
+        self.context = context
         if self.path is None:
             return True
-        owner = self.owner
+        narrator = context.narrator
+        source = self.given.source
         self.settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER}
         self.settings["static"] = static
-        self.identity = identity(narrator, owner.source, owner.live)
+        self.identity = identity(narrator, source, self.given.live)
         self.dtype = str(narrator.llm.dtype)
-        exists = self.path.exists()
-        if exists:
-            header, tensors = read_state(self.path)
-            refuse_another_stream(self.path, header["whose"], self.identity)
-            if header["done"]:
-                print(f"{self.path}: {without_secrets(owner.source)} is narrated to its end; "
-                      f"delete it to begin anew", file=sys.stderr)
-                return False
+        if not self.path.exists():
+            self.answers = model_answers(narrator, encoder)
+            return True
+        header, tensors = read_state(self.path)
+        refuse_another_stream(self.path, header["whose"], self.identity)
+        if header["done"]:
+            print(f"{self.path}: {without_secrets(source)} is narrated to its end; "
+                  f"delete it to begin anew", file=sys.stderr)
+            return False
         self.answers = model_answers(narrator, encoder)
-        if exists:
-            self.load(header, tensors)
-        return True
-
-    def load(self, header: dict, tensors: dict[str, Tensor]) -> None:
-        """See `resume`."""
-        owner = self.owner
         exact = header["dtype"] == self.dtype == "torch.float32"
-        tolerance = 1e-3 if exact else 5e-2
-        check_model_answers(self.path, tensors, self.answers, tolerance)
-        check_files(self.path, owner.files, header["files"], owner.live)
-        unpack(owner.context, header["stream"], tensors)
-        owner.peak = header["peak"]
-        owner.count = owner.context.frame
+        check_model_answers(self.path, tensors, self.answers, 1e-3 if exact else 5e-2)
+        check_files(self.path, self.given, header["files"])
+
+        unpack(context, header["stream"], tensors)
         self.saved_files = header["files"]
         self.live_clock = header["live"]
-        self.first_frame = owner.count
-        if owner.live:
-            owner.context.restart()            # the camera may show something else by now
-        else:
-            self.skip = owner.count
-        tqdm.write(f"{self.path}: goes on after {owner.count} frames, "
-                   f"{owner.context.segment} narrations", sys.stderr)
+        if self.given.live:
+            context.restart()                  # the camera may show something else by now
+        tqdm.write(f"{self.path}: goes on after {context.frame} frames, "
+                   f"{context.segment} narrations", sys.stderr)
         tell_changes(self.path, header["settings"], self.settings)
+        return True
 
-    def live_frames(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The frames of a live source, whose time continues by the wall clock.
+    def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:
+        """The frames of a camera, whose time continues by the wall clock.
 
         If the wait for a frame is interrupted, everything before that frame is saved.
         """
+        self.camera = camera
         if self.live_clock is not None:
             wall_start, reported = self.live_clock
-            video = self.owner.video
             # the wall clock may have been set back; the time of the stream never decreases
-            elapsed = max(time.time() - wall_start, self.owner.context.now)
-            video.first = time.monotonic() - elapsed + 1 / video.fps
-            video.reported = reported
+            elapsed = max(time.time() - wall_start, self.context.now)
+            camera.first = time.monotonic() - elapsed + 1 / camera.fps
+            camera.reported = reported
         try:
             yield from frames
         except GeneratorExit:
@@ -215,50 +200,45 @@ class State:
 
     # ------------------------------------------------------------------ save
 
-    def save_if_due(self, writers, narrated: bool) -> None:
+    def save_if_due(self, narrated: bool) -> None:
         """Save the stream between two frames, if it is time and nothing has been read ahead.
 
         narrated    whether the frame before has a narration
 
         Raises KeyboardInterrupt after the save if Ctrl-C came.
         """
-        self.writers = writers
-        after_live_narration = narrated and self.owner.live
+        after_live_narration = narrated and self.given.live
         long_ago = time.monotonic() - self.save_time >= EVERY
         due = after_live_narration or long_ago or self.stopping
-        if self.path is None or not due or self.owner.context.guessed:
+        if self.path is None or not due or self.context.guessed:
             return
         self.save()
         if self.stopping:
             tqdm.write(f"{self.path}: saved; the same command goes on after "
-                       f"{self.owner.count} frames, at {timestamp(self.owner.context.now)}",
+                       f"{self.context.frame} frames, at {timestamp(self.context.now)}",
                        sys.stderr)
             raise KeyboardInterrupt
 
-    def end(self, writers) -> None:
+    def end(self) -> None:
         """Finish the output files and save the stream, after the last frame."""
-        self.writers = writers
-        writers.finish()
-        if self.path and self.owner.context.frame > 0:
+        self.writers.finish()
+        if self.path and self.context.frame > 0:
             # a live source never is done: the next command appends to its files
-            self.save(done=not self.owner.live)
+            self.save(done=not self.given.live)
 
     def save(self, done: bool = False) -> None:
         """Write the file; done: the recording is narrated to its end."""
-        owner = self.owner
-        if owner.live and owner.video.wall:
-            wall_start = datetime.fromisoformat(owner.video.wall).timestamp() - owner.video.time
-            self.live_clock = wall_start, owner.video.reported
+        if self.camera is not None and self.camera.taken:
+            self.live_clock = self.camera.wall - self.camera.time, self.camera.reported
         header = {
             "whose": self.identity,
             "dtype": self.dtype,
             "done": done,
-            "peak": owner.peak,
             "live": self.live_clock,
             "files": self.writers.written(),
             "settings": self.settings,
         }
-        write_state(self.path, owner.context, header, self.answers)
+        write_state(self.path, self.context, header, self.answers)
         self.save_time = time.monotonic()
 
 
@@ -454,7 +434,7 @@ def check_model_answers(path: Path, saved: dict[str, Tensor], present: dict[str,
                           f"give the same, or another --state")
 
 
-def check_files(path: Path, files: dict[str, str | None], saved: dict, live: bool) -> None:
+def check_files(path: Path, given: Input, saved: dict) -> None:
     """BadData if the output files are not those with which a state continues.
 
     Each file of a recording must be at least as long as at the save, with the same end there: what
@@ -464,11 +444,11 @@ def check_files(path: Path, files: dict[str, str | None], saved: dict, live: boo
     saved       what `Writers.written` returned
     """
     sizes = saved["bytes"]
-    files = {form: file for form, file in files.items() if file}
+    files = {form: given.files[form] for form in WRITTEN if given.files.get(form)}
     if files.keys() != sizes.keys():
         listed = " ".join(f"--{form}" for form in sizes) or "no output files"
         raise BadData(f"{path}: was saved with {listed}; give the same, or another --state")
-    if live:
+    if given.live:
         return
     for form, file in files.items():
         if not os.path.exists(file):

@@ -97,15 +97,22 @@ def valued_options(module, arguments: list[str]) -> list[str]:
             if action.option_strings and action.nargs != 0]
 
 
-def call(module, words: list[str]) -> tuple[int, str]:
-    """Run a command -> (exit code, what it wrote to stderr)."""
-    err = io.StringIO()
-    with (mock.patch("sys.argv", ["command", *words]),
-          redirect_stdout(io.StringIO()), redirect_stderr(err)):
+def outcome(module, words: list[str]) -> tuple[int, str, str]:
+    """Run a command -> (exit code, what it wrote to stdout, and to stderr)."""
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with mock.patch("sys.argv", ["command", *words]), redirect_stdout(out), redirect_stderr(err):
         try:
             command_line(module.main)
         except SystemExit as end:
-            return end.code or 0, err.getvalue()
+            code = end.code or 0
+    return code, out.getvalue(), err.getvalue()
+
+
+def call(module, words: list[str]) -> tuple[int, str]:
+    """Run a command -> (exit code, what it wrote to stderr)."""
+    code, _, err = outcome(module, words)
+    return code, err
 
 
 @pytest.fixture

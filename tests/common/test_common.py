@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import ROOT
-from streams.subtitles import Writers
+from streams.subtitles import Input, Writers
 from support.common.disk import (
     check_writable, file_name, read_json, read_jsonl, replacing, write_json, write_tensors,
 )
@@ -116,8 +115,8 @@ def test_a_full_disk_in_the_middle_of_a_stream():
     """One line names the file, or stdout, and Python's end adds nothing."""
     sentence = {"n": 0, "start": 0, "end": 1, "text": "You look."}
     with pytest.raises(BadData, match="/dev/full: cannot be written, the disk is full"):
-        with ExitStack() as stack:
-            Writers({"jsonl": "/dev/full"}, stack).sentence(sentence)
+        with Writers(Input("", "", {"jsonl": "/dev/full"})) as writers:
+            writers.sentence(sentence)
     with open("/dev/full", "w") as output:
         process = run_code("print('x')", stdout=output, text=True)
     assert process.returncode == 1

@@ -11,7 +11,7 @@ import narrator as nar
 import stream
 from baselines.variants import context_class, load_narrator
 from commands import stream as stream_command
-from commands.stream import restarted
+from commands.explain import restarted
 from helpers import (
     ROOT, TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, small,
     tiny, video,

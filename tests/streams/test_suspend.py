@@ -21,6 +21,7 @@ from helpers import ROOT, grouped, lively, narrate, row_of
 from narrator import Config
 from streams import suspend
 from streams.bounds import open_stream
+from streams.subtitles import Input
 from streams.suspend import digest_of, model_answers, read_state, unpack, write_state
 from support.common.errors import BadData
 from support.files.features import open_frames
@@ -225,8 +226,8 @@ class Half:
 
     def decisions(self):
         """As the command makes them."""
-        run = stream_command.Input(str(self.source), "", dict(self.files), False)
-        return run.decisions(self.model, None, self.args)
+        stream = stream_command.Stream(Input(str(self.source), "", self.files))
+        return stream.decisions(self.model, None, self.args)
 
     def stop_after(self, count):
         """Narrate so many frames, and end without a last save."""
@@ -381,16 +382,6 @@ def test_a_state_in_use_is_refused(half):
 ])
 def test_another_setting_is_refused(half, setting, value, message):
     setattr(half.model.config, setting, value)
-    half.assert_refused(message)
-
-
-@pytest.mark.parametrize("place, message", [
-    ("{folder}/srt", "is given twice"),
-    ("{folder}/srt/s", "srt/s: cannot be"),
-    ("{folder}", "is a folder"),
-])
-def test_a_place_where_no_state_can_be_is_refused(half, place, message):
-    half.files["state"] = place.format(folder=half.folder)
     half.assert_refused(message)
 
 

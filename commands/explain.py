@@ -1,0 +1,80 @@
+"""What is told of each Decision of a stream: a row of --trace, a line of --explain."""
+from __future__ import annotations
+
+from itertools import groupby
+
+from commands.narrator import spell
+from narrator import NARRATION, VISUAL, Config, Layout, Tokens
+from stream import Cache, Decision
+
+LEGEND = """\
+legend: fed: prompt, x a token of the frame, m of the memory, n of the narrations' memory, $ end of text
+        (x x 10: ten of them); [SKIP] says that the frame before had no narration
+        p([SKIP]) <= theta: the segment ends here, and its narration follows (Eq. 1)
+        l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, \
+frames) tokens"""
+LEGEND_OF_MEMORY = """\
+        memory: which place showed what last (how sure, how long ago), as a linear map reads it from the
+        memory tokens after a narration; the narrator never uses that map"""
+
+
+def restarted(decision: Decision, layout: Layout) -> bool:
+    """Whether the segment was restarted before the frame, that is, opened without a narration."""
+    fed = decision.fed
+    return len(fed) > 0 and fed.kind[0] == VISUAL and fed.ids[0] != layout.skip
+
+
+def first_and_last_kept(tokens: Tokens) -> list[int]:
+    """Numbers of the first and the last narration in the cache; [] if there are none."""
+    numbers = [number for kind, number in zip(tokens.kind, tokens.number) if kind == NARRATION]
+    return [min(numbers), max(numbers)] if numbers else []
+
+
+def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
+    """A line of --trace."""
+    row = {
+        "frame": decision.frame,
+        "p_skip": decision.p_skip,
+        "theta": decision.theta,
+        "narrate": decision.narration is not None,
+        "position": decision.position,
+        "text_tokens": decision.text_tokens,
+        "visual_tokens": decision.visual_tokens,
+        "forced": decision.forced,
+        "kept": first_and_last_kept(cache.tokens),
+    }
+    if restarted(decision, layout):
+        row["restart"] = True
+    return row
+
+
+def explain(decision: Decision, layout: Layout, config: Config, static: bool = False) -> str:
+    """A line of --explain: one frame in words.
+
+    It says what was fed, p([SKIP]) and its threshold, what was pruned, the counter and the cache.
+    """
+    fed = []
+    for name, group in groupby(spell(layout, decision.fed, prompt="prompt")):
+        count = len(list(group))
+        fed.append(f"{name} x {count}" if count > 1 else name)
+
+    line = f"frame {decision.frame}: "
+    if restarted(decision, layout):
+        line += "the segment is restarted; "
+    line += f"fed {' '.join(fed) or 'nothing more'}"
+    if decision.p_skip is None:
+        line += "; the first frame always narrates"
+    else:
+        sign = "<=" if decision.p_skip <= decision.theta else ">"
+        if static or decision.theta == config.theta:
+            which = "theta"
+        else:
+            which = f"theta_low, within {config.refractory:g} s"
+        line += f"; p([SKIP]) = {decision.p_skip:.4f} {sign} {decision.theta:g} ({which})"
+        if decision.forced:
+            line += "; the last frame always narrates"
+    if decision.narration:
+        line += f"; narration {decision.narration.n}, {decision.pruned} tokens removed"
+    line += f"; l = {decision.position}"
+    line += f", cache {decision.text_tokens} text + {decision.visual_tokens} visual"
+    return line
