@@ -21,10 +21,11 @@ from narrator import Config, Narrator, VisionEncoder
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream
+from streams.inputs import Input, inputs_of
 from streams.live import Camera, Recording, is_live, is_pipe_or_url, paced, source_option
 from streams.serve import HOST, PORT, Page, serve
 from streams.speech import Speaker, find_voice
-from streams.subtitles import Input, Writers, inputs_of, timestamp
+from streams.subtitles import Writers, timestamp
 from streams.suspend import State
 from support.common.devices import device_and_dtype, dtype_name, vision_dtype
 from support.common.errors import BadData, command_line, say_once

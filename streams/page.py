@@ -22,7 +22,7 @@ from collections import deque
 from pathlib import Path
 from urllib.parse import quote
 
-from streams.subtitles import is_ours
+from streams.inputs import is_ours
 from support.common.disk import check_distinct, is_number, read_jsonl, write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser

@@ -28,7 +28,7 @@ import av
 import numpy as np
 
 from streams.page import Record, make_page, video_address
-from streams.subtitles import Input
+from streams.inputs import Input
 from support.common.disk import write_text
 from support.common.errors import BadData
 from support.common.text import without_secrets

@@ -3,44 +3,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from argparse import Namespace
-from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 
-from streams.live import is_live
-from support.common.disk import check_distinct, check_writable, naming
-from support.common.errors import BadData
-from support.files.own_videos import NARRATIONS
+from streams.inputs import WRITTEN, Input
+from support.common.disk import naming
 
-FORMS = ("jsonl", "srt", "vtt", "trace", "html", "state")      # options that name output files
-WRITTEN = FORMS[:4]                                     # line by line, as the stream goes on
-# How the files of this program begin
-BEGINS = {
-    "jsonl": rb'\{"n": ',
-    "trace": rb'\{"frame": ',
-    "srt": rb"\d+\r?\n[\d:]+,\d",
-    "vtt": rb"WEBVTT",
-    "html": rb'<!doctype html>\n<html lang="en">\n<!-- The player and the live page',
-}
 TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
-
-
-@dataclass
-class Input:
-    """One input of a command line, and where its narrations go.
-
-    source      as given
-    name        of its outputs; "" of a single input
-    files       {one of FORMS: path, or None}
-    live        its newest pictures count, and it cannot be read again
-    """
-    source: str
-    name: str
-    files: dict[str, str | None]
-    live: bool = False
 
 
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
@@ -187,82 +157,3 @@ def hash_of_end(path: str, size: int) -> str:
     with open(path, "rb") as file:
         file.seek(start)
         return sha256(file.read(size - start)).hexdigest()
-
-
-# ---------------------------------------------------------------------- files that are there already
-
-def is_ours(form: str, path: str) -> bool:
-    """Whether a file begins like a file of this program."""
-    with open(path, "rb") as file:
-        return re.match(BEGINS[form], file.read(100)) is not None
-
-
-def check_ours(given: Input) -> None:
-    """BadData if an output would be written into a file that must stay as it is.
-
-    That is a file that this program has not written, or a narration file beside the video, under
-    its name: `train.py --data FOLDER` takes such a file for narrations that people wrote.
-    """
-    video = Path(re.sub(r"(\.safetensors):.*", r"\1", given.source)).resolve()
-    for form in BEGINS:
-        path = given.files[form]
-        if not path or not Path(path).is_file() or os.path.getsize(path) == 0:
-            continue
-        place = Path(path).resolve()
-        beside_video = place.parent == video.parent and place.stem == video.stem
-        if beside_video and place.suffix.lower() in NARRATIONS:
-            raise BadData(f"{path}: is there already, and beside a video narrations of its name "
-                          f"are taken for your own (train.py --data); choose another name or "
-                          f"folder, or give --overwrite")
-        if not is_ours(form, path):
-            raise BadData(f"{path}: is there already, and is not what --{form} writes; "
-                          f"choose another name, or give --overwrite")
-
-
-# ---------------------------------------------------------------------- the command line
-
-def inputs_of(args: Namespace) -> list[Input]:
-    """The inputs of a command line.
-
-    The options name the output files of a single input, which has no name. With several inputs, the
-    options name folders. BadData if two inputs have the same name or a file in common, or if an
-    output cannot be written, or only into a file that must stay (`check_ours`).
-    """
-    options = {form: getattr(args, form) for form in FORMS}
-    inputs = []
-    for source in args.input:
-        live = is_live(source, args.live)
-        if len(args.input) == 1:
-            inputs.append(Input(source, "", options, live))
-            continue
-        name = name_of(source)
-        if name in [other.name for other in inputs]:
-            raise BadData(f"several inputs are called {name}; rename one of them, or narrate "
-                          f"it in another command, so that their outputs differ")
-        inputs.append(Input(source, name, files_in_folders(name, options), live))
-
-    outputs = [file for given in inputs for file in given.files.values() if file]
-    for given in inputs:
-        check_distinct("" if given.live else given.source, *outputs)
-        for form, path in given.files.items():
-            check_writable(path, in_place=form in WRITTEN)
-        # a stream that continues from its state continues its files, too
-        state = given.files["state"]
-        resumes = state and os.path.exists(state)
-        if given.live or not resumes and not args.overwrite:
-            check_ours(given)
-    return inputs
-
-
-def name_of(source: str) -> str:
-    """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
-    return Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem
-
-
-def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:
-    """The output files of the input called `name`: {format: FOLDER/name.format}."""
-    files = {}
-    for form, folder in folders.items():
-        suffix = "trace.jsonl" if form == "trace" else form
-        files[form] = f"{folder}/{name}.{suffix}" if folder else None
-    return files

@@ -46,8 +46,9 @@ from tqdm import tqdm
 from narrator import Tokens
 from stream import Cache
 from streams.bounds import Bounded
+from streams.inputs import WRITTEN, Input
 from streams.live import Camera, is_pipe_or_url
-from streams.subtitles import WRITTEN, Input, Writers, hash_of_end, timestamp
+from streams.subtitles import Writers, hash_of_end, timestamp
 from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.common.text import without_secrets
@@ -73,10 +74,13 @@ LISTS = ("words", "narration_starts")
 
 
 class State:
-    """The state file of an input (streams/subtitles.py). Without a path, it does nothing.
+    """The state file of an input. Without a path, it does nothing.
 
     context         the stream, from `resume` on
+    about           whose stream it is, its settings and dtype, from `resume` on
+    answers         the models' answers to a test (`model_answers`), from `resume` on
     writers         its output files, from the moment when they are open
+    camera          the live source, from `live_frames` on
     saved_files     `Writers.written` at the moment of the save; None in a new stream
     live_clock      of a live source: (the time of day at which its time was 0, the sentence
                     reported last); None for a recording
@@ -149,21 +153,24 @@ class State:
             return True
         narrator = context.narrator
         source = self.given.source
-        self.settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER}
-        self.settings["static"] = static
-        self.identity = identity(narrator, source, self.given.live)
-        self.dtype = str(narrator.llm.dtype)
+        settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER}
+        settings["static"] = static
+        self.about = {
+            "whose": identity(narrator, source, self.given.live),
+            "dtype": str(narrator.llm.dtype),
+            "settings": settings,
+        }
         if not self.path.exists():
             self.answers = model_answers(narrator, encoder)
             return True
         header, tensors = read_state(self.path)
-        refuse_another_stream(self.path, header["whose"], self.identity)
+        refuse_another_stream(self.path, header["whose"], self.about["whose"])
         if header["done"]:
             print(f"{self.path}: {without_secrets(source)} is narrated to its end; "
                   f"delete it to begin anew", file=sys.stderr)
             return False
         self.answers = model_answers(narrator, encoder)
-        exact = header["dtype"] == self.dtype == "torch.float32"
+        exact = header["dtype"] == self.about["dtype"] == "torch.float32"
         check_model_answers(self.path, tensors, self.answers, 1e-3 if exact else 5e-2)
         check_files(self.path, self.given, header["files"])
 
@@ -174,7 +181,7 @@ class State:
             context.restart()                  # the camera may show something else by now
         tqdm.write(f"{self.path}: goes on after {context.frame} frames, "
                    f"{context.segment} narrations", sys.stderr)
-        tell_changes(self.path, header["settings"], self.settings)
+        tell_changes(self.path, header["settings"], settings)
         return True
 
     def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:
@@ -230,15 +237,8 @@ class State:
         """Write the file; done: the recording is narrated to its end."""
         if self.camera is not None and self.camera.taken:
             self.live_clock = self.camera.wall - self.camera.time, self.camera.reported
-        header = {
-            "whose": self.identity,
-            "dtype": self.dtype,
-            "done": done,
-            "live": self.live_clock,
-            "files": self.writers.written(),
-            "settings": self.settings,
-        }
-        write_state(self.path, self.context, header, self.answers)
+        now = {"done": done, "live": self.live_clock, "files": self.writers.written()}
+        write_state(self.path, self.context, self.about | now, self.answers)
         self.save_time = time.monotonic()
 
 

@@ -21,8 +21,9 @@ from baselines.variants import load_narrator
 from commands import stream as stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from streams.bounds import open_stream
+from streams.inputs import Input
 from streams.live import paced
-from streams.subtitles import Input, Writers, srt_cue, timestamp, vtt_cue
+from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.video import write_video
@@ -108,13 +109,6 @@ def test_a_narration_memory_is_constant():
 
 
 # ------------------------------------------------------------------ bounded memory
-
-def test_nothing_pruned_grows():
-    model = tiny(memory="none", prune=False)
-    x, narrations = video(model, frames=30, at=(0, 9, 19, 29))
-    _, steps, context = streamed_logits(model, x, narrations)
-    assert steps[-1].text_tokens + steps[-1].visual_tokens == context.position
-
 
 def test_cache_counts_what_it_holds():
     model = tiny()
@@ -285,7 +279,7 @@ def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_features):
     """Algorithm 2 as it stands in stream.py, by itself: the same sentences at the same frames as
     the command, with all that makes a stream fast."""
     _, folder = kitchen
-    steps = stream.narrate(load_narrator(str(TOY)), kitchen_features)
+    steps = stream.narrate(load_narrator(str(TOY)).merge(), kitchen_features)
     plain = [(step.frame, step.narration.text) for step in steps if step.narration]
     assert plain == [(row["frame"], row["text"]) for row in rows_of(folder / "jsonl")]
     assert len(plain) == 43
@@ -475,11 +469,10 @@ def test_bad_input_is_one_line(name, content, message, tmp_path):
 
 @pytest.mark.parametrize("line, message", [
     ("missing.mp4", "missing.mp4: no such file"),
-    ("missing.safetensors also.mp4", "missing.safetensors: no such file"),
     ("a.mp4 --jsonl a.mp4/n.jsonl", "a.mp4/n.jsonl: cannot be written"),
     ("a.mp4 --jsonl /dev/null/n.jsonl", "/dev/null/n.jsonl: cannot be written"),
     ("a.mp4 --state a.mp4/n.state", "a.mp4/n.state: cannot be written"),
-    ("a.mp4 --state .", ".: is a directory"),
+    ("a.mp4 --state .", "'.' is a folder"),
     ("a.mp4 --html a.mp4/n.html", "a.mp4/n.html: cannot be written"),
     ("a.mp4 --vtt ./a.mp4", "./a.mp4: is given twice"),
     ("x.safetensors:x --jsonl ./x.safetensors", "./x.safetensors: is given twice"),

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import ROOT
-from streams.subtitles import Input, Writers
+from streams.inputs import Input
+from streams.subtitles import Writers
 from support.common.disk import (
     check_writable, file_name, read_json, read_jsonl, replacing, write_json, write_tensors,
 )

@@ -25,7 +25,7 @@ from commands.explain import restarted
 from helpers import ROOT, TOY, tiny
 from streams import live, suspend
 from streams.live import Camera, Recording, address, is_live, is_pipe_or_url
-from streams.subtitles import Input
+from streams.inputs import Input
 from support.common.errors import BadData
 from test_commands import call
 from test_video import number, picture_of

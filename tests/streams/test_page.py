@@ -23,7 +23,7 @@ from helpers import ROOT, grouped, narrate, tiny, video
 from narrator import NARRATION
 from streams import page as player, serve
 from streams.bounds import open_stream
-from streams.subtitles import Input
+from streams.inputs import Input
 from support.common.errors import BadData
 from test_commands import call
 

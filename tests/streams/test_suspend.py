@@ -21,7 +21,7 @@ from helpers import ROOT, grouped, lively, narrate, row_of
 from narrator import Config
 from streams import suspend
 from streams.bounds import open_stream
-from streams.subtitles import Input
+from streams.inputs import Input
 from streams.suspend import digest_of, model_answers, read_state, unpack, write_state
 from support.common.errors import BadData
 from support.files.features import open_frames
