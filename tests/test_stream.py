@@ -469,6 +469,7 @@ def test_bad_input_is_one_line(name, content, message, tmp_path):
 
 @pytest.mark.parametrize("line, message", [
     ("missing.mp4", "missing.mp4: no such file"),
+    ("missing.safetensors also.mp4", "missing.safetensors: no such file"),
     ("a.mp4 --jsonl a.mp4/n.jsonl", "a.mp4/n.jsonl: cannot be written"),
     ("a.mp4 --jsonl /dev/null/n.jsonl", "/dev/null/n.jsonl: cannot be written"),
     ("a.mp4 --state a.mp4/n.state", "a.mp4/n.state: cannot be written"),
