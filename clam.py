@@ -34,8 +34,6 @@ channels per head):
 Does not include: custom kernels (plain PyTorch only).
 """
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
@@ -149,83 +147,69 @@ class CLAM(nn.Module):
             update = k[..., :, None] * v[..., None, :]                  # k^T v, [B, h, c, e]
             s = gate * s + update                                       # Eq. 2
             states.append(s)
-
-        if read_at.shape[1] == 0:
-            return x.new_zeros(len(x), 0, self.M, self.width), s
-        states_read = []
-        for b, row in enumerate(read_at.tolist()):                      # of each video
-            states_of_video = torch.stack([states[n][b] for n in row])
-            states_read.append(states_of_video)
-        return self.read(torch.stack(states_read)), s
+        states = torch.stack(states, dim=1)                             # [B, L + 1, h, c, e]
+        videos = torch.arange(len(x))[:, None]
+        return self.read(states[videos, read_at]), s
 
     # ------------------------------------------------------------------ M_t = Q S_t
 
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of `read` that depends on no video: Z -> a [M, D], the queries q [h, M, c] and
-        the output gate [M, D].
+        """The part of `read` that depends on no video: Z -> the queries q [h, M, c], the output gate
+        [M, D], and the residual [M, D] that what is read is added to.
 
-        Self-attention starts from a target, a vector for each memory token: zero, as published, or
-        learned (not in the paper).
+        The self-attention (App. B.6) starts from a target, a vector for each memory token: zero, as
+        published, or learned (not in the paper).
         """
-        target = self.target
-        if target is None:
-            target = torch.zeros_like(self.z)
-        # Self-attention (App. B.6): queries and keys are target + z, values are the target.
-        query = (target + self.z)[None]
-        attended, _ = self.self_attn(query, query, target[None], need_weights=False)
-        a = self.norm_a(target + self.dropout(attended[0]))             # [M, D]
+        target = torch.zeros_like(self.z) if self.target is None else self.target
+        with_z = (target + self.z)[None]                                # its queries and keys
+        attended, _ = self.self_attn(with_z, with_z, target[None], need_weights=False)
+        residual = self.norm_a(target + self.dropout(attended[0]))      # [M, D]
 
-        u = a + self.z
-        q = self.w_q(u)
-        q = rearrange(q, "m (h c) -> h m c", h=self.heads)
-        c = q.shape[-1]
-        q = q * c ** -0.5                                               # the scale, as published
-        output_gate = F.silu(self.w_output_gate(u))
-        return a, q, output_gate
+        query_input = residual + self.z
+        q = rearrange(self.w_q(query_input), "m (h c) -> h m c", h=self.heads)
+        q = q * q.shape[-1] ** -0.5                                     # the scale, as published
+        output_gate = F.silu(self.w_output_gate(query_input))
+        return q, output_gate, residual
 
     def read(self, state: Tensor, queries: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
         """M_t = Q S_t, gated, normalised, through the feed-forward: [..., h, c, e] -> [..., M, D].
 
         queries     the result of `queries`; a stream computes it once
         """
-        if queries is None:
-            queries = self.queries()
-        a, q, output_gate = queries
+        q, output_gate, residual = self.queries() if queries is None else queries
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e")   # Q S, in fp32
         # Norm, output gate and projection of gated linear attention (published; not in the paper).
-        o = self.norm_o(o.to(a.dtype))
+        o = self.norm_o(o.to(residual.dtype))
         o = rearrange(o, "... h e -> ... (h e)")                        # [..., M, D]
         o = self.w_o(o * output_gate)
-        y = self.norm_y(a + o)
+        y = self.norm_y(residual + o)
         return self.norm_m(y + self.mlp(y))
 
     # ------------------------------------------------------------------ Eq. 2, many tokens at once
 
     @staticmethod
     def absorb(k: Tensor, v: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor]:
-        """L tokens -> (decay [h, c], update [h, c, e]) of a state: S <- decay * S + update.
+        """L tokens -> (decay [.., h, c], update [.., h, c, e]) of a state:
 
-        k, log_gate [L, h, c], v [L, h, e]. Eq. 2 unrolled, with g = log G:
+            S <- decay * S + update
+
+        k, log_gate [.., L, h, c], v [.., L, h, e]. Eq. 2 unrolled, with g = log G:
 
             decay = exp(sum_j g_j)
             update = sum_j exp(sum_{i > j} g_i) k_j^T v_j
 
         Every exponent is a sum of g <= 0: stable for any gate and any length.
         """
-        decay = log_gate.sum(0).exp()                                   # [h, c]
-        decay_after = sum_after(log_gate).exp()                         # [L, h, c]
-        update = einsum(k * decay_after, v, "l h c, l h e -> h c e")
+        decay = log_gate.sum(-3).exp()                                  # [.., h, c]
+        decay_after = sum_after(log_gate).exp()                         # [.., L, h, c]
+        update = einsum(k * decay_after, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
-        """Streaming (Alg. 2, line 5): one frame or several, x [B, L, D] -> the new state."""
+        """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
         assert len(x) == len(state), "each stream has its own state"
-        k, v, log_gate = self.project(x)
-        states = []
-        for b, s in enumerate(state):                                   # of each stream
-            decay, update = self.absorb(k[b], v[b], log_gate[b])
-            states.append(decay[..., None] * s + update)                # Eq. 2, a frame at once
-        return torch.stack(states)
+        decay, update = self.absorb(*self.project(x))
+        return decay[..., None] * state + update
 
     def chunked(self, x: Tensor, read_at: Tensor,
                 state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -237,31 +221,29 @@ class CLAM(nn.Module):
         check(x, read_at, self.width)
         if state is None:
             state = self.initial_state(len(x))
-        k, v, log_gate = self.project(x)
+        videos = zip(x, read_at, state, strict=True)
+        results = [self.states_of_video(*video) for video in videos]
+        states, last = (torch.stack(of_videos) for of_videos in zip(*results))
+        if read_at.shape[1] == 0:                                       # read nowhere
+            return x.new_zeros(len(x), 0, self.M, self.width), last
+        return self.read(states), last
 
-        states_read = []
-        last_states = []
-        for b, read_at_of_video in enumerate(read_at.tolist()):
-            # Cut the video into pieces: one before each read-out, and the rest.
-            bounds = [0, *read_at_of_video, x.shape[1]]
-            lengths = [end - begin for begin, end in pairwise(bounds)]
-            # (split, not slices: the gradient of each slice would be as large as all of k)
-            pieces = zip(k[b].split(lengths), v[b].split(lengths), log_gate[b].split(lengths))
-            s = state[b]
-            states = []
-            for piece in pieces:
-                decay, update = self.absorb(*piece)
-                s = decay[..., None] * s + update                       # Eq. 2, a piece at once
-                states.append(s)
-            *read, last = states
-            states_read += read
-            last_states.append(last)
-
-        last_state = torch.stack(last_states)                           # [B, h, c, e]
-        if not states_read:
-            return x.new_zeros(len(x), 0, self.M, self.width), last_state
-        states_read = rearrange(torch.stack(states_read), "(b n) h c e -> b n h c e", b=len(x))
-        return self.read(states_read), last_state
+    def states_of_video(self, x: Tensor, read_at: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """x [L, D], read_at [N] and the state before -> states at the read-outs [N, h, c, e], and
+        the last one [h, c, e].
+        """
+        # N + 1 pieces: one before each read-out, and the rest. (split, not slices: the gradient of
+        # each slice would be as large as all of k)
+        ends = torch.tensor([0, *read_at.tolist(), len(x)])
+        lengths = ends.diff().tolist()
+        k, v, log_gate = [whole.split(lengths) for whole in self.project(x)]
+        states = []
+        for piece in zip(k, v, log_gate):
+            decay, update = self.absorb(*piece)
+            s = decay[..., None] * s + update                           # Eq. 2, piece by piece
+            states.append(s)
+        states = torch.stack(states)
+        return states[:-1], states[-1]
 
     forward = chunked
 
@@ -297,30 +279,23 @@ class CLAM(nn.Module):
 
 
 def sum_after(g: Tensor) -> Tensor:
-    """For each token the sum over the tokens after it, [L, ..]: (1, 2, 3) -> (5, 3, 0).
+    """For each token the sum over the tokens after it, [.., L, h, c]: (1, 2, 3) -> (5, 3, 0).
 
     Summed backwards from the end, so that it is exact near the end. (A difference of prefix sums
     would be a difference of large numbers.)
     """
-    if len(g) == 0:
-        return g
-    nothing = torch.zeros_like(g[:1])
-    following = torch.cat([g[1:], nothing])                             # g of the next token, or 0
-    return following.flip(0).cumsum(0).flip(0)
+    none_after_the_last = torch.zeros_like(g[..., :1, :, :])
+    of_next = torch.cat([g[..., 1:, :, :], none_after_the_last], dim=-3)
+    return of_next.flip(-3).cumsum(-3).flip(-3)
 
 
 def check(x: Tensor, read_at: Tensor, width: int):
-    """ValueError unless x is [B, L, D] and read_at [B, N] never decreases and stays within 0..L."""
-    if x.dim() != 3 or x.shape[2] != width:
-        raise ValueError(f"expected frame tokens [B, L, {width}], got {list(x.shape)}")
-    if read_at.dim() != 2 or len(read_at) != len(x):
-        raise ValueError(f"expected read-outs [{len(x)}, N], got {list(read_at.shape)}")
-    # 0, the read-outs, L must not decrease.
-    length = x.shape[1]
+    """Assert that x is [B, L, D], and that read_at [B, N] never decreases and stays within 0..L."""
+    assert x.dim() == 3 and x.shape[2] == width, f"frame tokens [B, L, {width}], not {list(x.shape)}"
+    assert read_at.dim() == 2 and len(read_at) == len(x), f"read-outs [{len(x)}, N]"
     for row in read_at.tolist():
-        bounds = [0, *row, length]
-        if bounds != sorted(bounds):
-            raise ValueError(f"read-outs must not decrease and lie in 0..{length}, got {row}")
+        bounds = [0, *row, x.shape[1]]
+        assert bounds == sorted(bounds), f"read-outs must rise within 0..{x.shape[1]}, not {row}"
 
 
 # ------------------------------------------------------ python clam.py

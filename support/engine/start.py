@@ -77,7 +77,7 @@ def start_memory(clam: nn.Module, x: Tensor):
     slot_of = torch.arange(clam.M, device=x.device) % slots            # [M]
     if clam.target is not None:
         clam.target.copy_(usual[slot_of])
-    a = clam.queries()[0]                                              # [M, D]
+    _, _, a = clam.queries()                                           # [M, D]
     w_q = clam.w_q.weight
     inverse = torch.linalg.pinv(w_q)                                   # [D, D / 2]
     if slots > 1:

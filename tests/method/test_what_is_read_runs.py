@@ -93,7 +93,7 @@ def short_kitchen(tmp_path_factory):
     # Eq. 2, line 5
     (stream.Context.update_memory, "self.state = self.narrator.memory.step(x[None], self.state)",
      "pass"),
-    (CLAM.step, "states.append(decay[..., None] * s + update)", "states.append(update)"),
+    (CLAM.step, "return decay[..., None] * state + update", "return update"),
     # M_t = Q S_t, line 17
     (CLAM.read, "return self.norm_m(y + self.mlp(y))", "return torch.zeros_like(y)"),
 ], ids=lambda value: getattr(value, "__qualname__", "-"))
