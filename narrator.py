@@ -30,7 +30,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +73,9 @@ class Config(MoreSettings):
     theta: float = 0.8            # narrate when p([SKIP]) <= theta
     theta_low: float = 0.5        # the threshold soon after a narration
     refractory: float = 4.0       # for how long after it [seconds]
+    max_new_tokens: int = 100     # of a narration that does not end by itself
+    readout: str = "frame"        # M_t is read after the whole frame; "cls", as the published code
+                                  # does: after the frame's first token
     lora_rank: int = 128
     lora_alpha: int = 256
 
@@ -218,16 +220,9 @@ class Tokens:
         labels = [i if learn else -100 for i, learn in zip(self.ids, self.learn)]
         return torch.tensor(labels[1:] + [-100])
 
-    def positions(self, before: int = 0) -> Tensor:
-        """What the counter l of Algorithm 2 gives to each token [L]: 0, 1, 2, ...
-
-        before: so many tokens were fed and pruned between the prompt and these, in a long stream.
-        """
-        positions = torch.arange(len(self))
-        if before:
-            in_prompt = [n == 0 and kind != NARRATION for n, kind in zip(self.segment, self.kind)]
-            positions[~torch.tensor(in_prompt)] += before
-        return positions
+    def positions(self) -> Tensor:
+        """What the counter l of Algorithm 2 gives to each token [L]: 0, 1, 2, ..."""
+        return torch.arange(len(self))
 
 
 class Layout:
@@ -427,12 +422,6 @@ def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Te
 
 # ------------------------------------------------------ §3.2 the model
 
-class Past(NamedTuple):
-    """The past of a video that is late in a long stream (train.py --long); not in the paper."""
-    state: object = None        # of the memory, S_t; None: the initial one
-    tokens: int = 0             # how many were fed, and pruned, between the prompt and the video
-
-
 class Narrator(nn.Module):
     """LLM + connector + memory.
 
@@ -523,18 +512,24 @@ class Narrator(nn.Module):
 
     # ------------------------------------------------------------------ §3.5 training
 
-    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]], past: Past = Past(),
+    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]], past=None,
                 cache=None) -> tuple[Tensor, Tensor, Tokens]:
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT).
 
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
-        Frames after the last narration are not used. An empty `cache` gets the keys and values.
+        Frames after the last narration are not used.
+
+        past        of a video that is late in a long stream (train.py: Past); not in the paper
+        cache       an empty one, which gets the keys and values
         """
         tokens = self.layout.sequence(narrations)
         x = self.used_frames(x, narrations)
-        memory = self.memory_at_ends(x, narrations, past)   # of all segments but the first
+        state, positions = None, tokens.positions()
+        if past is not None:
+            state, positions = past.state, past.positions(tokens)
+        memory = self.memory_at_ends(x, narrations, state)  # of all segments but the first
         e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
-        positions = tokens.positions(past.tokens).to(self.device)
+        positions = positions.to(self.device)
         last_k, prune = self.config.last_k, self.config.prune
         if len(tokens) <= LARGEST_MASK:
             mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
@@ -559,13 +554,16 @@ class Narrator(nn.Module):
         return x[:last + 1].to(self.device, self.dtype)
 
     def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                       past: Past) -> Tensor | None:
-        """The memory M_t at the end of each segment but the last, as embeddings [1, n, M, D_lm]."""
+                       state=None) -> Tensor | None:
+        """The memory M_t at the end of each segment but the last, as embeddings [1, n, M, D_lm].
+
+        state       of the memory before the video; None: the initial one
+        """
         if not self.layout.M:
             return None
         read_at = [self.read_at(frame) for frame, _ in narrations[:-1]]
         x = rearrange(x, "t j d -> 1 (t j) d")
-        memory, _ = self.memory(x, torch.tensor([read_at]).long(), past.state)
+        memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
         return self.embed_visual(memory)
 
     def read_at(self, frame: int) -> int:
@@ -575,11 +573,9 @@ class Narrator(nn.Module):
         return frame * self.config.J + 1                    # published weights: after the CLS token
 
     def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-             past: Past = Past()) -> tuple[Tensor, int]:
+             past=None) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens,
         their number. train.py takes the mean of each video, and then of the batch.
-
-        past: not in the paper; for `train.py --long`
         """
         hidden, labels, _ = self(x, narrations, past)
         learned = (labels != -100).nonzero()[:, 0]                          # tokens with a label
@@ -589,7 +585,7 @@ class Narrator(nn.Module):
 
     @torch.no_grad()
     def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):
-        """The state of the memory after frames x [T, J, D] (see Past).
+        """The state of the memory after frames x [T, J, D] (train.py: Past).
 
         The narrations are not used here; a memory of them absorbs them, too (baselines).
         """
@@ -626,8 +622,7 @@ class Narrator(nn.Module):
         """Write a checkpoint that baselines/variants.py (`load_narrator`) and PEFT read, in dtype if
         one is given; `models` replace those of Config.
         """
-        if self.merged:
-            raise ValueError("a merged narrator has no LoRA to save")
+        assert not self.merged, "a merged narrator has no LoRA to save"
         checkpoint.save_narrator(self, Path(folder), dtype, **models)
 
     def merge(self) -> Narrator:

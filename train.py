@@ -27,6 +27,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import cos, pi
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,12 +94,26 @@ class Recipe(RunOptions):
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
 
 
+class Past(NamedTuple):
+    """The past of a video that is late in a long stream (--long); not in the paper."""
+    state: object              # of the memory, S_t; None: the initial one
+    tokens: int                # how many were fed, and pruned, between the prompt and the video
+
+    def positions(self, tokens: nar.Tokens) -> Tensor:
+        """Those of the video's tokens [L]: the prompt's stay, all others have advanced."""
+        positions = tokens.positions()
+        in_prompt = [n == 0 and kind != nar.NARRATION
+                     for n, kind in zip(tokens.segment, tokens.kind)]
+        positions[~torch.tensor(in_prompt)] += self.tokens
+        return positions
+
+
 @dataclass
 class Example:
     """A training video."""
     x: Tensor                                  # frame tokens [T, J, D]
     narrations: list[tuple[int, list[int]]]    # (frame, token ids without EOT)
-    past: nar.Past = nar.Past()                # --long; not in the paper
+    past: Past | None = None                   # --long; not in the paper
 
 
 def loss_of_batch(narrator: nar.Narrator, videos: Iterable[Example], batch: int) -> float:
@@ -225,8 +240,10 @@ def late_in_a_stream(narrator: nar.Narrator, videos: Iterator[Example],
         if i % processes != process:
             continue
         video = next(videos)
-        state = memory_after(narrator, [examples[j] for j in earlier]) if earlier else None
-        yield Example(video.x, video.narrations, nar.Past(state, tokens))
+        past = None
+        if earlier:
+            past = Past(memory_after(narrator, [examples[j] for j in earlier]), tokens)
+        yield Example(video.x, video.narrations, past)
 
 
 @torch.no_grad()

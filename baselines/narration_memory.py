@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from clam import CLAM
-from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrator, Past, Tokens
+from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
 from support.engine.settings import check_range
@@ -109,9 +109,9 @@ class HistoryNarrator(Narrator):
         return self.llm.get_input_embeddings()(ids).to(self.dtype)
 
     def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                       past: Past) -> Tensor | None:
-        visual_state, history_state = past.state or (None, None)
-        visual = super().memory_at_ends(x, narrations, Past(visual_state, past.tokens))
+                       state=None) -> Tensor | None:
+        visual_state, history_state = state or (None, None)
+        visual = super().memory_at_ends(x, narrations, visual_state)
         return self.with_history(visual, [narrations], history_state)
 
     def with_history(self, visual: Tensor | None, videos: list[list[tuple[int, list[int]]]],

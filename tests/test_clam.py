@@ -1,6 +1,5 @@
 """CLAM (§3.3). That its three forms are one function: method/test_equalities.py."""
 import math
-import sys
 
 import pytest
 import torch

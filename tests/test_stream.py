@@ -53,10 +53,10 @@ def test_the_middle_of_a_long_stream(variant):
             return logits
 
     context = Late(model)
-    other_pasts = [nar.Past()]
+    other_pasts = [None]
     if with_history:
         context.state, context.history_state = state
-        other_pasts.append(nar.Past((state[0], None), 5000))
+        other_pasts.append(train.Past((state[0], None), 5000))
     else:
         context.state = state
     logits = record(model)
@@ -64,7 +64,7 @@ def test_the_middle_of_a_long_stream(variant):
     del model.run
 
     with torch.no_grad():
-        parallel = model.logits(model(x, narrations, nar.Past(state, 5000))[0])
+        parallel = model.logits(model(x, narrations, train.Past(state, 5000))[0])
         for past in other_pasts:
             other = model.logits(model(x, narrations, past)[0])
             assert (other - parallel).abs().max() > 1e-2

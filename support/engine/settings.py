@@ -20,9 +20,7 @@ class MoreSettings:
     memory_heads: int = 8                       # h
     memory_dropout: float = 0.1                 # of the memory's self-attention
     lora_dropout: float = 0.05
-    readout: str = "frame"                      # what M_t is read after; published: "cls"
     keep_newline: bool = False                  # keep the newlines of narrations that are removed
-    max_new_tokens: int = 100                   # of a narration that does not end by itself
     # ours
     memory_target: bool = True                  # learn a start of each memory token; published: no,
                                                 # train.py: with --start statistics

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import narrator as nar
 import train
 from helpers import tiny, video
 from support.common.errors import BadData
@@ -126,7 +125,7 @@ def test_several_sequences_at_once_are_each_alone(settings, at):
         _, state = model.memory(before, torch.zeros(1, 0, dtype=torch.long))
         if hasattr(model, "narration_memory"):
             state = state, None                     # no narration came before
-        loss, number = model.loss(tokens[start:], sentences, nar.Past(state))
+        loss, number = model.loss(tokens[start:], sentences, train.Past(state, 0))
         one_by_one = one_by_one + loss
         count += number
     assert learned == count
