@@ -89,7 +89,7 @@ def short_kitchen(tmp_path_factory):
     # the rule: what is discarded at line 18
     (nar.visible, "visual = (kind == VISUAL) & in_segment", "visual = kind == VISUAL"),
     # the position counter, line 11
-    (stream.Context.feed, "self.position += len(tokens)", "pass"),
+    (stream.Context.feed, "self.position = next_position", "pass"),
     # Eq. 2, line 5
     (stream.Context.update_memory, "self.state = self.narrator.memory.step(x[None], self.state)",
      "pass"),
