@@ -2,7 +2,6 @@
 in the paper; the toy alone).
 
     python -m experiments.knowledge --model toy/checkpoint
-    python -m experiments.knowledge --model toy/checkpoint --png out/knowledge.png
     python -m experiments.knowledge --save toy/checkpoint/read_out.safetensors
 
 No language model takes part, and the read-out is never used to narrate. It is trained on the memory
@@ -15,9 +14,6 @@ The test videos are kitchens at work (`work`), and kitchens with idle time of 1 
 (`idle`): things are asked for from a second to 20 minutes after they were seen. Things that a
 sentence has named count as well, though no later sentence needs them. A place that stays hidden is
 asked for again and again, which counts each time, or once for each sighting (`score`).
-
---png draws a test video at some moments: the picture, and a map of what the memory says of the
-places that show nothing, framed green where it is right.
 """
 import argparse
 import json
@@ -33,7 +29,7 @@ import narrator as nar
 from baselines.variants import load_narrator
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
-from support.common.figures import print_table, pyplot, save_figure
+from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser
 from support.common.progress import progress
 from toy import stages, world
@@ -158,71 +154,32 @@ def score(read_out: ReadOut, moments: Moments) -> dict[str, dict]:
     ages = moments.ages[hidden]                                                # [H]
     sightings = moments.sightings[hidden]                                      # [H]
 
-    groups = {"all": ages > 0}
+    scores = {"all": rightly_named(right, sightings)}
     youngest = 0
     for oldest in AGES:
-        groups[f"<= {oldest} s"] = (ages > youngest) & (ages <= oldest)
-        youngest = oldest
-    scores = {}
-    for label, group in groups.items():
+        group = (ages > youngest) & (ages <= oldest)
         if group.any():
-            _, sighting = sightings[group].unique(return_inverse=True)
-            asked = sighting.bincount()                    # how often, of each sighting
-            named_rightly = sighting.bincount(right[group])
-            scores[label] = {
-                "right": right[group].mean().item(),
-                "right_once": (named_rightly / asked).mean().item(),
-                "sightings": len(asked),
-            }
+            scores[f"<= {oldest} s"] = rightly_named(right[group], sightings[group])
+        youngest = oldest
     return scores
 
 
-# ------------------------------------------------------------------------------- the map
-
-def draw_map(read_out: ReadOut, narrator: nar.Narrator, kitchen: world.Kitchen,
-             video: stages.Scene, png: str, columns: int = 6) -> None:
-    """A video at some moments: the picture above, the map of what the memory says below."""
-    moments = moments_of(narrator, [video])
-    figure, axes = pyplot().subplots(2, columns, figsize=(2.2 * columns, 4.7), layout="compressed")
-    count = len(moments.tokens)
-    chosen = torch.linspace(count // 4, count - 1, columns).long().tolist()
-    for n, (picture, places) in zip(chosen, axes.T):
-        frame = (n + 1) * EVERY - 1
-        picture.imshow(kitchen.render(frame))
-        picture.set_title(f"{frame / world.FPS:.0f} s", fontsize=9)
-        picture.axis("off")
-        draw_places(places, read_out, moments, n, video.variant)
-    figure.suptitle("What the memory says of places that show nothing: the thing that was there last, "
-                    "how sure, how long ago")
-    save_figure(figure, png)
-
-
-def draw_places(axis, read_out: ReadOut, moments: Moments, n: int, variant: world.World) -> None:
-    """The nine places at moment n, and what the memory says of those that show nothing."""
-    types, colours, log_ages = (answers[0] for answers in read_out(moments.tokens[n:n + 1]))
-    named, sure = most_likely(types, colours)                                  # [9, 2], [9]
-    axis.set(xlim=(0, 3), ylim=(3, 0), xticks=[], yticks=[], aspect="equal")
-    style = {"ha": "center", "va": "center", "fontsize": 7}
-    for place, name in enumerate(variant.places):
-        row, column = divmod(place, 3)
-        axis.text(column + 0.5, row + 0.12, name, **style)
-        kind, colour = named[place].tolist()
-        says_nothing = kind == 0 or colour == 0
-        if not moments.hidden[n, place] or says_nothing:
-            continue
-        _, word = variant.words(kind, colour)
-        seconds = 2 ** float(log_ages[place])
-        right = torch.equal(named[place], moments.things[n, place])
-        rgb = [value / 255 for value in variant.rgb[colour - 1]]
-        opacity = 0.15 + 0.7 * float(sure[place])
-        axis.text(column + 0.5, row + 0.6, f"{word}\n{sure[place]:.2f}\n{seconds:.0f} s", **style,
-                  bbox={"facecolor": (*rgb, opacity), "edgecolor": "green" if right else "red"})
+def rightly_named(right: Tensor, sightings: Tensor) -> dict:
+    """Of places [H] that are named rightly or not, and the number of their sighting [H]."""
+    _, sighting = sightings.unique(return_inverse=True)
+    asked = sighting.bincount()                            # how often, of each sighting
+    named_rightly = sighting.bincount(right)
+    return {
+        "right": right.mean().item(),
+        "right_once": (named_rightly / asked).mean().item(),
+        "sightings": len(asked),
+    }
 
 
 # ------------------------------------------------------------------------------- the command
 
 def run_knowledge(args: argparse.Namespace) -> None:
-    check_writable(args.png, args.save)
+    check_writable(args.save)
     narrator = load_narrator(args.model, device="cpu")
     if not narrator.layout.M:
         raise BadData(f"{args.model}: has no memory that could be read out")
@@ -242,9 +199,6 @@ def run_knowledge(args: argparse.Namespace) -> None:
         print(f"{kind}:")
         print_table(list(by_age.items()))
         scores[kind] = by_age.pop("all") | {"by_age": by_age}
-        if args.png and kind == "work":
-            _, kitchen = kitchens[0]
-            draw_map(read_out, narrator, kitchen, videos[0], args.png)
     if args.json:
         print(json.dumps(scores))
 
@@ -254,7 +208,6 @@ def main():
                     description="What a memory knows, by a linear read-out.")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a narrator of the toy")
     parser.add_argument("--features", help="file that keeps the frame tokens for the next narrator")
-    parser.add_argument("--png", help="draw the map of a test video")
     parser.add_argument("--save", metavar="FILE",
                         help="keep the read-out: stream.py --explain reads MODEL/read_out.safetensors")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -100,38 +100,53 @@ def markdown(name: str, seeds: list[int] | None) -> str:
     `seed_count`."""
     table = TABLES[name]
     seeds = seeds_of(table, seeds)
-    paper_headers = table.paper.split()
     title = f"{name}. {table.title}"
-    if paper_headers:
+    if table.paper:
         title += f" (paper: {DATA[table.data]})"
     headers = [title]
-    headers += [f"*{header}*" for header in paper_headers]
+    headers += [f"*{header}*" for header in table.paper.split()]
     headers += [column.header for column in table.columns]
     headers.append("seeds")
-
     lines = [headers, ["---"] * len(headers)]
+    lines += [cells_of(row, table, seeds) for row in table.rows]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    remarks = remarks_on(table, seeds)
+    if remarks:
+        text += "\n\n" + "\n".join(remarks)
+    return text
+
+
+def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
+    """The cells of a row: its label, the paper's numbers, ours, and the number of seeds."""
+    counted = good_seeds(row, table, seeds)
+    numbers = {column: measured(row, column, counted) for column in table.columns}
+    paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
+    cells = [row.label]
+    cells += [f"*{number}*" for number in paper_numbers]
+    cells += [cell(values) for values in numbers.values()]
+    cells.append(seed_count(numbers))
+    return cells
+
+
+def remarks_on(table: Table, seeds: list[int]) -> list[str]:
+    """Below a table, as items of a list: trainings that have failed, and claims."""
     remarks = []
     for row in table.rows:
         for seed, loss in failed_seeds(row, table, seeds).items():
-            remarks.append(f"* {row.label}, seed {seed}: its training has failed (loss {loss:.3f} at "
-                           "its end), and is not counted")
-        counted = good_seeds(row, table, seeds)
-        numbers = {column: measured(row, column, counted) for column in table.columns}
-        paper_numbers = row.paper.split() or ["-"] * len(paper_headers)
-        cells = [row.label]
-        cells += [f"*{number}*" for number in paper_numbers]
-        cells += [cell(values) for values in numbers.values()]
-        cells.append(seed_count(numbers))
-        lines.append(cells)
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
+            remarks.append(f"* {row.label}, seed {seed}: its training has failed (loss {loss:.3f} "
+                           "at its end), and is not counted")
     for claim in table.claims:
         interval = interval_of(claim, table, seeds)
         if interval:
             remarks.append(say_claim(claim, interval))
-    if remarks:
-        text += "\n\n" + "\n".join(remarks)
-    return text
+    return remarks
+
+
+def videos_of(row: Row, column: Column, table: Table,
+              seeds: list[int]) -> dict[int, dict[str, float | None]]:
+    """{seed: {video: the measure of a column}}"""
+    experiments = experiments_of(row, column.evaluation, good_seeds(row, table, seeds))
+    return {kept["seed"]: kept["videos"][column.measure] for kept in results_of(experiments)}
 
 
 def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
@@ -139,16 +154,13 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
     rows = {row.label: row for row in table.rows}
     columns = {column.header: column for column in table.columns}
     column = columns[claim.column]
-    of_rows = []                               # of both rows, {seed: {video: the measure}}
-    for label in (claim.first, claim.second):
-        counted = good_seeds(rows[label], table, seeds)
-        results = results_of(experiments_of(rows[label], column.evaluation, counted))
-        of_rows.append({kept["seed"]: kept["videos"][column.measure] for kept in results})
-    first, second = of_rows
+    first = videos_of(rows[claim.first], column, table, seeds)
+    second = videos_of(rows[claim.second], column, table, seeds)
     same_trainings = rows[claim.first].training == rows[claim.second].training
     if same_trainings:                         # only seeds that both have can be drawn for both
-        first = {seed: values for seed, values in first.items() if seed in second}
-        second = {seed: second[seed] for seed in first}
+        both = [seed for seed in first if seed in second]
+        first = {seed: first[seed] for seed in both}
+        second = {seed: second[seed] for seed in both}
     return compare_means(list(first.values()), list(second.values()), same_trainings)
 
 

@@ -3,10 +3,7 @@
     python -m experiments.figures timeline toy/kitchen.mp4 --png out/timeline.png
 """
 import argparse
-import textwrap
 from pathlib import Path
-
-import numpy as np
 
 import stream
 from commands.evaluate import narrator_of
@@ -25,8 +22,6 @@ from support.files.narrations import Sentence, read_truth
 TRUE_COLOUR = "#4c9be8"
 PREDICTED_COLOUR = "#e8a04c"
 WRONG_COLOUR = "#c03020"
-LETTER = 0.055                                 # inches: about the width of a letter
-UPRIGHT = 0.1                                  # inches: the narrowest cell with upright text
 ROW = 3.2                                      # inches: the height of a row of sentences
 
 
@@ -60,79 +55,63 @@ def wrong_sentences(predicted: list[Sentence], true: list[Sentence]) -> list[boo
     return wrong
 
 
-def in_lines(text: str, width: float) -> tuple[str, int]:
-    """A sentence in lines for a cell of `width` inches, and its rotation in degrees.
-
-    It is upright, in one line, if its longest word does not fit across; "" if nothing fits.
-    """
-    if width < UPRIGHT:
-        return "", 0
-    text = one_line(text)
-    letters = int(width / LETTER)
-    longest = max((len(word) for word in text.split()), default=0)
-    if longest > letters:
-        return text, 90
-    return textwrap.fill(text, max(1, letters)), 0
-
-
-def draw_sentences(axis, title: str, sentences: list[Sentence], true: list[Sentence]) -> None:
-    """Each segment with its sentence, clipped to the segment; wrong ones in red. The limits of x
-    are set already. The truth itself is a row, too."""
-    start, end = axis.get_xlim()
-    width, _ = axis.get_window_extent().size / axis.figure.dpi                 # inches
-    times = np.clip(segments([sentence.time for sentence in sentences]), start, end)
-    wrong = wrong_sentences(sentences, true)
+def draw_sentences(axis, sentences: list[Sentence], colour: str, wrong: list[bool]) -> None:
+    """Each segment with its sentence, upright from the foot and clipped to the segment; wrong ones
+    in red. A segment of less than a second has no room for words."""
+    times = segments([sentence.time for sentence in sentences])
     for i, (low, high) in enumerate(times):
-        if low == high:
+        opacity = 0.25 if i % 2 == 0 else 0.5              # neighbours differ
+        cell = axis.axvspan(low, high, color=colour, alpha=opacity, linewidth=0)
+        if high - low < 1:
             continue
-        cell = axis.axvspan(low, high, color=TRUE_COLOUR if sentences is true else PREDICTED_COLOUR,
-                            alpha=0.25 if i % 2 == 0 else 0.5, linewidth=0)    # neighbours differ
-        text, rotation = in_lines(sentences[i].text, (high - low) / (end - start) * width)
-        # Upright text starts at the foot, so that its beginning is seen if it is too long.
-        drawn = axis.text(
-            (low + high) / 2, 0.02 if rotation else 0.5, text, rotation=rotation, ha="center",
-            va="bottom" if rotation else "center", fontsize=7,
-            color=WRONG_COLOUR if wrong[i] else "black", parse_math=False, clip_on=True,
-            transform=axis.get_xaxis_transform())
-        drawn.set_clip_path(cell)
+        words = one_line(sentences[i].text)
+        text = axis.text((low + high) / 2, 0.02, words, rotation=90, ha="center", va="bottom",
+                         fontsize=7, parse_math=False, clip_on=True,
+                         transform=axis.get_xaxis_transform())
+        text.set_clip_path(cell)
+        if wrong[i]:
+            text.set_color(WRONG_COLOUR)
     axis.set(yticks=[])
-    axis.set_ylabel(title, parse_math=False)
 
 
 # ------------------------------------------------------------------------------- timeline
 
+def draw_trigger(axis, decisions: list[stream.Decision], times: list[float]) -> None:
+    """p([SKIP]) and its thresholds. Frame 0 narrates without being decided."""
+    thresholds = [decision.theta for decision in decisions]
+    skips = [decision.p_skip for decision in decisions]
+    axis.step(times[1:], thresholds[1:], where="mid", color="#b0b0b0", label="threshold")
+    axis.plot(times[1:], skips[1:], color="#2060a0", label="p([SKIP])")
+    told = [decision.narration for decision in decisions[1:] if decision.narration]
+    ends = [narration.end for narration in told]
+    reached = [narration.p_skip for narration in told]
+    axis.plot(ends, reached, "o", color=WRONG_COLOUR, markersize=4, label="narrates")
+    axis.set(ylabel="trigger", ylim=(-0.05, 1.05))
+
+
 def plot_timeline(decisions: list[stream.Decision], true: list[Sentence], fps: float,
                   png: str) -> None:
     """True and predicted segments, p([SKIP]) with its thresholds, and the cache."""
-    narrations = [decision.narration for decision in decisions if decision.narration]
-    predicted = [Sentence(narration.end, narration.text) for narration in narrations]
-    heights = [ROW, 1.2, 1.0]                  # inches: predicted segments, trigger, cache
-    if true:
-        heights.insert(0, ROW)
-    width = min(60, max(10, 0.28 * max(len(predicted), len(true))))
-    figure, axes = pyplot().subplots(
-        len(heights), 1, figsize=(width, sum(heights)), sharex=True,
-        gridspec_kw={"height_ratios": heights, "hspace": 0.08})
-    *sentence_axes, trigger, cache = axes
+    predicted = []
+    for decision in decisions:
+        if decision.narration:
+            predicted.append(Sentence(decision.narration.end, decision.narration.text))
     times = [(decision.frame + 1) / fps for decision in decisions]
-    cache.set(xlim=(0, times[-1]))             # of all axes; the sentences are clipped to it
-    if true:
-        draw_sentences(sentence_axes[0], "truth", true, true)
-    draw_sentences(sentence_axes[-1], "narrated", predicted, true)
-
-    # Frame 0 narrates without being decided.
-    trigger.step(times[1:], [decision.theta for decision in decisions[1:]], where="mid",
-                 color="#b0b0b0", label="threshold")
-    trigger.plot(times[1:], [decision.p_skip for decision in decisions[1:]], color="#2060a0",
-                 label="p([SKIP])")
-    told = [narration for narration in narrations if narration.frame > 0]
-    trigger.plot([narration.end for narration in told], [narration.p_skip for narration in told],
-                 "o", color="#c03020", markersize=4, label="narrates")
-    trigger.set(ylabel="trigger", ylim=(-0.05, 1.05))
-    cache.stackplot(times, [decision.text_tokens for decision in decisions],
-                    [decision.visual_tokens for decision in decisions],
-                    labels=["text", "current segment"], step="pre", colors=["#e8c08c", "#9cc8f0"])
-    cache.set(ylabel="cache, tokens", xlabel="seconds")
+    width = min(60, max(10, 0.28 * max(len(predicted), len(true))))            # inches
+    heights = [ROW, ROW, 1.2, 1.0]
+    figure, axes = pyplot().subplots(4, 1, figsize=(width, sum(heights)), sharex=True,
+                                     gridspec_kw={"height_ratios": heights, "hspace": 0.08})
+    truth, narrated, trigger, cache = axes
+    draw_sentences(truth, true, TRUE_COLOUR, [False] * len(true))
+    truth.set(ylabel="truth")
+    draw_sentences(narrated, predicted, PREDICTED_COLOUR, wrong_sentences(predicted, true))
+    narrated.set(ylabel="narrated")
+    draw_trigger(trigger, decisions, times)
+    text_tokens = [decision.text_tokens for decision in decisions]
+    visual_tokens = [decision.visual_tokens for decision in decisions]
+    cache.stackplot(times, text_tokens, visual_tokens, labels=["text", "current segment"],
+                    step="pre", colors=["#e8c08c", "#9cc8f0"])
+    cache.set(ylabel="cache, tokens", xlabel="seconds", xlim=(0, times[-1]))
     for axis in (trigger, cache):
         axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     save_figure(figure, png)

@@ -16,7 +16,7 @@ CANNOT_WORK = [
     "-m experiments.figures timeline nowhere.mp4 --png new.png",
     "-m experiments.figures timeline toys/a.mp4 --png p.json/new",
     "-m experiments.figures timeline toys/a.mp4 --png new.png --vision owner/nowhere",
-    "-m experiments.knowledge --png p.json/new",
+    "-m experiments.knowledge --save p.json/new",
     "-m experiments.summary --pred p.json --llm owner/nowhere --answers p.json/new",
 ]
 

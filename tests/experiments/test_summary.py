@@ -30,15 +30,6 @@ FIRST = rows("You look around the kitchen.", "You wash the red cup.",
 SECOND = rows("You enter the room.", "You empty the sink.", "You swing the lime knife.")
 
 
-# ------------------------------------------------------------- by rule
-
-@pytest.mark.parametrize("verb, past", [
-    ("wash", "washed"), ("tap", "tapped"), ("empty", "emptied"), ("shake", "shook"),
-    ("fix", "fixed"), ("play", "played")])
-def test_past_tense(verb, past):
-    assert summary.past(verb) == past
-
-
 SIX = [f"You {verb} it." for verb in ("wash", "heat", "fill", "check", "clear", "wipe")]
 
 
@@ -46,18 +37,16 @@ SIX = [f"You {verb} it." for verb in ("wash", "heat", "fill", "check", "clear", 
     ([], ""),
     (["C opens the door.", "You."], ""),
     (["You look around the kitchen."], "You were in a kitchen."),
-    (["You wash the cup.", "You open it.", "You wash the pan.", "You wash the pan."],
-     "You washed the pan and opened it."),
-    ([row["text"] for row in SECOND],
-     "You were in a room, emptied the sink and swung the lime knife."),
+    (["You wash the cup.", "You fix it.", "You wash the pan.", "You wash the pan."],
+     "You washed the pan and fixed it."),
+    (["You tap it.", "You empty it.", "You shake it.", "You play."],
+     "You tapped it, emptied it, shook it and played."),
     (SIX, "You washed it, heated it, filled it, checked it and cleared it."),
     ([*SIX, "You wipe it."], "You washed it, heated it, filled it, checked it and wiped it."),
 ])
 def test_condensed_by_hand(texts, expected):
     assert summary.condense(texts) == expected
 
-
-# ------------------------------------------------------------- references and scores
 
 def test_perfect_and_worse(tmp_path):
     """The toy's .json in a folder as truth: its own narrations are perfect, fewer are not."""
@@ -127,8 +116,6 @@ def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path):
     ("#Summary C was in a room, C's dog barked. ", "You were in a room, your dog barked."),
     ("#Summary", ""),
     ("#summary C was with lady X; Car C is red", "You were with lady X; Car you are red."),
-    ("", ""),
-    ("C cleaned Cups", "You cleaned Cups."),
 ])
 def test_summaries_in_the_second_person(raw, cleaned):
     assert summary.clean_summary(raw) == cleaned
@@ -141,8 +128,6 @@ def test_a_file_of_summaries_can_be_the_reference(tmp_path):
     gt = write(tmp_path / "gt.json", texts)
     assert run_summary("--pred", pred, "--gt", gt, "--json")["rouge_l"] == 1
 
-
-# ------------------------------------------------------------- by a language model
 
 def test_answers_are_unwrapped_and_empty_ones_counted(tmp_path):
     """Of a language model whose answers are kept: it is not loaded."""
@@ -165,12 +150,7 @@ def test_answers_are_unwrapped_and_empty_ones_counted(tmp_path):
 
 
 @pytest.mark.parametrize("answer, text", [
-    ("You [ran] off", "ran"),
-    ("[You ran.", "You ran."),
-    ("You\nran.", "You ran."),
-    ("[ ]", ""),
-    ("", ""),
-])
+    ("You [ran] off", "ran"), ("[You ran.", "You ran."), ("You\nran.", "You ran."), ("[ ]", "")])
 def test_unwrapped(answer, text):
     assert summary.unwrap(answer) == text
 

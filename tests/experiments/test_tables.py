@@ -15,8 +15,6 @@ from test_evaluate import command
 ALL_TABLES = list(paper.TABLES.values())
 
 
-# ------------------------------------------------------------------------------- the list
-
 @pytest.mark.parametrize("name", paper.TABLES)
 def test_a_table_is_complete(name):
     table = paper.TABLES[name]
@@ -61,8 +59,6 @@ def test_rows_of_a_table_share_a_warm_up():
             assert len(warm_ups) == 1, name
 
 
-# ------------------------------------------------------------------------------- commands
-
 def parsed(words: list[str], monkeypatch):
     """The options of a command without `python`, read by its own parser."""
     if words[0] == "train.py":
@@ -87,14 +83,6 @@ def test_commands_are_understood(monkeypatch):
         parsed(line.format(videos="out/videos").split(), monkeypatch)
     assert train_command("flownar", 0, "my tables")[-1] == "my tables/flownar-0"
 
-
-def test_names_tell_experiments_apart():
-    assert Experiment("a", "hard", "--static --theta 0.7", 1).name == "a-hard-static-theta-0.7-1"
-    experiments = {experiment for table in ALL_TABLES for experiment in needed(table, range(2))}
-    assert len({experiment.name for experiment in experiments}) == len(experiments)
-
-
-# ------------------------------------------------------------------------------- a table is completed
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
@@ -150,8 +138,6 @@ def test_the_last_message_of_a_failed_command_is_said(small, monkeypatch):
     assert re.search("nowhere.*messages.log", complete("--output", small, ok=False))
 
 
-# ------------------------------------------------------------------------------- what is shown
-
 def kept_results(monkeypatch, tmp_path, losses=(0.1, 0.1)):
     """A table, T0, of two rows and two seeds with results that are made up."""
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
@@ -202,24 +188,24 @@ def test_refusals(monkeypatch):
     assert end.value.code == 2
 
 
-# ------------------------------------------------------------------------------- the page
-
-def rows_with_results(table: paper.Table) -> int:
-    count = 0
-    for row in table.rows:
-        experiments = needed(table._replace(rows=[row]), range(table.seeds))
-        count += any(result(experiment) for experiment in experiments)
-    return count
+def has_results(row: paper.Row, table: paper.Table) -> bool:
+    experiments = needed(table._replace(rows=[row]), range(table.seeds))
+    return any(result(experiment) for experiment in experiments)
 
 
-def test_the_readmes_tables_are_the_results():
-    """Between <!-- NAME --> and <!-- end --> is the output of `experiments.tables NAME --show`. A
-    table is there if at least two of its rows have results."""
-    shown = dict(tables.TABLE_OF_PAGE.findall(tables.PAGE.read_text()))
-    with_results = {name for name, table in paper.TABLES.items() if rows_with_results(table) > 1}
-    assert shown.keys() == with_results
-    for name, text in shown.items():
-        assert text == tables.markdown(name, None), name
+def test_the_readmes_tables_are_the_results(tmp_path, monkeypatch):
+    """The page, written anew, is what it was. A table is there if at least two of its rows have
+    results."""
+    page = tables.PAGE.read_text()
+    shown = {name for name, _ in tables.TABLE_OF_PAGE.findall(page)}
+    for name, table in paper.TABLES.items():
+        assert (name in shown) == (sum(has_results(row, table) for row in table.rows) > 1)
+    old = tmp_path / "README.md"
+    old.write_text(page.replace("| CLAM | *2.086* |", "| CLAM | *9.999* |"))
+    assert "9.999" in old.read_text()
+    monkeypatch.setattr(tables, "PAGE", old)
+    command("--page", main=tables.main)
+    assert old.read_text() == page
 
 
 def test_intervals_in_the_text_are_those_of_the_tables():
@@ -237,16 +223,6 @@ def test_intervals_in_the_text_are_those_of_the_tables():
         assert (float(low), float(high)) in shown, (low, high)
 
 
-def test_the_page_is_written_anew(tmp_path, monkeypatch):
-    page = tables.PAGE.read_text()
-    old = tmp_path / "README.md"
-    old.write_text(page.replace("| CLAM | *2.086* |", "| CLAM | *9.999* |"))
-    assert "9.999" in old.read_text()
-    monkeypatch.setattr(tables, "PAGE", old)
-    command("--page", main=tables.main)
-    assert old.read_text() == page
-
-
 def test_results_belong_to_the_list():
     """Each result is of an experiment that some table shows, made by today's commands; there are no
     two of one experiment."""
@@ -254,6 +230,7 @@ def test_results_belong_to_the_list():
     for table in ALL_TABLES:
         for experiment in needed(table, range(table.seeds)):
             experiments[experiment.name] = experiment
+    assert Experiment("a", "hard", "--static --theta 0.7", 1).name == "a-hard-static-theta-0.7-1"
     for file in runs.RESULTS.glob("*.jsonl"):
         names = list(runs.results_in(file))
         assert len(names) == len(file.read_text().splitlines()), file
