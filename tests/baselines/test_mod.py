@@ -110,7 +110,7 @@ def test_layers_are_those_of_the_oracle(changes):
 @pytest.mark.parametrize("changes", [
     {}, {"mod_layers": "all"}, {"mod_layers": "deep", "mod_keep": 0.5, "seed": 1},
     {"llm": grouped}, {"llm": qwen},
-], ids=str)
+])
 def test_training_is_streaming(changes):
     llm = changes.get("llm")
     model = decided(**changes | {"llm": llm and llm()})
