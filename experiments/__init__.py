@@ -1,1 +1,2 @@
-"""Above all others: tables and figures of the paper (§4, App. C), a command each: python -m experiments.NAME."""
+"""Above all others: tables and figures of the paper (§4, App. C), a command each:
+python -m experiments.NAME."""

@@ -6,8 +6,8 @@ published size (paper §4.1, Fig. 1, App. C.3).
     python -m experiments.cost training --frames 1200 --variant FlowNar-C
     python -m experiments.cost full-size --dtype bfloat16
 
-stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one language
-            model, with the same frames and narrations. The narrations are given, and fed word by
+stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one
+            language model, with the same frames and narrations. The narrations are given, and fed word by
             word, so only the context differs, and in VideoLLM-MoD the tokens that a layer computes.
             Sizes matter here, values of weights do not. The frames are made beforehand
 training    the loss of one video and its gradient
@@ -54,7 +54,8 @@ VARIANTS = {                               # the settings in which each one diff
     "VideoLLM-online": {"memory": "none", "prune": False},
     "VideoLLM-MoD": {"memory": "none", "prune": False, "mod_keep": 0.2},
 }
-LLAMA = {                                  # hidden, feed-forward, layers, heads; 8 key and value heads
+# hidden, feed-forward, layers, heads; 8 key and value heads
+LLAMA = {
     "1b": (2048, 8192, 16, 32),
     "8b": (4096, 14336, 32, 32),
 }
@@ -292,7 +293,8 @@ def make_narrator(folder: Path, layers: int | None) -> None:
     tokenizer.save_pretrained(folder / "llm")
 
     size = SIGLIP | {"num_hidden_layers": layers or SIGLIP["num_hidden_layers"]}
-    text = {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 1,     # needed by no narrator
+    # needed by no narrator
+    text = {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 1,
             "num_attention_heads": 16, "bos_token_id": 0, "eos_token_id": 1}
     vision = SiglipModel(SiglipConfig(
         text_config=text, vision_config=size | {"image_size": 384, "patch_size": 16}))

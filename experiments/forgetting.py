@@ -1,6 +1,6 @@
 """How memories forget, from the results of tables.py (not in the paper).
 
-    python -m experiments.tables knowledge ages T5 T3     trains and evaluates what has no result yet
+    python -m experiments.tables knowledge ages T5 T3    trains and evaluates what has no result yet
     python -m experiments.figures forgetting --png assets/forgetting.png
 
 Left: share of the hidden things that a linear read-out of the memory tokens names rightly, by the

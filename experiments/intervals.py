@@ -75,7 +75,7 @@ def compare_means(first: list[dict[str, float | None]], second: list[dict[str, f
     if not names:
         return None
 
-    of_first = np.array([[result[name] for name in names] for result in first])      # [seeds, videos]
+    of_first = np.array([[result[name] for name in names] for result in first])    # [seeds, videos]
     of_second = np.array([[result[name] for name in names] for result in second])
     mean = of_first.mean() - of_second.mean()
 

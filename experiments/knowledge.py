@@ -50,7 +50,7 @@ SEGMENTS = 16                                  # of a video with idle time: two 
 class Moments:
     """What memory tokens hold at N moments, and what they should tell."""
     tokens: Tensor                             # [N, M * D]
-    things: Tensor                             # type and colour that each place showed last [N, 9, 2]
+    things: Tensor                             # type and colour, last seen at each place [N, 9, 2]
     ages: Tensor                               # seconds since then [N, 9]
     hidden: Tensor                             # the places that are asked for: bool [N, 9]
     sightings: Tensor                          # which sighting they tell of: a number [N, 9]
@@ -114,7 +114,7 @@ def moments_of(narrator: nar.Narrator, videos: list[stages.Scene]) -> Moments:
 # ------------------------------------------------------------------------------- the read-out
 
 def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 100) -> ReadOut:
-    """The read-out with the least loss on these moments, by L-BFGS. It starts from zero: no seed."""
+    """The read-out with the least loss on these moments, by L-BFGS. It starts at zero: no seed."""
     read_out = ReadOut(moments.tokens.shape[1])
     read_out.mean.copy_(moments.tokens.mean(0))
     read_out.deviation.copy_(moments.tokens.std(0) + 1e-6)
@@ -209,7 +209,8 @@ def main():
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a narrator of the toy")
     parser.add_argument("--features", help="file that keeps the frame tokens for the next narrator")
     parser.add_argument("--save", metavar="FILE",
-                        help="keep the read-out: stream.py --explain reads MODEL/read_out.safetensors")
+                        help="keep the read-out; stream.py --explain reads that of the file "
+                             "MODEL/read_out.safetensors")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     command_line(lambda: run_knowledge(args))

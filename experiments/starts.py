@@ -14,7 +14,7 @@ Its loss says early whether the memory is used: without a memory it stays near 0
       values    W_v, W_o: what changes within a slot
       queries   Z, W_q: for which slot a memory token asks
       gates     W_gate: keep nearly all
-      sizes     norms, output gate, self-attention, feed-forward: memory tokens are like frame tokens
+      sizes     norms, output gate, self-attention, feed-forward: memory tokens are as frame tokens
       targets   a learned target for each memory token. Without them Z is chosen such that memory
                 tokens still ask for their slots
     gates alone from statistics, all else as the published code

@@ -1,12 +1,12 @@
 """Summaries of videos, made of their streamed narrations (paper App. C.4, Table 17).
 
-    python -m experiments.summary --pred out/predictions --llm meta-llama/Meta-Llama-3-8B-Instruct \\
+    python -m experiments.summary --pred out/pred --llm meta-llama/Meta-Llama-3-8B-Instruct \\
         --gt data/ego4d/annotations/segment_summaries.json
     python -m experiments.summary --pred toy/kitchen.json
 
 A language model that was not trained for it condenses the narrations of a video, or a rule does
-(`--llm none`). With --gt, the summary is scored against those that people wrote of the same interval
-(Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the reference is
+(`--llm none`). With --gt, the summary is scored against those that people wrote of the same
+interval (Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the reference is
 the rule's summary of these. A file {video: summary} can be the reference as well.
 
 The task of the language model is that of the paper's prompt (App. C.4), in other words and with
@@ -189,7 +189,7 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
         raise BadData("there is nothing to score: no video has a reference")
 
     with_meteor = evaluate.java_problem() is None
-    _, scores = evaluate.caption_scores(pairs, with_meteor)          # {measure: the score of each pair}
+    _, scores = evaluate.caption_scores(pairs, with_meteor)      # {measure: of each pair}
 
     def best(measure: str) -> list[int]:
         """Of each video, the pair with the highest score."""

@@ -1,7 +1,7 @@
 """Every table of the paper in miniature, our numbers beside the paper's.
 
     python -m experiments.tables                     all results that are there
-    python -m experiments.tables T5 T13              train and evaluate what these lack, and show them
+    python -m experiments.tables T5 T13              train and evaluate what these lack; show them
     python -m experiments.tables T5 --show           only show them
     python -m experiments.tables --list              how many results each lacks
     python -m experiments.tables --page              write all into experiments/README.md
