@@ -7,9 +7,9 @@ published size (paper §4.1, Fig. 1, App. C.3).
     python -m experiments.cost full-size --dtype bfloat16
 
 stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one
-            language model, with the same frames and narrations. The narrations are given, and fed word by
-            word, so only the context differs, and in VideoLLM-MoD the tokens that a layer computes.
-            Sizes matter here, values of weights do not. The frames are made beforehand
+            language model, with the same frames and narrations. The narrations are given, and fed
+            word by word, so only the context differs, and in VideoLLM-MoD the tokens that a layer
+            computes. Sizes matter here, values of weights do not. The frames are made beforehand
 training    the loss of one video and its gradient
 full-size   a narrator of the published size with random weights, from pixels to sentences
 

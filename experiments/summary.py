@@ -6,8 +6,8 @@
 
 A language model that was not trained for it condenses the narrations of a video, or a rule does
 (`--llm none`). With --gt, the summary is scored against those that people wrote of the same
-interval (Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the reference is
-the rule's summary of these. A file {video: summary} can be the reference as well.
+interval (Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the
+reference is the rule's summary of these. A file {video: summary} can be the reference as well.
 
 The task of the language model is that of the paper's prompt (App. C.4), in other words and with
 other examples.
