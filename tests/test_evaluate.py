@@ -67,25 +67,6 @@ def test_segments_are_chained_and_turned():
     assert evaluate.segments([]).shape == (0, 2)
 
 
-def test_overlaps_by_hand():
-    true = np.array([[0, 4], [4, 6.0]])
-    predicted = np.array([[0, 2], [2, 6.0], [8, 10]])
-    iou, giou = evaluate.overlaps(true, predicted)
-    assert iou == pytest.approx(np.array([[0.5, 2 / 6, 0], [0, 0.5, 0]]))
-    # the gap between two segments, as a share of both with the gap
-    assert giou[0, 2] == pytest.approx(-4 / 10)
-    assert giou[1, 0] == pytest.approx(-2 / 6)
-
-
-def test_alignment_by_hand():
-    iou = np.array([[0.5, 0.2, 0.1], [0.49, 0.6, 0]])
-    expected = {"precision": 2 / 3, "recall": 1, "f1": 0.8}
-    assert evaluate.precision_recall_f1(iou) == pytest.approx(expected)
-    nothing_predicted = np.zeros((3, 0))
-    expected = {"precision": 0, "recall": 0, "f1": 0}
-    assert evaluate.precision_recall_f1(nothing_predicted) == expected
-
-
 def test_several_annotators_are_chained_apart():
     truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], start=1.0)
     row, matched = evaluate.measure_video(truth, [Sentence(2, "p"), Sentence(4, "q")])

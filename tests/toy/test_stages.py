@@ -141,48 +141,6 @@ def test_several_sequences_at_once_are_each_alone(settings, at):
             assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_stages_of_one_token(tmp_path):
-    """With frames of one token (CLS), all stages have losses and change what they train."""
-    model = tiny(grid=0, narration_memory=3, last_k=0)
-    model.initialise(torch.randn(60, 1, 32))
-    before = {name: parameter.detach().clone() for name, parameter in model.trainable().items()}
-    videos = [scene(seed, 32) for seed in range(2)]
-    for scene_of_one_token in videos:
-        scene_of_one_token.x = scene_of_one_token.x[:, :1]
-    for stage in ("look", "recall"):
-        stages.inventories(fit_in(tmp_path), stage, model, videos, 2, 1e-3, 0, batch=2)
-
-    changed = set()
-    for name, parameter in model.trainable().items():
-        assert parameter.isfinite().all()
-        if not torch.equal(parameter, before[name]):
-            changed.add(name.split(".")[2])
-    assert changed >= {"connector", "clustering", "narration_memory", "lm_head"}
-
-
-def test_lists_are_in_order_only_at_first(tmp_path, monkeypatch):
-    """In the first half of stage look; else entry n could be read off token n. What is dark is not
-    listed.
-    """
-    dark_at_the_end = scene(0, 32)
-    dark_at_the_end.labels[5:] = 0
-    in_order = []
-    inventory = stages.inventory
-
-    def recorded(labels, variant, chance):
-        assert labels.any()
-        in_order.append(chance is None)
-        return inventory(labels, variant, chance)
-
-    monkeypatch.setattr(stages, "inventory", recorded)
-    fit = fit_in(tmp_path)
-    stages.inventories(fit, "look", tiny(), [dark_at_the_end], 4, 1e-3, 0, batch=1)
-    assert in_order == [True, True, False, False]
-    in_order.clear()
-    stages.inventories(fit, "recall", tiny(), [dark_at_the_end], 2, 1e-3, 0, batch=1)
-    assert in_order == [False] * 4             # two lists a step
-
-
 # ------------------------------------------------------------- look, taken over
 
 @pytest.mark.parametrize("memory", ["clam", "recent"])

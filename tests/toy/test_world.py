@@ -9,7 +9,7 @@ import pytest
 
 from support.common.errors import BadData
 from toy import world
-from toy.world import COLOUR, DOOR, HAND, HELD, LABELS, OTHER, PLACES, SIZES, TYPE, Kitchen
+from toy.world import COLOUR, DOOR, HAND, HELD, OTHER, PLACES, SIZES, TYPE, Kitchen
 
 
 @cache
@@ -36,10 +36,6 @@ def words_of(texts) -> set[str]:
 def narrated(videos: list[Kitchen]) -> list[str]:
     """All sentences of some videos."""
     return [narration.text for video in videos for narration in video.narrations]
-
-
-def rising(numbers: list[int]) -> bool:
-    return all(first < second for first, second in itertools.pairwise(numbers))
 
 
 # ------------------------------------------------------------- the plain world
@@ -78,16 +74,6 @@ def test_the_worlds_stay_as_they_were(name, expected, means):
     # Means over rows of cells, as roundings may differ between machines.
     picture = kitchen.render(len(kitchen) // 2).reshape(3, 32, -1)
     assert picture.mean((1, 2)) == pytest.approx(means, abs=0.05)
-
-
-def test_frames_and_labels_have_their_shapes():
-    kitchen = Kitchen(3)
-    frame = kitchen.render(4)
-    labels = kitchen.labels()
-    assert frame.shape == (world.SIZE, world.SIZE, 3)
-    assert frame.dtype == np.uint8
-    assert labels.shape == (len(kitchen), 9, len(LABELS))
-    assert labels.dtype == np.int8
 
 
 def test_labels_are_consistent():
@@ -266,11 +252,8 @@ def test_splits_are_reproducible():
     for split in world.SEEDS:
         seeds = [seed for seed, _ in world.kitchens(split, 4)]
         assert seeds == list(world.SEEDS[split][:4])
-    first = list(world.kitchens("val", 6, (2, 5)))
-    second = list(world.kitchens("val", 6, (2, 5)))
-    for (seed, video), (same_seed, same_video) in zip(first, second):
-        assert video.seed == seed == same_seed == same_video.seed
-        assert video.narrations == same_video.narrations
+    first, second = (list(world.kitchens("val", 6, (2, 5))) for _ in range(2))
+    assert [video.narrations for _, video in first] == [video.narrations for _, video in second]
     assert sum(1 for _ in world.kitchens("val")) == world.VIDEOS["val"]
 
 
@@ -364,11 +347,9 @@ def test_the_second_kitchen_has_other_words():
 
 
 def test_it_gets_dark():
-    """Only the light differs from the plain video: at its darkest the picture is almost black."""
+    """At its darkest the picture is almost black."""
     lights = []
     for plain, video in zip(plain_videos(), videos_of("dark")):
-        assert video.narrations == plain.narrations
-        assert np.array_equal(video.labels(), plain.labels())
         lights_of_video = [video.light(frame) for frame in range(len(video))]
         lights += lights_of_video
         darkest = int(np.argmin(lights_of_video))
@@ -380,19 +361,15 @@ def test_it_gets_dark():
     assert 0.2 < np.mean(np.array(lights) < 0.2) < 0.6
 
 
-def test_clutter_is_seen_but_never_used():
+def test_clutter_is_never_used():
+    """It lies in open places, and changes the pictures of these alone."""
     for plain, video in zip(plain_videos(), videos_of("clutter")[:10]):
-        assert video.narrations == plain.narrations
-        assert np.array_equal(video.labels(), plain.labels())
         difference = np.abs(video.render(0).astype(int) - plain.render(0).astype(int))
         for place, thing in enumerate(video.clutter):
             x, y = world.anchor(place, (0, 0))
             changed = difference[y + 3:y + 29, x + 3:x + 29].max()
-            if thing is None:
-                assert changed == 0
-            else:
-                assert changed > 20
-                assert PLACES[place] not in world.CONTAINERS
+            assert changed > 20 if thing else changed == 0
+            assert not thing or PLACES[place] not in world.CONTAINERS
 
 
 @pytest.mark.parametrize("seed, idle", [(1000258, 0.5), (1000530, None), (1000613, 0.5)])
@@ -401,5 +378,5 @@ def test_narrations_stay_in_order(seed, idle):
     segments = int(np.random.default_rng((seed, 0)).integers(8, 13))           # as world.kitchens
     kitchen = world.Kitchen(seed, segments, world.find_world("hard", idle))
     frames = frames_of(kitchen)
-    assert rising(frames)
+    assert (np.diff(frames) > 0).all()
     assert frames[-1] == len(kitchen) - 1
