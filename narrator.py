@@ -274,7 +274,8 @@ class Layout:
         return checkpoint.token_ids(self.tokenizer, text)
 
     def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode([i for i in ids if i != self.eot]).strip()
+        words = [i for i in ids if i != self.eot]
+        return self.tokenizer.decode(words).strip()
 
     def first(self) -> Tokens:
         """The prompt, with frame 0 inside; the first narration always follows."""
@@ -335,7 +336,10 @@ class Layout:
             if n > 0 and frame <= last:
                 raise ValueError(f"narration {n} at frame {frame} does not come after frame {last}")
             for t in range(last + 1, frame + 1):
-                tokens += self.opening(n) if t == last + 1 else self.frame(n)
+                if t == last + 1:
+                    tokens += self.opening(n)
+                else:
+                    tokens += self.frame(n)
             tokens += self.closing(n)
             tokens += self.narration(n, ids)
             last = frame
@@ -379,7 +383,9 @@ def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True
     A query (row) attends to the visible keys (columns) up to itself.
     """
     kind, segment, number = tokens.for_rule(device)
-    return visible(kind, segment, number, segment[:, None], last_k, prune).tril()
+    now = segment[:, None]                                  # of each query
+    seen = visible(kind, segment, number, now, last_k, prune)
+    return seen.tril()
 
 
 def segment_rows(tokens: Tokens, last_k: int | None = None,
@@ -396,7 +402,8 @@ def segment_rows(tokens: Tokens, last_k: int | None = None,
     for queries in torch.arange(len(tokens)).split(lengths):
         upto = int(queries[-1]) + 1
         now = segment[queries[-1]]
-        keys = visible(kind[:upto], segment[:upto], number[:upto], now, last_k).nonzero()[:, 0]
+        seen = visible(kind[:upto], segment[:upto], number[:upto], now, last_k)
+        keys = seen.nonzero()[:, 0]
         rows.append((queries.to(device), keys.to(device)))
     return rows
 
@@ -475,9 +482,11 @@ class Narrator(nn.Module):
         # Placeholders are negative; they get any row here, which is replaced below.
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
         if x is not None:
-            e = e.masked_scatter((ids == FRAME)[:, None], self.embed_visual(x).to(e.dtype))
+            is_frame = (ids == FRAME)[:, None]
+            e = e.masked_scatter(is_frame, self.embed_visual(x).to(e.dtype))
         if memory is not None:
-            e = e.masked_scatter((ids == MEMORY)[:, None], memory.to(e.dtype))
+            is_memory = (ids == MEMORY)[:, None]
+            e = e.masked_scatter(is_memory, memory.to(e.dtype))
         return e
 
     def embed_visual(self, x: Tensor) -> Tensor:
