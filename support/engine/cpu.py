@@ -49,7 +49,7 @@ class FrozenProduct(torch.autograd.Function):
 
 
 class OneDNNLinear(nn.Linear):
-    """A frozen linear layer in fp32 that computes by oneDNN."""
+    """A linear layer in fp32 that computes by oneDNN, and does not learn."""
 
     def forward(self, x: Tensor) -> Tensor:
         return FrozenProduct.apply(x, self.weight, self.bias)
@@ -70,27 +70,28 @@ class PackedLinear(nn.Module):
 
 @torch.no_grad()
 def speed_up(*models: nn.Module, learns: bool = False) -> None:
-    """Let the frozen linear layers of large models on a processor compute by oneDNN. Other models,
-    and other devices, stay as they are.
+    """Let the linear layers of large models on a processor compute by oneDNN. Other models, and
+    other devices, stay as they are.
 
-    learns      whether gradients flow through the layers, as in training
+    learns      whether the models are trained: then layers that learn stay as they are, too
     """
     if not torch.backends.mkldnn.is_available():
         return
     for model in models:
         if is_large(model):
-            speed_up_layers(model, pack=multiplies_bf16() and not learns)
+            speed_up_layers(model, learns)
 
 
-def speed_up_layers(model: nn.Module, pack: bool) -> None:
-    """See `speed_up`. pack: put weights in bf16 into oneDNN's order."""
+def speed_up_layers(model: nn.Module, learns: bool) -> None:
+    """See `speed_up`."""
+    pack = multiplies_bf16() and not learns
     uses = Counter(id(parameter) for module in model.modules()
                    for parameter in module.parameters(recurse=False))
     names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
     for name in names:                          # one after the other: old weights are freed
         layer = model.get_submodule(name)
         weight = layer.weight
-        if weight.device.type != "cpu" or weight.requires_grad:
+        if weight.device.type != "cpu" or (learns and weight.requires_grad):
             continue
         if weight.dtype == torch.float32:
             layer.__class__ = OneDNNLinear
