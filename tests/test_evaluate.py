@@ -60,7 +60,7 @@ def no_java(monkeypatch):
     monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
 
 
-# ---------------------------------------------------------------------- temporal alignment (App. B.5)
+# ---------------------------------------------------------------------- alignment (App. B.5)
 
 def test_segments_are_chained_and_turned():
     assert evaluate.segments([2, 5, 4], start=1.0).tolist() == [[1, 2], [2, 5], [4, 5]]

@@ -367,7 +367,8 @@ def test_examples_read_only_their_range(tmp_path):
     for sample, example in zip(samples, annotated):
         assert len(example.x) == sample.num_frames <= 6
     samples[1].read = lambda start, stop: torch.zeros(2, 5, 16)
-    with pytest.raises(BadData, match=rf"{samples[1].name}: has frame tokens \[5, 16\], not \[10, 16"):
+    says = rf"{samples[1].name}: has frame tokens \[5, 16\], not \[10, 16"
+    with pytest.raises(BadData, match=says):
         annotated[1]
 
 
@@ -385,8 +386,9 @@ def test_a_finished_narrator_is_not_replaced_unasked(tmp_path):
     assert weights.read_bytes() != before
 
     (tmp_path / "out" / "narrator-state.safetensors").touch()
+    says = "interrupted training; give --resume to go on, or delete"
     for changes in ({}, {"overwrite": True}):
-        with pytest.raises(BadData, match="interrupted training; give --resume to go on, or delete"):
+        with pytest.raises(BadData, match=says):
             train_command.train(options_from(**given, **changes))
 
 

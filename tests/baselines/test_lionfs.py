@@ -56,7 +56,8 @@ def test_the_router_by_hand():
         scores = model.aggregation.router(general(x_general[t, 0])).view(10, 2)
         for j in range(10):
             share, other_share = (scores[j].exp() / scores[j].exp().sum()).tolist()
-            expected = share * general(x_general[t, j]) + other_share * egocentric(x_egocentric[t, j])
+            expected = share * general(x_general[t, j])
+            expected += other_share * egocentric(x_egocentric[t, j])
             assert (mixed[t, j] - expected).abs().max() < 1e-5
     # shares differ by frame and by place
     shares = model.aggregation.shares(general(x_general))

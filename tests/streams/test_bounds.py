@@ -1,5 +1,5 @@
-"""streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back, and
-the bounds of live sources."""
+"""streams/bounds.py: streams without end. Restarts of segments, the clock, positions turned back,
+and the bounds of live sources."""
 import json
 import shutil
 
@@ -239,7 +239,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 @pytest.mark.parametrize("family, changes, says", [
     ("Llama", {"rope_parameters": DYNAMIC}, "dynamic"),
-    ("Cohere", {"logit_scale": 1.0}, "default"),                  # in pairs of neighbours instead of halves
+    ("Cohere", {"logit_scale": 1.0}, "default"),  # in pairs of neighbours instead of halves
 ])
 def test_other_rotations_are_refused(family, changes, says):
     model = tiny(llm=small(family, **changes), last_k=2, max_position=500)
