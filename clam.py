@@ -154,8 +154,8 @@ class CLAM(nn.Module):
     # ------------------------------------------------------------------ M_t = Q S_t
 
     def queries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of `read` that depends on no video: Z -> the queries q [h, M, c], the output gate
-        [M, D], and the residual [M, D] that what is read is added to.
+        """The part of `read` that depends on no video: Z -> the queries q [h, M, c], the output
+        gate [M, D], and the residual [M, D] that what is read is added to.
 
         The self-attention (App. B.6) starts from a target, a vector for each memory token: zero, as
         published, or learned (not in the paper).
@@ -291,7 +291,7 @@ def sum_after(g: Tensor) -> Tensor:
 
 def check(x: Tensor, read_at: Tensor, width: int):
     """Assert that x is [B, L, D], and that read_at [B, N] never decreases and stays within 0..L."""
-    assert x.dim() == 3 and x.shape[2] == width, f"frame tokens [B, L, {width}], not {list(x.shape)}"
+    assert x.dim() == 3 and x.shape[2] == width, f"[B, L, {width}] tokens, not {list(x.shape)}"
     assert read_at.dim() == 2 and len(read_at) == len(x), f"read-outs [{len(x)}, N]"
     for row in read_at.tolist():
         bounds = [0, *row, x.shape[1]]

@@ -550,7 +550,7 @@ class Narrator(nn.Module):
             segments = segment_rows(tokens, last_k, self.device)
             hidden = self.run(e, positions, cache=cache, segments=segments)
         else:
-            hidden = self.run(e, positions, cache=cache)        # nothing is pruned: causal attention
+            hidden = self.run(e, positions, cache=cache)    # nothing is pruned: causal attention
         return hidden, tokens.labels(), tokens
 
     def used_frames(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> Tensor:
@@ -630,8 +630,8 @@ class Narrator(nn.Module):
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None,
              **models: str | None) -> None:
-        """Write a checkpoint that baselines/variants.py (`load_narrator`) and PEFT read, in dtype if
-        one is given; `models` replace those of Config.
+        """Write a checkpoint that baselines/variants.py (`load_narrator`) and PEFT read, in dtype
+        if one is given; `models` replace those of Config.
         """
         assert not self.merged, "a merged narrator has no LoRA to save"
         checkpoint.save_narrator(self, Path(folder), dtype, **models)

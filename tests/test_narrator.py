@@ -253,7 +253,7 @@ def test_lora_is_in_all_linear_layers_and_starts_as_nothing():
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_lora_and_its_gradients(bias, dtype, tolerance):
-    """Those of the formula. The weights and their gradients are in fp32, whatever the base is in."""
+    """Those of the formula. Weights and their gradients are in fp32, whatever the base is in."""
     torch.manual_seed(0)
     base = torch.nn.Linear(64, 48, bias=bias).to(dtype)
     layer = LoRALinear(base, rank=8, alpha=16, dropout=0.0)

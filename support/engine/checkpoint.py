@@ -359,8 +359,8 @@ def from_pretrained(Class: type, source: str, kind: str, **options):
 
 
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
-    """A model of transformers in a dtype, on the processor. BadData if its files lack weights, which
-    transformers would fill in at random, or have others than the model.
+    """A model of transformers in a dtype, on the processor. BadData if its files lack weights,
+    which transformers would fill in at random, or have others than the model.
     """
     model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
                                     output_loading_info=True)

@@ -1,8 +1,8 @@
 """Products with the weights of large models on a processor (not in the paper): the same numbers, up
 to rounding, in less time.
 
-fp32    PyTorch calls MKL, which is slow on AMD's processors. oneDNN, which comes with PyTorch, takes
-        half of its time for a frame's tokens, and 0.85 of it for a video's.
+fp32    PyTorch calls MKL, which is slow on AMD's processors. oneDNN, which comes with PyTorch,
+        takes half of its time for a frame's tokens, and 0.85 of it for a video's.
 bf16    PyTorch calls oneDNN, where the processor multiplies bf16. A frame's tokens, or a word, take
         two thirds of the time with a weight that is kept in oneDNN's own order.
 

@@ -31,10 +31,11 @@ def adapt(llm: nn.Module, prune: bool) -> None:
     layers = getattr(getattr(llm, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(llm, "lm_head"):
         raise BadData(f"{family} is built differently (without model.layers or lm_head); {advice}")
-    if rope_type(llm.model) not in STATIC:
-        say_once(f"warning: the rotations of {family} ({rope_type(llm.model)}) depend on the length of "
-                 f"the context: on long videos, streaming differs from training")
-    if llm.device.type == "meta":                           # without numbers there is nothing to try
+    rotations = rope_type(llm.model)
+    if rotations not in STATIC:
+        say_once(f"warning: the rotations of {family} ({rotations}) depend on the length of the "
+                 f"context: on long videos, streaming differs from training")
+    if llm.device.type == "meta":                       # without numbers there is nothing to try
         attention.install(llm)
         return
     training = llm.training
@@ -52,8 +53,8 @@ def adapt(llm: nn.Module, prune: bool) -> None:
         llm.model.layers = layers
         llm.train(training)
     if not same:
-        raise BadData(f"{family} computes something else with the caches and masks of a narrator than "
-                      f"by itself; {advice}")
+        raise BadData(f"{family} computes something else with the caches and masks of a narrator "
+                      f"than by itself; {advice}")
 
 
 def kind_of(layer: nn.Module) -> tuple[type, ...]:
@@ -88,7 +89,8 @@ def computes_the_same(llm: nn.Module, own: Tensor, prune: bool) -> bool:
     def run(begin: int, end: int, **options) -> Tensor:
         """The logits of some of the tokens, computed as in a narrator."""
         e = llm.get_input_embeddings()(ids[begin:end])
-        output = llm.model(inputs_embeds=e[None], position_ids=positions[None, begin:end], **options)
+        places = positions[None, begin:end]
+        output = llm.model(inputs_embeds=e[None], position_ids=places, **options)
         return llm.lm_head(output.last_hidden_state[0]).float()
 
     # training: with a mask, and segment by segment

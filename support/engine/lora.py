@@ -45,7 +45,7 @@ def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
 def merge_lora(llm: nn.Module) -> None:
     """Replace every layer with LoRA by one linear layer with W + scale * B A, computed in fp32."""
     names = [name for name, module in llm.named_modules() if isinstance(module, LoRALinear)]
-    for name in names:                          # one after the other: each W is freed before the next
+    for name in names:                      # one after the other: each W is freed before the next
         module = llm.get_submodule(name)
         base = module.base_layer
         if module.lora_B.weight.any():

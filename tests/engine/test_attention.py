@@ -97,6 +97,17 @@ def test_other_families_are_one_line(name, pruned):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name, changes", [
+    ("Granite", {"logits_scaling": 8.0}),               # scaled logits
+    ("Gemma2", {"final_logit_softcapping": 0.1}),       # capped logits
+    ("Gemma2", {"attn_logit_softcapping": 0.01, "initializer_range": 0.5}),
+    ("Cohere", {}),
+])
+def test_models_that_compute_something_else_are_refused(name, changes):
+    with pytest.raises(BadData, match=f"{name}ForCausalLM computes something else"):
+        tiny(llm=model_of(name, **changes))
+
+
 def test_a_checkpoint_with_a_model_of_another_family(tmp_path):
     sizes = transformers.GPT2Config(vocab_size=640, n_embd=32, n_layer=1, n_head=4)
     transformers.GPT2LMHeadModel(sizes).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints (checkpoint.py): saved and loaded, the published names, and what is wrong with a bad one."""
+"""Checkpoints: saved and loaded, the published names, and what is wrong with a bad one."""
 import json
 import shutil
 
@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 from baselines.variants import load_narrator
 from helpers import GOLDEN, ROOT, TOY, tiny, video
 from support.common.errors import BadData
-from support.engine.checkpoint import load_llm, load_tokenizer, load_vision_model, parse_model_name, token_ids
+from support.engine.checkpoint import (
+    load_llm, load_tokenizer, load_vision_model, parse_model_name, token_ids,
+)
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -19,7 +21,8 @@ def test_saved_and_loaded_is_the_same(tmp_path):
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
-    assert again.config.last_k == 3 and again.config.lora_rank == 6 and again.config.readout == "cls"
+    config = again.config
+    assert (config.last_k, config.lora_rank, config.readout) == (3, 6, "cls")
     assert not list(tmp_path.glob(".*")), "temporary files are left"
 
 
@@ -38,7 +41,7 @@ def test_a_narration_memory_in_a_checkpoint(tmp_path):
     """Under names of its own, a module for PEFT."""
     model = tiny(narration_memory=4, last_k=0, memory_heads=8)
     model.save(tmp_path)
-    names = {name for name in model.trainable() if name.startswith("base_model.model.narration_memory.")}
+    names = {name for name in model.trainable() if "narration_memory" in name}
     assert "base_model.model.narration_memory.w_gate.1.bias" in names
     assert len(names) == len(list(model.narration_memory.parameters()))
     adapter = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -52,58 +55,74 @@ def test_a_narration_memory_in_a_checkpoint(tmp_path):
         load_narrator(str(tmp_path), last_k=3)
 
 
-def damage(folder, kind):
-    file = folder / "adapter_model.safetensors"
-    weights = load_file(file)
-    name = "base_model.model.connector.0.weight"
-    if kind == "lacks":
-        del weights[name]
-    if kind == "unexpected":
-        weights["base_model.model.extra.weight"] = torch.zeros(2)
-    if kind == "wrong shape":
-        weights[name] = weights[name][:, :-1].contiguous()
-    save_file(weights, file)
-    if kind == "damaged":
-        file.write_bytes(file.read_bytes()[:1000])
-    if kind == "missing":
-        file.unlink()
-    if kind == "json":
-        (folder / "narrator.json").write_text("{")
-    if kind == "unknown entries":
-        (folder / "narrator.json").write_text('{"theta": 0.5, "thta": 1}')
-    if kind == "wrong value":
-        (folder / "narrator.json").write_text('{"memory_tokens": "20"}')
-    if kind == "unknown memory":
-        (folder / "narrator.json").write_text('{"memory": "clamm"}')
-    if kind == "no alpha":
-        config = json.loads((folder / "adapter_config.json").read_text())
-        (folder / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": None}))
-    if kind in ("use_rslora", "use_dora", "rank_pattern"):
-        config = json.loads((folder / "adapter_config.json").read_text())
-        config[kind] = {"q_proj": 4} if kind == "rank_pattern" else True
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-    if kind == "list":
-        (folder / "adapter_config.json").write_text("[1]")
+def altered(file, **changes):
+    """Change entries of a JSON file."""
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | changes))
 
 
-@pytest.mark.parametrize("kind, message", [
-    ("lacks", "lacks 1 tensors: base_model.model.connector.0.weight"), ("unexpected", "unexpected"),
-    ("wrong shape", "wrong shape"), ("damaged", "is damaged"), ("missing", "is missing"), ("json", "is not JSON"),
-    ("unknown entries", "thta"), ("wrong value", "memory_tokens"), ("unknown memory", "clamm"), ("list", "an object"),
-    ("no alpha", "lacks lora_alpha"), ("use_rslora", "use_rslora"), ("use_dora", "use_dora"),
-    ("rank_pattern", "rank_pattern")])
-def test_bad_checkpoints_say_what_is_wrong(tmp_path, kind, message):
+def with_tensors(file, change):
+    """Rewrite a safetensors file after change(tensors)."""
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+CONNECTOR = "base_model.model.connector.0.weight"
+
+
+def cut_connector(tensors):
+    tensors[CONNECTOR] = tensors[CONNECTOR][:, :-1].contiguous()
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda tensors: tensors.pop(CONNECTOR), f"lacks 1 tensors: {CONNECTOR}"),
+    (lambda tensors: tensors.update(extra=torch.zeros(2)), "unexpected"),
+    (cut_connector, "wrong shape"),
+])
+def test_tensors_of_a_bad_checkpoint(tmp_path, damage, message):
     tiny().save(tmp_path)
-    damage(tmp_path, kind)
+    with_tensors(tmp_path / "adapter_model.safetensors", damage)
     with pytest.raises(BadData, match=message) as caught:
         load_narrator(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("file, text, message", [
+    ("adapter_model.safetensors", "no tensors", "is damaged"),
+    ("narrator.json", "{", "is not JSON"),
+    ("narrator.json", '{"theta": 0.5, "thta": 1}', "thta"),
+    ("narrator.json", '{"memory_tokens": "20"}', "memory_tokens"),
+    ("narrator.json", '{"memory": "clamm"}', "clamm"),
+    ("adapter_config.json", "[1]", "an object"),
+])
+def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
+    tiny().save(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(BadData, match=message) as caught:
+        load_narrator(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, value, message", [
+    ("lora_alpha", None, "lacks lora_alpha"),
+    ("use_rslora", True, "use_rslora"),
+    ("use_dora", True, "use_dora"),
+    ("rank_pattern", {"q_proj": 4}, "rank_pattern"),
+])
+def test_only_plain_lora_is_read(tmp_path, name, value, message):
+    tiny().save(tmp_path)
+    altered(tmp_path / "adapter_config.json", **{name: value})
+    with pytest.raises(BadData, match=message):
+        load_narrator(str(tmp_path))
+
+
 def test_no_checkpoint_at_all(tmp_path):
-    for source in (str(tmp_path / "nothing"), str(tmp_path), __file__):
+    tiny().save(tmp_path / "without weights")
+    (tmp_path / "without weights" / "adapter_model.safetensors").unlink()
+    for source in (tmp_path / "nothing", tmp_path, tmp_path / "without weights", __file__):
         with pytest.raises(BadData):
-            load_narrator(source)
+            load_narrator(str(source))
 
 
 def test_pickled_weights_are_refused(tmp_path):
@@ -117,7 +136,7 @@ def test_pickled_weights_are_refused(tmp_path):
 
 
 def test_revisions_can_be_pinned(tmp_path, monkeypatch):
-    """owner/name@revision asks the hub for that revision, of narrators, language and vision models alike."""
+    """owner/name@revision asks the hub for that revision, of all kinds of models."""
     tiny().save(tmp_path)
     asked = []
     fetch = lambda name, revision, **_: asked.append((name, revision)) or str(tmp_path)
@@ -131,7 +150,10 @@ def test_revisions_can_be_pinned(tmp_path, monkeypatch):
     assert parse_model_name(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})
 
 
-@pytest.mark.parametrize("folder, text", [(TOY / "llm", "You take \ud800."), (ROOT / "tests/golden/llm", "Zebra")])
+@pytest.mark.parametrize("folder, text", [
+    (TOY / "llm", "You take \ud800."),
+    (ROOT / "tests/golden/llm", "Zebra"),
+])
 def test_what_a_tokenizer_cannot_encode_is_one_line(folder, text):
     """JSON can hold half a surrogate pair; a small vocabulary has no token for an unknown word."""
     tokenizer = load_tokenizer(str(folder))
@@ -141,32 +163,36 @@ def test_what_a_tokenizer_cannot_encode_is_one_line(folder, text):
     assert token_ids(tokenizer, " You wash")
 
 
-def altered(folder, file, change):
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(content | change))
+def without_a_weight(folder):
+    with_tensors(folder / "model.safetensors",
+                 lambda tensors: tensors.pop(next(name for name in tensors if "layers.1" in name)))
 
 
 def with_another_weight(folder):
-    weights = load_file(folder / "model.safetensors")
-    weights["model.extra"] = torch.zeros(2)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with_tensors(folder / "model.safetensors",
+                 lambda tensors: tensors.update({"model.extra": torch.zeros(2)}))
 
 
-def without_a_weight(folder):
-    weights = load_file(folder / "model.safetensors")
-    del weights[next(name for name in weights if "layers.1" in name)]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+def with_another_vocabulary(folder):
+    altered(folder / "config.json", vocab_size=7)
+
+
+def with_a_word_as_mean(folder):
+    altered(folder / "preprocessor_config.json", image_mean="x")
+
+
+def without_contrast(folder):
+    altered(folder / "preprocessor_config.json", image_std=[1, 1, 0])
 
 
 @pytest.mark.parametrize("kind, load, damage, says", [
     ("llm", load_llm, without_a_weight, "1 are missing"),
     ("vision", load_vision_model, without_a_weight, "1 are missing"),
     ("llm", load_llm, with_another_weight, "1 are unexpected: model.extra"),
-    ("llm", load_llm, lambda folder: altered(folder, "config.json", {"vocab_size": 7}), "cannot be loaded"),
-    ("vision", load_vision_model, lambda folder: altered(folder, "preprocessor_config.json", {"image_mean": "x"}),
-     "image_mean must be"),
-    ("vision", load_vision_model, lambda folder: altered(folder, "preprocessor_config.json", {"image_std": [1, 1, 0]}),
-     "image_std must be")])
+    ("llm", load_llm, with_another_vocabulary, "cannot be loaded"),
+    ("vision", load_vision_model, with_a_word_as_mean, "image_mean must be"),
+    ("vision", load_vision_model, without_contrast, "image_std must be"),
+])
 def test_a_damaged_base_model_is_one_line(tmp_path, kind, load, damage, says):
     """transformers fills missing weights with random ones and says so in a warning only."""
     shutil.copytree(TOY / kind, tmp_path / kind)
@@ -201,27 +227,30 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path, kind, load, monkeypatch):
     (tmp_path / kind / "own.py").write_text(CODE.format(mark=str(mark)))
     names = {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoModelForCausalLM": "own.Own",
              "AutoTokenizer": ["own.Own", None]}
-    altered(tmp_path / kind, "config.json", {"model_type": "own", "auto_map": names})
+    altered(tmp_path / kind / "config.json", model_type="own", auto_map=names)
     if kind == "llm":
-        own = {"tokenizer_class": "Own", "auto_map": names}
-        altered(tmp_path / kind, "tokenizer_config.json", own)
+        altered(tmp_path / kind / "tokenizer_config.json", tokenizer_class="Own", auto_map=names)
     asked = []
     monkeypatch.setattr("builtins.input", lambda *_: asked.append(1) or "y")
     with pytest.raises(BadData, match="cannot be loaded") as caught:
         load(str(tmp_path / kind))
-    assert "\n" not in str(caught.value) and not asked and not mark.exists()
+    assert "\n" not in str(caught.value)
+    assert not asked
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("file, change", [
-    ("adapter_config.json", {"r": 100_000}), ("narrator.json", {"memory_tokens": 10 ** 7}),
+    ("adapter_config.json", {"r": 100_000}),
+    ("narrator.json", {"memory_tokens": 10 ** 7}),
     ("narrator.json", {"width": 10 ** 6}),
     ("narrator.json", {"memory": "tokenmlp", "memory_tokens": 10 ** 7}),
     ("narrator.json", {"last_k": 0, "narration_memory": 10 ** 7}),
-    ("narrator.json", {"width": 10 ** 6, "width_second": 10 ** 6 - 32})])
+    ("narrator.json", {"width": 10 ** 6, "width_second": 10 ** 6 - 32}),
+])
 def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
     """Settings beside whose tensors the narrator would take gigabytes."""
     tiny(memory_heads=8).save(tmp_path)
-    altered(tmp_path, file, change)
+    altered(tmp_path / file, **change)
     largest = [0]
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -233,4 +262,5 @@ def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
 
     with Sizes(), pytest.raises(BadData, match="adapter_model.safetensors (lacks|has)") as caught:
         load_narrator(str(tmp_path))
-    assert "\n" not in str(caught.value) and max(largest) < 10 ** 6
+    assert "\n" not in str(caught.value)
+    assert max(largest) < 10 ** 6

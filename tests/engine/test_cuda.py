@@ -29,7 +29,7 @@ def test_published_narrations(name):
 
 @pytest.mark.parametrize("lookahead", [1, 4])
 def test_the_bundled_narrator_from_pictures(lookahead):
-    """The first 60 frames of the kitchen, decoded, encoded and narrated on the GPU and on the processor."""
+    """The first 60 frames of the kitchen, from pixels, on the GPU and on the processor."""
     sentences = []
     for device in ("cpu", "cuda"):
         model = load_narrator(str(TOY), device=device).merge()
