@@ -1,5 +1,5 @@
-"""--compile: CLAM and the language model by torch.compile, in training and streaming (not in the
-paper). The numbers are the same up to rounding.
+"""--compile: CLAM and the language model of a stream by torch.compile (not in the paper). The
+numbers are the same up to rounding.
 """
 from __future__ import annotations
 
