@@ -370,6 +370,9 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
             title, _ = MODELS[kind]
             raise BadData(f"{title} '{source}' cannot be used: of its weights, {len(names)} are "
                           f"{problem.removesuffix('_keys')}: {', '.join(names[:3])}")
+    # Weights are views of the mapped file: any one of them would keep all of it in memory.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return model
 
 
