@@ -440,7 +440,7 @@ class Narrator(nn.Module):
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()
         self.config = config
-        family.adapt(llm, config.prune)             # its attention takes `segments`, too
+        family.adapt(llm)                           # its attention takes `segments`, too
         self.llm = llm.requires_grad_(False)
         self.add_connector(llm.config.hidden_size)
         self.add_memory(llm.config.hidden_size)
@@ -513,7 +513,8 @@ class Narrator(nn.Module):
             position_ids=positions[None],
             attention_mask=None if mask is None else mask[None, None],
             segments=segments,
-            **family.with_cache(self.llm.model, cache),
+            cache=cache,
+            use_cache=cache is not None,
         )
         return output.last_hidden_state[0]
 

@@ -44,7 +44,6 @@ from torch import Tensor, nn
 from baselines.mod import RoutedConfig, RoutedNarrator
 from narrator import FRAME, VisionEncoder
 from support.common.errors import BadData
-from support.engine.settings import check_range
 from support.engine.start import start_as_published, start_connector
 
 
@@ -58,7 +57,6 @@ class LionConfig(RoutedConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_range(self, "width_second", 1, 1e9)
         if self.width_second >= self.width:
             raise BadData(f"width_second: {self.width_second} of {self.width} features "
                           f"leave none to the first encoder")

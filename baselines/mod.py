@@ -30,9 +30,8 @@ from torch import Tensor, nn
 from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
-from support.engine.family import cache_name
 from support.engine.checkpoint import published_name
-from support.engine.settings import check_choice, check_range
+from support.engine.settings import LEAST
 
 # Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
 # judge a token by.
@@ -49,10 +48,11 @@ class RoutedConfig(Config):
     mod_keep: float | None = None           # k / J; None: no routers (in LION-FS)
     mod_layers: str = "interleaved"         # one of LAYERS
 
+    RANGES = Config.RANGES | {"mod_keep": (LEAST, 1)}
+    CHOICES = Config.CHOICES | {"mod_layers": LAYERS}
+
     def __post_init__(self):
         super().__post_init__()
-        check_range(self, "mod_keep", 1e-6, 1)
-        check_choice(self, "mod_layers", LAYERS)
         if self.mod_keep is not None and (self.prune or self.memory != "none"):
             raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing "
                           "(--memory none --no-prune)")
@@ -110,7 +110,7 @@ class MoDLayer(nn.Module):
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
         if attention_mask is not None:          # None: all tokens before them, too
-            cache = options.get(cache_name(type(self.inner)))
+            cache = options.get("cache")
             attention_mask = self.mask(attention_mask, cache, len(kept))
         cos, sin = position_embeddings
         before = h[:, kept]

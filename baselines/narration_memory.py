@@ -24,7 +24,6 @@ from clam import CLAM
 from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
-from support.engine.settings import check_range
 from support.engine.start import start_connector
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go
@@ -37,7 +36,6 @@ class HistoryConfig(Config):
 
     def __post_init__(self):
         super().__post_init__()
-        check_range(self, "narration_memory", 1, 1e9)
         if self.last_k != 0:
             raise BadData(f"last_k = {self.last_k}: narration_memory stands for past narrations, "
                           f"so it must be 0")

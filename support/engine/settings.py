@@ -5,13 +5,14 @@ means: of the authors' code, not in the paper.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args, get_type_hints
 
 from support.common.errors import BadData
 
-READOUTS = ("frame", "cls")
+LEAST = 1e-6
+LARGEST = 1e9
 
 
 @dataclass
@@ -27,28 +28,19 @@ class MoreSettings:
     max_segment: float | None = None            # [s] until a segment is restarted; None: never
     max_position: int | None = None             # beyond it, positions are turned back; None: never
 
-    MODEL_NAMES = ("llm", "vision")             # the settings that are names of models
-
-
-# the smallest and the largest value of each number
-RANGES = {
-    "memory_tokens": (1, 1e9),
-    "memory_heads": (1, 1e9),
-    "width": (1, 1e9),
-    "max_new_tokens": (1, 1e9),
-    "lora_rank": (1, 1e9),
-    "lora_alpha": (1, 1e9),
-    "max_position": (1, 1e9),
-    "grid": (0, 100),
-    "theta": (0, 1),
-    "theta_low": (0, 1),
-    "memory_dropout": (0, 1),
-    "lora_dropout": (0, 1),
-    "fps": (1e-6, 1e6),
-    "max_segment": (1e-6, 1e6),
-    "refractory": (0, 1e9),
-    "last_k": (0, 1e9),
-}
+    # not settings, but about them; baselines have more
+    MODEL_NAMES = ("llm", "vision")             # names of models
+    # the smallest and the largest value of a number, where these are not LEAST and LARGEST
+    RANGES = {
+        "grid": (0, 100),
+        "last_k": (0, LARGEST),
+        "refractory": (0, LARGEST),
+        "theta": (0, 1),
+        "theta_low": (0, 1),
+        "memory_dropout": (0, 1),
+        "lora_dropout": (0, 1),
+    }
+    CHOICES = {"readout": ("frame", "cls")}
 
 
 def check_settings(config, memories: Mapping[str, type]) -> None:
@@ -57,39 +49,24 @@ def check_settings(config, memories: Mapping[str, type]) -> None:
     config      narrator.py's Config
     memories    the classes of all memories, by name
     """
-    check_types(config)
-    check_choice(config, "memory", memories)
-    check_choice(config, "readout", READOUTS)
-    for name, (low, high) in RANGES.items():
-        check_range(config, name, low, high)
-    check_memory(config, memories[config.memory])
-    check_context(config)
-
-
-def check_choice(config, name: str, names: Iterable[str]) -> None:
-    value = getattr(config, name)
-    if value not in names:
-        raise BadData(f"{name} of a narrator is one of {', '.join(names)}, not {value!r}")
-
-
-def check_range(config, name: str, low: float, high: float) -> None:
-    value = getattr(config, name)
-    if value is not None and not low <= value <= high:
-        raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, not {value!r}")
-
-
-def check_types(config) -> None:
-    """BadData if the value of a field is not of its type."""
+    choices = {"memory": memories} | config.CHOICES
     for name, allowed in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        if allowed is float or float in get_args(allowed):
-            allowed = allowed | int                                 # a whole number will do
-        if isinstance(value, bool):
-            fits = allowed is bool                                  # Python's bool is an int, too
-        else:
-            fits = isinstance(value, allowed)
-        if not fits:
+        kinds = get_args(allowed) or (allowed,)
+        if float in kinds:
+            kinds += (int,)                                         # a whole number will do
+        if type(value) not in kinds:
             raise BadData(f"{name} of a narrator cannot be {value!r}")
+        if name in choices and value not in choices[name]:
+            raise BadData(f"{name} of a narrator is one of {', '.join(choices[name])}, "
+                          f"not {value!r}")
+        if type(value) in (int, float):
+            low, high = config.RANGES.get(name, (LEAST, LARGEST))
+            if not low <= value <= high:                            # true of NaN
+                raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, "
+                              f"not {value!r}")
+    check_memory(config, memories[config.memory])
+    check_context(config)
 
 
 def check_memory(config, memory: type) -> None:
@@ -104,15 +81,12 @@ def check_memory(config, memory: type) -> None:
 
 def check_context(config) -> None:
     """Check what is kept in the context, and what bounds it (streams/bounds.py)."""
-    if config.last_k is not None and not config.prune:
-        raise BadData(f"last_k = {config.last_k}: where nothing is pruned (VideoLLM-online), "
-                      f"all narrations are kept")
-    if config.max_segment is not None and not config.prune:
-        raise BadData("max_segment: where nothing is pruned (VideoLLM-online), "
-                      "no segment can be restarted")
-    if config.max_position is not None and config.last_k is None:
-        raise BadData("max_position needs last_k: where all narrations are kept, "
-                      "no position becomes free")
-    if config.max_position is not None and config.keep_newline:
-        raise BadData("max_position: with --keep-newline, no position becomes free; "
-                      "leave out one of them")
+    if not config.prune:
+        for name in ("last_k", "max_segment"):
+            value = getattr(config, name)
+            if value is not None:
+                raise BadData(f"{name} = {value}: nothing is removed without pruning "
+                              f"(VideoLLM-online)")
+    if config.max_position is not None and (config.last_k is None or config.keep_newline):
+        raise BadData("max_position needs last_k, and not keep_newline: else narrations or their "
+                      "newlines stay, and no position becomes free")

@@ -72,17 +72,15 @@ def test_no_tensor_grows_with_the_square(variant):
 @pytest.mark.parametrize("name", ["StableLm", "Nemotron"])
 def test_models_that_drop_the_mask_are_refused(name):
     """Their layers do not hand `segments` on: they would be trained on frames that streaming
-    removes. Where nothing is removed, they can be used."""
+    removes."""
     with pytest.raises(BadData, match=f"{name}ForCausalLM .* Llama-like") as caught:
         tiny(llm=model_of(name))
     assert "\n" not in str(caught.value)
-    tiny(llm=model_of(name), memory="none", prune=False)
 
 
-@pytest.mark.parametrize("pruned", [True, False])
 @pytest.mark.parametrize("name", ["GPT2LMHead", "OPT", "GPTNeoX", "BioGpt", "FalconH1", "Jamba",
                                   "RecurrentGemma", "ModernBertDecoder"])
-def test_other_families_are_one_line(name, pruned):
+def test_other_families_are_one_line(name):
     """Built differently, or with a past that is in no cache of keys and values."""
     if name == "GPT2LMHead":
         sizes = transformers.GPT2Config(vocab_size=640, n_embd=32, n_layer=1, n_head=4)
@@ -91,9 +89,8 @@ def test_other_families_are_one_line(name, pruned):
         llm = model_of(name, use_mamba_kernels=False, num_experts=2)
     else:
         llm = model_of(name)
-    changes = {} if pruned else {"memory": "none", "prune": False}
     with pytest.raises(BadData, match="use a Llama-like language model") as caught:
-        tiny(llm=llm, **changes)
+        tiny(llm=llm)
     assert "\n" not in str(caught.value)
 
 
