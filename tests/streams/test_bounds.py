@@ -315,7 +315,7 @@ def test_turned_back_is_a_young_stream(rope):
     ({"max_segment": 0.0}, "max_segment"),
     ({"max_position": 1000}, "max_position"),
     ({"max_position": 0, "last_k": 1}, "max_position"),
-    ({"max_position": 230, "last_k": 1, "keep_newline": True}, "max_position: with --keep-newline"),
+    ({"max_position": 230, "last_k": 1, "keep_newline": True}, "max_position needs"),
 ], ids=str)
 def test_settings_that_contradict_each_other(settings, message):
     with pytest.raises(BadData, match=message):
