@@ -35,8 +35,10 @@ Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egoce
 """
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -98,31 +100,40 @@ class Aggregation(nn.Module):
 
 class TwoEncoders(nn.Module):
     """Both encoders of the toy as one (narrator.py: `VisionEncoder`): the stand-in is second."""
-    channels = 6                                        # of a picture and the one before it
-
     def __init__(self, first: nn.Module, second: nn.Module):
         super().__init__()
         self.first = first
         self.second = second
         self.width = first.width + second.width
         self.image_size = first.image_size
+        self.prepare = pairs                            # support/files/features.py: encode_pictures
 
-    def forward(self, pairs: Tensor) -> Tensor:
+    def forward(self, paired: Tensor) -> Tensor:
         """Pictures, each with the one before it, uint8 [T, H, W, 6] -> features [T, J, D_s + D_t].
-
-        The pictures come from support/files/features.py: `pairs`.
         """
-        general = self.first(pairs[..., :3])
-        egocentric = self.second(motion(pairs))
+        general = self.first(paired[..., :3])
+        egocentric = self.second(motion(paired))
         return torch.cat([general, egocentric], dim=-1)
 
 
-def motion(pairs: Tensor) -> Tensor:
+def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Each picture with the one before it, uint8 [H, W, 6]. The first picture is paired with itself,
+    and so is one of another size, as a camera may send.
+    """
+    before = None
+    for picture in pictures:
+        if before is None or before.shape != picture.shape:
+            before = picture
+        yield np.concatenate([picture, before], axis=2)
+        before = picture
+
+
+def motion(paired: Tensor) -> Tensor:
     """Each picture with the one before it, uint8 [.., 6] -> what the stand-in sees, uint8 [.., 3].
 
     Its channels: both pictures in grey, and half of the change in brightness, from 127 on.
     """
-    grey = pairs.float().unflatten(-1, (2, 3)).mean(-1)                     # [.., 2]
+    grey = paired.float().unflatten(-1, (2, 3)).mean(-1)                     # [.., 2]
     now, before = grey.unbind(-1)
     change = 127 + (now - before) / 2
     return torch.stack([now, before, change], dim=-1).to(torch.uint8)

@@ -2,9 +2,8 @@
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import evaluate
 import narrator as nar
 import stream
 from baselines import variants
-from baselines.lionfs import LionConfig
 from commands.scores import print_scores
 from streams.bounds import open_stream
 from support.common.devices import device_and_dtype, rank, vision_dtype
@@ -31,7 +29,6 @@ from support.common.progress import progress
 from support.engine.checkpoint import check_vision
 from support.engine.cpu import speed_up
 from support.files import own_videos
-from support.files.features import pairs
 from support.files.narrations import (
     Sentence, Truth, check_unit, paired, read_predictions, read_truth, to_sentences,
 )
@@ -95,13 +92,7 @@ def samples(args: argparse.Namespace, narrator: nar.Narrator,
         data.check_sample(sample, config)
         if max_frames:
             sample = data.shorten(sample, max_frames)
-        if isinstance(config, LionConfig) and sample.source:
-            sample = replace(sample, source=partial(picture_pairs, sample.source))
         yield sample
-
-
-def picture_pairs(source: Callable[[], Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
-    return pairs(source())
 
 
 # ---------------------------------------------------------------------- self-conditioned (§4.1)

@@ -16,7 +16,7 @@ from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.text import one_line
 from support.engine.checkpoint import check_vision
-from support.files.features import check_inputs, is_features, open_frames
+from support.files.features import check_inputs, file_and_name, is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 
 TRUE_COLOUR = "#4c9be8"
@@ -134,7 +134,7 @@ def narrate_video(args: argparse.Namespace) -> tuple[list[stream.Decision], floa
 
 
 def run_timeline(args: argparse.Namespace) -> None:
-    source = Path(args.input)
+    source, _ = file_and_name(args.input)
     check_distinct(args.png, source, source.with_suffix(".json"))
     check_writable(args.png)
     true = truth_beside(source)

@@ -10,6 +10,7 @@ from pathlib import Path
 from streams.live import is_live
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
+from support.files.features import file_and_name
 from support.files.own_videos import NARRATIONS
 
 FORMS = ("jsonl", "srt", "vtt", "trace", "html", "state")      # options that name output files
@@ -61,7 +62,8 @@ def inputs_of(args: Namespace) -> list[Input]:
 
     outputs = [file for given in inputs for file in given.files.values() if file]
     for given in inputs:
-        check_distinct("" if given.live else given.source, *outputs)
+        source, _ = file_and_name(given.source)
+        check_distinct("" if given.live else source, *outputs)
         for form, path in given.files.items():
             check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too
@@ -74,7 +76,8 @@ def inputs_of(args: Namespace) -> list[Input]:
 
 def name_of(source: str) -> str:
     """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
-    return Path(re.sub(r"\.safetensors:(.)", r"/\1", source)).stem
+    path, tensor = file_and_name(source)
+    return Path(tensor or path).stem
 
 
 def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:
@@ -100,7 +103,8 @@ def check_ours(given: Input) -> None:
     That is a file that this program has not written, or a narration file beside the video, under
     its name: `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
-    video = Path(re.sub(r"(\.safetensors):.*", r"\1", given.source)).resolve()
+    source, _ = file_and_name(given.source)
+    video = source.resolve()
     for form in BEGINS:
         path = given.files[form]
         if not path or not Path(path).is_file() or os.path.getsize(path) == 0:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -52,6 +51,7 @@ from streams.subtitles import Writers, hash_of_end, timestamp
 from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.common.text import without_secrets
+from support.files.features import file_and_name
 
 FORMAT = 3
 # seconds between two saves, roughly; a live source is also saved after each narration
@@ -370,8 +370,8 @@ def source_signature(source: str, live: bool) -> str:
 
     Of any other source, its name. FILE.safetensors:NAME: the signature of the file, and :NAME.
     """
-    parts = re.fullmatch(r"(.+?(\.safetensors|$))(.*)", source, re.DOTALL | re.IGNORECASE)
-    path, _, name = parts.groups()
+    path, tensor = file_and_name(source)
+    name = f":{tensor}" if tensor else ""
     if live or is_pipe_or_url(source) or not os.path.isfile(path):
         return without_secrets(source)
     with open(path, "rb") as file:

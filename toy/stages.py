@@ -38,10 +38,9 @@ from baselines.lionfs import TwoEncoders, motion
 from baselines.narration_memory import HistoryNarrator
 from support.common.disk import write_json, write_tensors
 from support.common.errors import BadData, first_line
-from support.common.iterate import chunks
 from support.common.progress import progress
 from support.engine.checkpoint import load_parameters
-from support.files.features import pairs
+from support.files.features import encode_pictures
 from support.files.predictions import digest
 from toy import world
 
@@ -406,17 +405,14 @@ def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, kitchens
     encoder = digest(vision)
     videos = []
     for seed, kitchen in progress(kitchens, "encoding", unit="video"):
-        # A seed gives other videos in another world, and other tokens by another encoder.
-        mark = crc32((repr(kitchen.world) + encoder).encode())
-        key = f"{seed} {mark:08x}"
+        # Some pictures stand for all: a change of the world, or of how it is painted, is seen in them.
+        mark = crc32(encoder.encode())
+        for frame in range(0, len(kitchen), 8):
+            mark = crc32(kitchen.render(frame), mark)
+        key = f"{seed} {len(kitchen)} {mark:08x}"
         if key not in stored:
             pictures = map(kitchen.render, range(len(kitchen)))
-            if isinstance(vision, TwoEncoders):
-                pictures = pairs(pictures)
-            tokens = []
-            for chunk in chunks(pictures, 64):
-                tokens.append(vision(torch.from_numpy(np.stack(chunk))))       # [<= 64, J, D]
-            stored[key] = torch.cat(tokens).half()
+            stored[key] = torch.stack(list(encode_pictures(pictures, vision, 64))).half()
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = []
         for narration in kitchen.narrations:

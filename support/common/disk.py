@@ -4,7 +4,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,8 +192,7 @@ def check_distinct(*paths: str | Path) -> None:
     for path in map(str, paths):
         if not path:
             continue
-        name = re.sub(r"(\.safetensors):.*", r"\1", path)     # FILE.safetensors:NAME is in FILE
-        file = Path(name).resolve()
+        file = Path(path).resolve()
         if file in files and not file.is_char_device():       # /dev/null takes everything
             raise BadData(f"{path}: is given twice, as input and output or as two outputs; "
                           f"choose another name")

@@ -27,24 +27,23 @@ from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
 from support.files.video import Video
 
-# FILE.safetensors (group 1) with :NAME (group 2), or FILE.pt (group 3)
-FEATURES = re.compile(r"(.+?\.safetensors)(?::(.*))?|(.+\.pt)", re.IGNORECASE)
-
-
 # ------------------------------------------------------------------------------------------- files
+
+
+def file_and_name(spec: str) -> tuple[Path, str | None]:
+    """FILE.safetensors:NAME -> the file, and the name of a tensor in it. Of all else: itself, None."""
+    match = re.fullmatch(r"(.+?\.safetensors):(.*)", spec, re.IGNORECASE | re.DOTALL)
+    if match:
+        return Path(match[1]), match[2]
+    return Path(spec), None
 
 
 def is_features(spec: str) -> bool:
     """Whether an argument names frame features, not a video: FILE.safetensors,
     FILE.safetensors:NAME or FILE.pt.
     """
-    return FEATURES.fullmatch(str(spec)) is not None
-
-
-def file_and_name(spec: str) -> tuple[Path, str | None]:
-    """The file of features, and the name of a tensor if one is given."""
-    match = FEATURES.fullmatch(str(spec))
-    return Path(match[1] or match[3]), match[2]
+    path, _ = file_and_name(spec)
+    return path.suffix.lower() in (".safetensors", ".pt")
 
 
 @contextmanager
@@ -152,34 +151,24 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     pictures = video
     if isinstance(video, Video):               # other sources have a thread already
         pictures = prefetch(video, 2 * batch)
-    if getattr(config, "width_second", 0):              # LION-FS (baselines/lionfs.py)
-        pictures = pairs(pictures)
     # Whole batches are skipped: the last bits of a picture's tokens depend on its batch.
     skipped = skip // batch * batch
-    frames = encode_pictures(islice(pictures, skipped, None), encode, batch)
+    frames = encode_pictures(pictures, encode, batch, skipped)
     return islice(frames, skip - skipped, None), video.frames, video
 
 
-def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Pair each picture with the picture before it, [H, W, 6], for a second encoder (LION-FS). The
-    first picture is paired with itself, and so is one of another size, as a camera may send.
-    """
-    before = None
-    for picture in pictures:
-        if before is None or before.shape != picture.shape:
-            before = picture
-        yield np.concatenate([picture, before], axis=2)
-        before = picture
-
-
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
-                    batch: int = 1) -> Iterator[Tensor]:
-    """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size).
+                    batch: int = 1, skip: int = 0) -> Iterator[Tensor]:
+    """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size) from `skip` on.
 
-    vision      uint8 [B, H, W, 3] (of `pairs`: 6) -> [B, J, D]
+    vision      uint8 [B, H, W, 3] -> [B, J, D]. Its `prepare`, if it has one, comes before: a
+                function of all the pictures, which yields as many
     batch       pictures per call of `vision`, which gets no batch of which every picture is the
                 same array as the last picture before it (a still one)
     """
+    if hasattr(vision, "prepare"):
+        pictures = vision.prepare(pictures)
+    pictures = islice(pictures, skip, None)
     last = None
     for chunk in chunks(pictures, batch):
         if any(picture is not last for picture in chunk):

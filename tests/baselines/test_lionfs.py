@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import narrator as nar
-from baselines.lionfs import Aggregation, TwoEncoders, motion
+from baselines.lionfs import Aggregation, TwoEncoders, motion, pairs
 from baselines.variants import load_narrator, make_config
 from commands import evaluate as evaluate_command, train as train_command
 from commands.train import options_from
 from helpers import ROOT, TOY, tiny, video
 from support.common.errors import BadData
-from support.files.features import encode_pictures, open_frames, pairs
+from support.files.features import encode_pictures, open_frames
 from support.files.video import Video
 from test_commands import call
 from test_equalities import assert_same, both_ways
@@ -204,7 +204,7 @@ def test_a_video_file_gives_pairs(encoder):
     frames, _, _ = open_frames(kitchen, config, both, 4)
     x = torch.stack(list(islice(frames, 4)))
     pictures = islice(Video(kitchen, 2.0), 4)
-    expected = torch.stack(list(encode_pictures(pairs(pictures), both)))
+    expected = torch.stack(list(encode_pictures(pictures, both)))
     assert torch.allclose(x, expected, atol=1e-5)
 
 

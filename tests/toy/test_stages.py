@@ -217,8 +217,10 @@ def test_kept_features_are_not_written_again(tmp_path):
         make_scenes(cache, 1)
 
 
-def test_scenes_of_two_worlds_share_a_file(tmp_path):
-    """Frame tokens kept for one world or encoder are not used for another world or encoder."""
+def test_scenes_of_two_worlds_share_a_file(tmp_path, monkeypatch):
+    """Frame tokens kept for one world or encoder are not used for another world or encoder, nor
+    where the same world is painted otherwise.
+    """
     cache = tmp_path / "x.safetensors"
     plain = make_scenes(cache, 2)
     night = make_scenes(cache, 2, "night")
@@ -231,3 +233,6 @@ def test_scenes_of_two_worlds_share_a_file(tmp_path):
         assert (dark.labels.flatten(1).any(1) == lit).all()
     twice = make_scenes(cache, 2, times=2.0)
     assert torch.allclose(twice[0].x, 2 * plain[0].x, rtol=1e-2)
+    painted = world.Kitchen.render
+    monkeypatch.setattr(world.Kitchen, "render", lambda self, frame: 255 - painted(self, frame))
+    assert torch.allclose(make_scenes(cache, 2)[0].x, 255 - plain[0].x, rtol=1e-2)
