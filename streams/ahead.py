@@ -62,6 +62,10 @@ class Ahead(Context):
         else:
             self.take_back()
             logits = self.read_ahead(tokens, e)
+            if self.guessed and not logits.isfinite().all():
+                # A damaged frame spoils its whole pass; the frames before it are good alone.
+                self.take_back()
+                logits = self.read_ahead(tokens, e, alone=True)
         self.cache.tokens += tokens
         if not (logits.sum() + self.state.sum()).isfinite():
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
@@ -69,15 +73,17 @@ class Ahead(Context):
                           f"or the features of this frame are damaged)")
         return logits
 
-    def read_ahead(self, tokens: Tokens, e: Tensor) -> Tensor:
-        """One pass over the tokens and over the pieces that are guessed to follow them.
+    def read_ahead(self, tokens: Tokens, e: Tensor, alone: bool = False) -> Tensor:
+        """One pass over the tokens and, unless `alone`, the pieces that are guessed to follow them.
 
         After a frame the next frames follow, as if none of them ended the segment. After words,
         words follow.
         """
         narrator = self.narrator
         x = None
-        if FRAME in tokens.ids:
+        if alone:
+            guesses = []
+        elif FRAME in tokens.ids:
             frames = self.peek(self.lookahead - 1)
             guesses = [self.layout.frame(self.segment).ids for _ in frames]
             if frames:
