@@ -30,8 +30,17 @@ def first_and_last_kept(tokens: Tokens) -> list[int]:
     return [min(numbers), max(numbers)] if numbers else []
 
 
+def sizes_of(layout: Layout) -> dict[str, int]:
+    """Tokens of the prompt, of the memory with its brackets, and of a frame with its [SKIP]."""
+    return {
+        "prompt": len(layout.prompt + layout.user + layout.newline),
+        "memory": layout.M + len(layout.open + layout.close) if layout.M else 0,
+        "frame": layout.J + 1,
+    }
+
+
 def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
-    """A line of --trace."""
+    """A line of --trace. The first one says also how long the parts of a sequence are."""
     row = {
         "frame": decision.frame,
         "p_skip": decision.p_skip,
@@ -45,6 +54,8 @@ def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
     }
     if restarted(decision, layout):
         row["restart"] = True
+    if decision.frame == 0:
+        row["sizes"] = sizes_of(layout)
     return row
 
 

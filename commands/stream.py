@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from baselines.variants import load_narrator
-from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, trace_row
+from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, sizes_of, trace_row
 from narrator import Config, Narrator, VisionEncoder
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
@@ -80,6 +80,7 @@ class Stream:
             if self.page is not None:
                 stack.enter_context(self.page)
                 self.page.record.fps = float(narrator.config.fps)
+                self.page.record.sizes = sizes_of(narrator.layout)
             self.context = open_stream(
                 narrator,
                 lookahead=args.lookahead,
@@ -101,6 +102,8 @@ class Stream:
                 raise BadData(f"{without_secrets(self.given.source)} has no frames")
             writers = stack.enter_context(Writers(self.given, state.saved_files))
             state.writers = writers
+            if self.page is not None and self.first_frame > 0:
+                self.page.remember(self.given.files["jsonl"])
 
             frames = chain(first, frames)
             for decision in narrate(narrator, frames, args.static, context=self.context):

@@ -6,7 +6,8 @@
     /video          of a recording, the file, in ranges
 
 The stream only puts a line into a list and wakes the clients' threads. Each client has a thread of
-its own, so no client delays a narration. One that has missed events loads the page again.
+its own, and what takes time is made once for all of them, so no client delays a narration. One that
+has missed events loads the page again.
 
 Read only, and for this machine only: the server listens at 127.0.0.1. The Host header must say so,
 too, because a foreign page could give its own name this address.
@@ -14,22 +15,24 @@ too, because a foreign page could give its own name this address.
 from __future__ import annotations
 
 import json
+import mimetypes
 import re
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 
-import av
 import numpy as np
+from PIL import Image                   # it comes with matplotlib
 
-from streams.page import Record, make_page, video_address
 from streams.inputs import Input
-from support.common.disk import write_text
+from streams.page import Record, make_page, video_address
+from support.common.disk import read_jsonl, write_text
 from support.common.errors import BadData
 from support.common.text import without_secrets
 from support.files.features import is_features
@@ -38,9 +41,7 @@ HOST = "127.0.0.1"
 PORT = 8765
 LATE = 1000                             # events that a client may be late
 PAUSE = 0.05                            # seconds between two writes to one client
-JPEG = {"qmin": "3", "qmax": "3"}       # quality of pictures, from 1 (best) to 31
 CHUNK = 1 << 18                         # bytes of a file that are sent at once
-VIDEO_TYPES = {".webm": "video/webm", ".ogv": "video/ogg"}
 
 
 class Page(AbstractContextManager):
@@ -51,9 +52,11 @@ class Page(AbstractContextManager):
         self.path = given.files.get("html")
         self.record = Record()
         recorded = not given.live and Path(source).is_file()
-        shows_pictures = not is_features(source)
-        self.video = Path(source) if recorded and shows_pictures else None
-        self.camera = not recorded and shows_pictures
+        self.video = None
+        self.camera = False                         # its newest picture is shown
+        if not is_features(source):
+            self.video = Path(source) if recorded else None
+            self.camera = not recorded
         self.title = Path(source).name if recorded else without_secrets(source)
 
         self.news = Condition()                     # of all that `tell` changes
@@ -61,6 +64,13 @@ class Page(AbstractContextManager):
         self.count = 0                              # of all events
         self.ended = False
         self.picture = None                         # the newest, uint8 [H, W, 3 or 6]
+        self.making = Lock()                        # of `bodies`
+        self.bodies = {}                            # {path: (when it was made, the bytes)}
+
+    def remember(self, jsonl: str | None) -> None:
+        """Take the sentences of before a restart from the --jsonl file, if there is one."""
+        for narration in read_jsonl(Path(jsonl)) if jsonl else []:
+            self.record.add_narration(narration)
 
     def tell(self, row: dict, narration: dict | None) -> None:
         """Add a row of the trace and the narration of its frame, and wake the clients."""
@@ -73,15 +83,30 @@ class Page(AbstractContextManager):
         with self.news:
             self.ended = True
             self.news.notify_all()
-        if self.path and len(self.record):
+        if self.path and self.record.rows:
             video = video_address(self.video, Path(self.path)) if self.video else None
             write_text(self.path, make_page(self.title, self.record.content(), video))
 
-    def html(self) -> str:
+    def body(self, path: str, make: Callable[[], bytes], seconds: float) -> bytes:
+        """What make() gives, made anew after some seconds, however many clients ask for it."""
+        with self.making:
+            made, body = self.bodies.get(path, (-seconds, b""))
+            if time.monotonic() - made >= seconds:
+                body = make()
+                self.bodies[path] = time.monotonic(), body
+            return body
+
+    def html(self) -> bytes:
         """The page as it is served."""
         with self.news:
             content = self.record.content({"after": self.count, "camera": self.camera})
-        return make_page(self.title, content, "video" if self.video else None)
+        return make_page(self.title, content, "video" if self.video else None).encode()
+
+    def jpeg(self) -> bytes:
+        """The newest picture as a file."""
+        buffer = BytesIO()
+        Image.fromarray(np.asarray(self.picture)[..., :3]).save(buffer, "jpeg", quality=90)
+        return buffer.getvalue()
 
     def wait(self, known: int) -> tuple[list[str], int, bool]:
         """Wait until there are more events than are `known`, or the page has ended; returns the
@@ -92,19 +117,6 @@ class Page(AbstractContextManager):
             new = max(0, self.count - known)
             events = list(self.events)[-new:] if new else []
             return events, self.count, self.ended
-
-
-def jpeg(picture: np.ndarray) -> bytes:
-    """A picture, uint8 [H, W, 3], as a file."""
-    encoder = av.CodecContext.create("mjpeg", "w")
-    encoder.height, encoder.width = picture.shape[:2]
-    encoder.pix_fmt = "yuvj420p"
-    encoder.time_base = Fraction(1)
-    encoder.options = JPEG
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")
-    packets = encoder.encode(frame.reformat(format="yuvj420p"))
-    packets += encoder.encode(None)
-    return b"".join(bytes(packet) for packet in packets)
 
 
 # ---------------------------------------------------------------------- the server
@@ -142,11 +154,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
             self.send_error(403)
         elif name == "/":
-            self.answer("text/html; charset=utf-8", page.html().encode())
+            self.answer("text/html; charset=utf-8", page.body(name, page.html, 1.0))
         elif name == "/events":
             self.send_events(page, query)
         elif name == "/frame.jpg" and page.picture is not None:
-            self.answer("image/jpeg", jpeg(np.asarray(page.picture)[..., :3]))
+            self.answer("image/jpeg", page.body(name, page.jpeg, 0.1))
         elif name == "/video" and page.video:
             self.send_video(page.video)
         else:
@@ -190,7 +202,7 @@ class Handler(BaseHTTPRequestHandler):
                 last = min(last, int(asked[2]))
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         left = max(0, last - first + 1)
-        kind = VIDEO_TYPES.get(path.suffix.lower(), "video/mp4")
+        kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         self.send_head(code, kind, {"Content-Length": left, **headers})
         with open(path, "rb") as file:
             file.seek(first)

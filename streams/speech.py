@@ -4,66 +4,52 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from queue import Empty, Queue
-from threading import Thread
 
-from tqdm import tqdm
-
-from support.common.errors import BadData
+from support.common.errors import BadData, say_once
 from support.common.text import one_line
 
-VOICES = ("espeak-ng", "say")           # programs that speak what they read; `say` is macOS's
+VOICES = ("espeak-ng", "say")           # programs that speak their argument; `say` is macOS's
 
 
 def find_voice() -> str:
-    """Raises BadData if there is no voice."""
+    """The program that speaks. Raises BadData if there is none; prints a line if it complains."""
     for program in VOICES:
         if shutil.which(program):
+            # without a sound device, espeak-ng is silent, and ends as if nothing were wrong
+            trial = subprocess.run([program, " "], capture_output=True, errors="replace")
+            if trial.stderr:
+                complaint = one_line(trial.stderr)[-100:]
+                say_once(f"--speak: {program} may stay silent; is there a sound device? "
+                         f"(... {complaint})")
             return program
     raise BadData("--speak: there is no voice; apt install espeak-ng "
                   "(macOS: brew install espeak-ng)")
 
 
 class Speaker:
-    """Speaks sentences one after the other, in a thread. The stream does not wait for it: while one
-    sentence is spoken, only the newest of the others waits, and the rest are left out.
-
-    As a context manager, it speaks to the end of what waits.
+    """Speaks sentences. The stream does not wait for it: a sentence that comes while another one is
+    spoken is left out. As a context manager, it speaks to the end.
     """
 
     def __init__(self, voice: str):
         self.voice = voice
-        self.waiting = Queue(1)
+        self.process: subprocess.Popen | None = None
         self.left_out = 0
-        self.thread = Thread(target=self.run, daemon=True)
 
     def say(self, text: str) -> None:
-        if self.waiting.full():
-            try:
-                self.waiting.get_nowait()
-                self.left_out += 1
-            except Empty:                       # its turn has just come
-                pass
-        self.waiting.put(text)
-
-    def run(self) -> None:
-        for text in iter(self.waiting.get, None):
-            voice = subprocess.run([self.voice], input=f"{text}\n".encode(errors="replace"),
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            if voice.returncode:
-                said = one_line(voice.stderr.decode(errors="replace"))
-                tqdm.write(f"--speak: {self.voice} fails: {said[-200:]}",
-                           file=sys.stderr)
+        if self.process is not None and self.process.poll() is None:
+            self.left_out += 1
+            return
+        # the blank: a text that begins with "-" is no option
+        self.process = subprocess.Popen([self.voice, f" {text}"], stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> Speaker:
-        self.thread.start()
         return self
 
     def __exit__(self, kind, *_) -> None:
-        if kind is not None:                    # Ctrl-C: nothing more is spoken
-            return
-        self.waiting.put(None)
-        self.thread.join()
+        if kind is None and self.process is not None:
+            self.process.wait()
         if self.left_out:
             print(f"--speak: {self.left_out} sentences were left out, because others were being "
                   f"spoken; a recording comes as it plays with --pace 1", file=sys.stderr)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from browser import CHROMIUM, Browser
-from commands.explain import trace_row
+from commands.explain import sizes_of, trace_row
 from helpers import ROOT, grouped, narrate, tiny, video
 from narrator import NARRATION
 from streams import page as player, serve
@@ -44,6 +44,7 @@ def kitchen(tmp_path_factory):
     words += [f"--{name}={folder / name}" for name in ("jsonl", "trace", "html")]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                text=True)
+    url = ""
     url = ""
     for line in process.stderr:
         url = url or line.partition("page: ")[2].strip()
@@ -95,6 +96,7 @@ def page_of(source="rtsp://user:secret@10.0.0.7/door?password=x", html=None) -> 
 
 def feed(page: serve.Page, trace: list[dict], said: list[dict]):
     """Tell a page rows of a trace with their sentences."""
+    page.record.sizes = {"prompt": 41, "memory": 12, "frame": 11}
     narrations = {narration["frame"]: narration for narration in said}
     for row in trace:
         page.picture = np.full((48, 64, 3), row["frame"] % 256, np.uint8)
@@ -117,6 +119,7 @@ def test_a_record_knows_what_is_in_the_cache(changes):
     """From the trace: which narrations the next segment sees, and how long each part is."""
     model = tiny(llm=grouped(), **changes)
     record = player.Record()
+    sizes = sizes_of(model.layout)
     context = open_stream(model)
     caches = []                                 # (narrations, text tokens) after each narration
     x, given = video(model, 30, sorted({0, *random.Random(1).sample(range(1, 30), 13)}))
@@ -129,68 +132,53 @@ def test_a_record_knows_what_is_in_the_cache(changes):
         if decision.narration:
             caches.append((in_cache, context.cache.text))
 
-    prompt = record.sizes["prompt"]
-    for (in_cache, text), narration in zip(caches, record.narrations, strict=True):
+    narrations = list(record.narrations)
+    for (in_cache, text), narration in zip(caches, narrations, strict=True):
         end = narration["n"] + 1
         kept = narration["kept"]
         assert in_cache == list(range(end - kept, end))
-        narration_tokens = sum(one["size"] for one in record.narrations[end - kept:end])
+        narration_tokens = sum(one["size"] for one in narrations[end - kept:end])
         newlines = end - kept if changes.get("keep_newline") else 0
         # EOT and newline of the last narration are not fed yet
         not_yet = 2 if kept > 0 else 0
-        assert prompt + narration_tokens - not_yet + newlines == text
-    layout = model.layout
-    assert prompt == len(layout.prompt + layout.user + layout.newline)
-    assert record.sizes["frame"] == layout.J + 1
-    assert record.sizes["memory"] == (layout.M + 2 if layout.M else 0)
-
-
-def test_a_record_that_begins_in_the_middle(trace, said):
-    """The prompt's length is known again when all sentences that are kept have been seen."""
-    page = page_of(KITCHEN)
-    feed(page, trace, said)
-    later = page_of(KITCHEN)
-    for row in trace[100:]:
-        feed(later, [row], said)
-        known = len(later.record.narrations) >= 10
-        assert later.record.sizes["prompt"] == (page.record.sizes["prompt"] if known else 0)
+        assert sizes["prompt"] + narration_tokens - not_yet + newlines == text
+    visual = [row[list(player.COLUMNS).index("visual")] for row in record.rows]
+    for before, first, second in zip(visual, visual[1:], visual[2:]):
+        if not before and first and second:             # the first two frames of a segment
+            assert (first, second - first) == (sizes["memory"] + sizes["frame"], sizes["frame"])
 
 
 def test_a_record_is_bounded(trace, said, monkeypatch):
     monkeypatch.setattr(player, "KEPT", 50)
+    monkeypatch.setattr(player, "SENTENCES_KEPT", 7)
     page = page_of()
     feed(page, trace[:300], said)
     rows = page.record.content()["rows"]
     assert len(rows["p"]) == 50 and rows["first"] == 250
     assert rows["text"][-1] == trace[299]["text_tokens"]
-    assert page.record.narrations[0]["frame"] >= 250
-    assert "secret" not in page.html()
+    assert len(page.record.narrations) == 7
+    assert b"secret" not in page.html()
     assert page.title == "rtsp://10.0.0.7/..."
 
 
-def test_files_that_do_not_fit_get_one_line(trace, said, tmp_path):
-    jsonl = lines(tmp_path / "n.jsonl", said)
-    trace_file = lines(tmp_path / "t.jsonl", trace)
-    assert len(player.read_record(jsonl, trace_file)) == 304
-    assert len(player.read_record(jsonl, None).narrations) == 43
-    bad = tmp_path / "bad.jsonl"
-    for rows, message in (
-            (said[:-1], "differ"),
-            ([{"text": 3}], "line 1"),
-            ([said[0] | {"end": -1}], "line 1"),
-            ([said[0] | {"end": math.nan}], "line 1"),
-            ([said[0], said[1] | {"frame": 1}, *said[2:]], "differ"),
-            ([said[0], said[1] | {"frame": {}}, *said[2:]], "line 2"),
-            ([said[0] | {"tokens": 3}, *said[1:]], "line 1")):
-        with pytest.raises(BadData, match=message):
-            player.read_record(lines(bad, rows), trace_file)
-    changed = [trace[:3] + trace[4:]]
-    for changes in ({"p_skip": "x"}, {"p_skip": math.nan}, {"theta": math.inf}, {"time": None},
-                    {"kept": "a"}, {"kept": [1, "a"]}, {"kept": [3]}):
-        changed.append([trace[0] | changes, *trace[1:]])
-    for rows in changed:
-        with pytest.raises(BadData, match=r"line \d: is no row of a trace"):
-            player.read_record(jsonl, lines(bad, rows))
+@pytest.mark.parametrize("change, message", [
+    (lambda said, trace: said.pop(), "differ"),
+    (lambda said, trace: said[1].update(frame=1), "differ"),
+    (lambda said, trace: said[0].pop("text"), "--trace of stream.py"),
+    (lambda said, trace: said[0].update(end="x"), "--jsonl of stream.py"),
+    (lambda said, trace: said.clear(), "--jsonl of stream.py"),
+    (lambda said, trace: trace.pop(3), "lines are missing"),
+    (lambda said, trace: trace.extend(trace[:9]), "of several streams"),
+    (lambda said, trace: trace[5].update(p_skip="x"), "--trace of stream.py"),
+    (lambda said, trace: trace[0].update(kept="a"), "--trace of stream.py"),
+], ids=["a sentence less", "another frame", "no text", "no time", "empty", "a row less", "two runs",
+        "no number", "no kept"])
+def test_files_that_do_not_fit_get_one_line(trace, said, tmp_path, change, message):
+    said = [dict(sentence) for sentence in said]
+    trace = [dict(row) for row in trace]
+    change(said, trace)
+    with pytest.raises(BadData, match=message):
+        player.read_record(lines(tmp_path / "n", said), lines(tmp_path / "t", trace))
 
 
 def test_command_line(kitchen, tmp_path):
@@ -207,7 +195,8 @@ def test_command_line(kitchen, tmp_path):
     source.write_bytes(KITCHEN.read_bytes())
     assert run(source, jsonl, "-o", page) == 0
     assert 'src="a%20%26%20b%27.mp4"' in page.read_text()
-    assert run(tmp_path / "none.mp4", jsonl) == 1
+    assert len(embedded(page.read_text())["said"]) == 43
+    assert run(tmp_path / "none.mp4", jsonl, "-o", page) == 1
     assert run(jsonl, jsonl, "-o", page) == 1           # no video
     assert run(KITCHEN, jsonl, "-o", jsonl) == 1
     assert run(KITCHEN) == 2
@@ -453,6 +442,31 @@ def test_live(trace, said, browser, monkeypatch):
     tab.close()
 
 
+@needs_chromium
+def test_a_recording_is_followed(trace, said, browser):
+    """While a recording is narrated, its video stands where the narrator is. After a restart, a new
+    viewer sees the sentences from before it, too."""
+    page = page_of(KITCHEN)
+    page.remember(None)
+    for sentence in said[:9]:
+        page.record.add_narration(sentence)
+    begin = said[9]["frame"] - 3
+    feed(page, trace[begin - 2:begin], said)
+    tab = browser.tab(serve.serve(page, 0))
+    tab.wait(VIDEO_READY + " && document.querySelector('#state').textContent === 'narrating'")
+    assert tab.js(SHOWN) == [sentence["text"] for sentence in said[:9]]
+    feed(page, trace[begin:begin + 4], said)
+    wait_for_second(tab, said[9]["end"])
+    tab.wait(f"{LIT} === {json.dumps(said[9]['text'])}")
+    tab.click("#list button", 2)
+    wait_for_second(tab, said[2]["start"])
+    feed(page, trace[begin + 4:begin + 9], said)
+    tab.wait("document.querySelector('#facts').textContent.includes('11 frames')")
+    wait_for_second(tab, said[2]["start"])
+    assert tab.problems() == []
+    tab.close()
+
+
 class Mortal(serve.Server):
     """A server that can be killed: nobody listens any more, and all connections are cut."""
     alive = []
@@ -527,6 +541,18 @@ def listener(url: str, after: int) -> socket.socket:
     client = socket.create_connection((host, port))
     client.sendall(f"GET /events?after={after} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     return client
+
+
+def test_a_page_is_made_once_for_all_who_ask(trace, said):
+    page = page_of()
+    feed(page, trace, said)
+    url = serve.serve(page, 0)
+    answers = [ask(url, "/") for _ in range(3)]
+    feed(page, trace[:20], said)
+    answers.append(ask(url, "/"))
+    assert {embedded(body.decode())["live"]["after"] for _, _, body in answers} == {304}
+    time.sleep(1.1)
+    assert embedded(ask(url, "/")[2].decode())["live"]["after"] == 324
 
 
 def test_nobody_delays_the_stream(trace, said, monkeypatch, capfd):
