@@ -379,10 +379,6 @@ def main() -> None:
     parser.add_argument(
         "--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
     parser.add_argument(
-        "--overwrite", action="store_true",
-        help="replace output files that stream.py has not written, and narrations beside the "
-             "video under its name (a.srt beside a.mp4), which train.py --data takes for your own")
-    parser.add_argument(
         "--html", metavar="FILE", help="also write a page that plays the video with its narrations")
     parser.add_argument(
         "--serve", nargs="?", const=PORT, metavar="PORT",

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import re
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,6 @@ from support.files.own_videos import NARRATIONS
 
 FORMS = ("jsonl", "srt", "vtt", "trace", "html", "state")      # options that name output files
 WRITTEN = FORMS[:4]                                     # line by line, as the stream goes on
-# How the files of this program begin
-BEGINS = {
-    "jsonl": rb'\{"n": ',
-    "trace": rb'\{"frame": ',
-    "srt": rb"\d+\r?\n[\d:]+,\d",
-    "vtt": rb"WEBVTT",
-    "html": rb'<!doctype html>\n<html lang="en">\n<!-- The player and the live page',
-}
 
 
 @dataclass
@@ -45,7 +36,7 @@ def inputs_of(args: Namespace) -> list[Input]:
 
     The options name the output files of a single input, which has no name. With several inputs, the
     options name folders. BadData if two inputs have the same name or a file in common, or if an
-    output cannot be written, or only into a file that must stay (`check_ours`).
+    output cannot be written, or only in place of your own narrations.
     """
     options = {form: getattr(args, form) for form in FORMS}
     inputs = []
@@ -68,9 +59,8 @@ def inputs_of(args: Namespace) -> list[Input]:
             check_writable(path, in_place=form in WRITTEN)
         # a stream that continues from its state continues its files, too
         state = given.files["state"]
-        resumes = state and os.path.exists(state)
-        if given.live or not resumes and not args.overwrite:
-            check_ours(given)
+        if not (state and os.path.exists(state)):
+            check_own_narrations(given)
     return inputs
 
 
@@ -89,32 +79,16 @@ def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str
     return files
 
 
-# ---------------------------------------------------------------------- files that are there already
+def check_own_narrations(given: Input) -> None:
+    """BadData if an output would replace narrations beside the video, under its name.
 
-def is_ours(form: str, path: str) -> bool:
-    """Whether a file begins like a file of this program."""
-    with open(path, "rb") as file:
-        return re.match(BEGINS[form], file.read(100)) is not None
-
-
-def check_ours(given: Input) -> None:
-    """BadData if an output would be written into a file that must stay as it is.
-
-    That is a file that this program has not written, or a narration file beside the video, under
-    its name: `train.py --data FOLDER` takes such a file for narrations that people wrote.
+    `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
-    source, _ = file_and_name(given.source)
-    video = source.resolve()
-    for form in BEGINS:
-        path = given.files[form]
-        if not path or not Path(path).is_file() or os.path.getsize(path) == 0:
-            continue
-        place = Path(path).resolve()
-        beside_video = place.parent == video.parent and place.stem == video.stem
-        if beside_video and place.suffix.lower() in NARRATIONS:
-            raise BadData(f"{path}: is there already, and beside a video narrations of its name "
-                          f"are taken for your own (train.py --data); choose another name or "
-                          f"folder, or give --overwrite")
-        if not is_ours(form, path):
-            raise BadData(f"{path}: is there already, and is not what --{form} writes; "
-                          f"choose another name, or give --overwrite")
+    video = file_and_name(given.source)[0].resolve()
+    for form in WRITTEN:
+        path = Path(given.files[form] or "").resolve()
+        beside_video = path.parent == video.parent and path.stem == video.stem
+        if beside_video and path.suffix.lower() in NARRATIONS and path.exists():
+            raise BadData(f"{given.files[form]}: is there already, and beside a video narrations of "
+                          f"its name are taken for your own (train.py --data); choose another name "
+                          f"or folder, or delete it first")

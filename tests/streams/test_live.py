@@ -447,15 +447,6 @@ def test_a_camera_appends(tmp_path, monkeypatch):
     assert text.count("WEBVTT") == 1 and text.count(" --> ") == 6
 
 
-@pytest.mark.parametrize("more", [[], ["--overwrite"]])
-def test_a_camera_leaves_other_files_alone(tmp_path, more):
-    diary = tmp_path / "diary"
-    diary.write_text("a diary\n")
-    code, errors = call(stream_command, [lavfi(25), "--jsonl", str(diary), *more])
-    assert code == 1 and "is not what --jsonl writes" in errors
-    assert diary.read_text() == "a diary\n"
-
-
 class ThenCtrlC(Eyes):
     """Ctrl-C comes after some pictures."""
 
