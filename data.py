@@ -8,7 +8,6 @@
     python data.py encode --data FOLDER --model MODEL
                                                     those of your own videos
                                                     (support/files/own_videos.py)
-    python data.py rewrite --data NAME --llm ID     raw narrations as sentences, by a language model
 
 Glossary
 fps         frames a second that the narrator sees (2 in the paper), whatever the rate of the file
@@ -37,7 +36,7 @@ from torch import Tensor
 
 from support.common.devices import rank
 from support.common.errors import BadData
-from support.common.options import DATASETS, WHICH, dataset_folder, is_dataset
+from support.common.options import DATASETS, dataset_folder
 from support.files import annotations, own_videos
 from support.files.features import Features, Store, encode_pictures
 from support.files.tracks import Interval, Notes, Track, assign_frames
@@ -104,8 +103,6 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
 
     Raises BadData for unknown names and splits, for a root without samples, and for damaged files.
     """
-    if not is_dataset(name):
-        raise BadData(f"unknown data set {name!r}; {WHICH}")
     if variant != "plain" and (name != "toy" or root):
         raise BadData(f"--world {variant} is for the toy's rendered videos, without --root")
     if name == "toy":

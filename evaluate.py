@@ -34,7 +34,7 @@ from torch import Tensor
 import narrator as nar
 from stream import Cache
 from support.common.errors import BadData
-from support.common.java import java_line, java_problem, ptb
+from support.common.java import java_line, java_problem
 from support.files.narrations import Sentence, Truth
 
 TAU = 0.5                     # IoU from which two segments match
@@ -136,14 +136,12 @@ class Evaluation(NamedTuple):
     captions: dict[str, list[float]]                    # by score: of each pair of all videos
 
 
-def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
-             tokenise: bool = False) -> Evaluation:
+def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]]) -> Evaluation:
     """All measures of a set of videos.
 
     Temporal alignment is a mean over videos. Captions are scored over the pairs of all videos;
     METEOR is None where it cannot be computed. As published, a video without any true narration is
-    left out; BadData if no video is left. tokenise: split sentences by the Penn Treebank tokeniser
-    first.
+    left out; BadData if no video is left.
     """
     alignment = {}
     pairs = {}
@@ -156,8 +154,6 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
     texts = []                              # of all pairs: the true sentence, the predicted one
     for matched in pairs.values():
         texts += [(sentence.text, text) for sentence, text in matched]
-    if tokenise:
-        texts = ptb(texts)
     corpus, captions = caption_scores(texts, with_meteor=java_problem() is None)
 
     result = {

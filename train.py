@@ -38,7 +38,7 @@ from support.common.devices import rank
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.options import (
-    DATASETS, dataset, in_range, kept_narrations, positive_float, positive_int, probability,
+    DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
 from support.engine.run_options import RunOptions, flag_of, option
 from support.engine.training import Run, order, portable_path, seed_dropout, sum_gradients, summed
@@ -53,7 +53,6 @@ class Recipe(RunOptions):
     # what is trained, on what
     data: str = option("ego4d",
         " | ".join(DATASETS) + " | FOLDER of your own videos (support/files/own_videos.py)",
-        dataset,
     )
     init: str | None = option(None,
         "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)",

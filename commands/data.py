@@ -1,8 +1,10 @@
-"""python data.py: toy videos, statistics, features, rewritten narrations."""
+"""python data.py: toy videos, statistics, features."""
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 
 from baselines.variants import make_config
@@ -11,16 +13,16 @@ from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (
-    DATASETS, Parser, dataset, dataset_folder, frame_rate, non_negative_int, positive_float,
-    positive_int,
+    DATASETS, Parser, dataset_folder, frame_rate, non_negative_int, positive_float, positive_int,
 )
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
 from support.engine.cpu import speed_up
 from support.engine.training import portable_path
-from support.files import own_videos
+from support.files import annotations, own_videos
 from support.files.encoding import encode_videos
-from support.files.rewrite import rewrite
+from support.files.epic import UNLIKE
+from support.files.tracks import Notes
 from toy.files import write_kitchen
 from toy.world import WORLDS, Kitchen, find_world, lasting
 
@@ -82,15 +84,30 @@ def stats_command(options: argparse.Namespace) -> None:
                             for percent in PERCENTS)
         print(f"segments [s]: {lengths} (--max-segment); {stats['segments_within_4_s']:.0%} within "
               f"4 s, where --theta-low holds (--refractory)")
+    if options.data == "ek100":
+        list_unlike(dataset_folder(options.data, options.root), options.split)
     if options.json:
         print(json.dumps({"data": options.data, "split": options.split, "unit": unit} | stats))
+
+
+def list_unlike(root: Path, split: str) -> None:
+    """Print EPIC's narrations that became sentences by rule, where the rule may be wrong."""
+    notes = Notes()
+    annotations.every_track("ek100", root, split, notes)
+    unlike = Counter(notes.examples[UNLIKE])
+    if unlike:
+        print(f"{unlike.total()} {UNLIKE}:")
+    for narration, count in sorted(unlike.items()):
+        print(f"{count:5d} {narration}")
 
 
 def encode_command(options: argparse.Namespace) -> None:
     config = encoder_config(options)
     if options.data:
-        folder = Path(options.data)
-        videos = own_videos.to_encode(folder)
+        folder = dataset_folder(options.data, None)
+        notes = Notes()
+        videos = own_videos.to_encode(folder, notes)
+        print(f"{folder}: {len(videos)} videos with narrations; {notes}", file=sys.stderr)
         output = folder / "features"
     else:
         videos = options.videos
@@ -119,11 +136,6 @@ def encoder_config(options: argparse.Namespace) -> Config:
     return config
 
 
-def rewrite_command(options: argparse.Namespace) -> None:
-    root = dataset_folder(options.data, options.root)
-    rewrite(options.data, root, options.split or "val", options.limit, options.llm, options.device)
-
-
 # ---------------------------------------------------------------------- the command line
 
 
@@ -149,9 +161,12 @@ def run(arguments: list[str] | None = None) -> None:
     stats.set_defaults(command=stats_command)
     stats.add_argument("--llm", help="count the tokens of this model's tokenizer, not words")
     stats.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    stats.add_argument("--data", required=True, type=dataset,
+    stats.add_argument("--data", required=True,
                        help=" | ".join(DATASETS) + " | FOLDER")
-    sample_options(stats)
+    stats.add_argument("--root",
+                       help="folder of the data set (default: data/NAME; the toy is rendered)")
+    stats.add_argument("--split", help="default: val; of a folder, all")
+    stats.add_argument("--limit", type=positive_int, help="at most this many samples")
 
     encoding = commands.add_parser("encode",
                                    help="frame features of videos; finished ones are kept")
@@ -171,17 +186,8 @@ def run(arguments: list[str] | None = None) -> None:
                           help=f"pooled tokens per side (default: {Config.grid})")
     encoding.add_argument("--batch", type=positive_int, default=32,
                           help="frames at once (default: %(default)s)")
-    device_option(encoding)
-
-    rewriting = commands.add_parser("rewrite",
-                                    help="raw narrations as sentences, by a language model")
-    rewriting.set_defaults(command=rewrite_command)
-    rewriting.add_argument("--llm", required=True,
-                           help="hub id or folder of an instruction-tuned model")
-    device_option(rewriting)
-    published = [name for name in DATASETS if name != "toy"]
-    rewriting.add_argument("--data", required=True, choices=published, help=" | ".join(published))
-    sample_options(rewriting)
+    encoding.add_argument("--device", default="auto",
+                          help="cpu, cuda, mps (default: the best there is)")
 
     options = parser.parse_args(arguments)
     if options.command is encode_command:
@@ -192,19 +198,6 @@ def run(arguments: list[str] | None = None) -> None:
         if not is_clear:
             encoding.error("give VIDEO... and --output FOLDER, or --data FOLDER")
     options.command(options)
-
-
-def device_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto",
-                        help="cpu, cuda, mps (default: the best there is)")
-
-
-def sample_options(parser: argparse.ArgumentParser) -> None:
-    """Which samples of a data set."""
-    parser.add_argument("--root",
-                        help="folder of the data set (default: data/NAME; the toy is rendered)")
-    parser.add_argument("--split", help="default: val; of a folder, all")
-    parser.add_argument("--limit", type=positive_int, help="at most this many samples")
 
 
 def main() -> None:

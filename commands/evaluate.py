@@ -23,7 +23,7 @@ from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
     DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, dataset_folder, model_options,
-    positive_int, probability, report_static, trigger_options,
+    positive_int, probability, trigger_options,
 )
 from support.common.progress import progress
 from support.engine.checkpoint import check_vision
@@ -166,8 +166,6 @@ def run_stream(args: argparse.Namespace):
     of all.
     """
     process, processes = rank()
-    if process == 0:
-        report_static(args)
     if processes > 1:
         if not args.output:
             raise BadData("several processes need --output, "
@@ -262,11 +260,11 @@ def main():
 
     score = command("score", run_score, "score predictions against ground truth, both from files")
     score.add_argument("--pred", required=True,
-                       help='JSON {video: [{"time", "text"}]}, JSONL of stream.py, '
-                            'or a folder of such files')
+                       help='JSON {video: [{"time", "text"}]}, JSONL of stream.py, .srt, .vtt or '
+                            '.csv, or a folder of such files')
     score.add_argument("--gt", required=True,
-                       help="JSON {video: [...]}, with several annotators "
-                            "{video: [[...], ...]}, or the toy's .json")
+                       help="the same, with several annotators {video: [[...], ...]}, or the "
+                            "toy's .json")
     score.add_argument("--partial", action="store_true",
                        help="score only the videos that have predictions")
 
@@ -293,10 +291,6 @@ def main():
         command_parser.add_argument("--by-duration", action="store_true",
                                     help="also by the length of the videos: up to 2, 4, 8 minutes, "
                                          "and longer")
-    for command_parser in (score, streams):
-        command_parser.add_argument("--ptb", action="store_true",
-                                    help="split sentences by the Penn Treebank tokeniser "
-                                         "(needs Java, pycocoevalcap)")
     for command_parser in (score, streams, teacher):
         command_parser.add_argument("--per-video", metavar="FILE.json",
                                     help="write each video's results as JSON")

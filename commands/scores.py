@@ -8,7 +8,6 @@ import numpy as np
 
 import evaluate
 from support.common.disk import write_json
-from support.common.errors import BadData
 from support.common.figures import print_table
 from support.files.narrations import Sentence, Truth
 from toy.words import recall_of_words
@@ -21,16 +20,13 @@ def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]
 
     minutes: the length of each video; needed for --by-duration.
     """
-    java_problem = evaluate.java_problem()
-    if args.ptb and java_problem:
-        raise BadData(f"--ptb {java_problem}")
-    result, each = all_measures(truths, predictions, args.ptb)
+    result, each = all_measures(truths, predictions)
     rows = [("all", result)]
     if getattr(args, "by_duration", False):    # the command `score` has no such option
         groups = evaluate.by_duration({name: minutes[name] for name in each})
         for label, names in groups:
             truths_of_group = {name: truths[name] for name in names}
-            result_of_group, _ = all_measures(truths_of_group, predictions, args.ptb)
+            result_of_group, _ = all_measures(truths_of_group, predictions)
             rows.append((label, result_of_group))
         result = result | {"by_duration": dict(rows[1:])}
     print_table(rows)
@@ -38,20 +34,19 @@ def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]
         print(f"left out: {result['without_truth']} of {len(truths)} videos, no true narration",
               file=sys.stderr)
     if result["meteor"] is None:
-        print(f"METEOR is not computed: {java_problem}", file=sys.stderr)
-    warn_of_repetition(predictions)
+        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
     if args.json:
         print(json.dumps(result))
     if args.per_video:
         write_json(args.per_video, each)
 
 
-def all_measures(truths: dict[str, Truth], predictions: dict[str, list[Sentence]],
-                 tokenise: bool = False) -> tuple[dict, dict[str, dict]]:
+def all_measures(truths: dict[str, Truth],
+                 predictions: dict[str, list[Sentence]]) -> tuple[dict, dict[str, dict]]:
     """The paper's measures, the pace (Fig. 9), and the toy's own where the truth says which words
     need memory: of all videos together, and of each video.
     """
-    result, alignment, pairs, captions = evaluate.evaluate(truths, predictions, tokenise)
+    result, alignment, pairs, captions = evaluate.evaluate(truths, predictions)
     each = {}                                  # video -> its measures
     paces = []
     begin = 0                                  # of the video's pairs among those of all videos
@@ -95,21 +90,3 @@ def measure_pace(truth: Truth, predicted: list[Sentence]) -> dict[str, float | N
         pace["narrations_per_minute"] = len(segments) / minutes
         pace["true_narrations_per_minute"] = len(true_segments) / annotators / minutes
     return pace
-
-
-def warn_of_repetition(predictions: dict[str, list[Sentence]]) -> None:
-    """Say so if sentences repeat words again and again, as of a narrator that knows when to
-    narrate, but not what: segments alone can have good scores.
-    """
-    texts = [sentence.text for sentences in predictions.values() for sentence in sentences]
-    repeat = sum(repeats_words(text) for text in texts)
-    if repeat > 0.1 * len(texts):
-        print(f"{repeat} of {len(texts)} sentences repeat words again and again: the narrator has "
-              "not learned to write; train it longer (train.py --epochs), or on more videos",
-              file=sys.stderr)
-
-
-def repeats_words(text: str) -> bool:
-    """Whether a sentence of at least three words has less than half as many different ones."""
-    words = text.lower().rstrip(".").split()
-    return len(words) >= 3 and len(set(words)) < len(words) / 2

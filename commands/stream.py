@@ -31,7 +31,7 @@ from support.common.devices import device_and_dtype, dtype_name, vision_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
-    non_negative_int, positive_float, positive_int, report_static, trigger_options,
+    non_negative_int, positive_float, positive_int, trigger_options,
 )
 from support.common.progress import progress, say
 from support.common.text import without_secrets
@@ -198,7 +198,6 @@ def check_options(args: argparse.Namespace) -> None:
                       f"leave it out")
     if not live and not is_pipe_or_url(args.input[0]):
         check_inputs(args.input)
-    report_static(args)
 
 
 def run_inputs(args: argparse.Namespace) -> None:

@@ -19,31 +19,23 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     "auto": CUDA before MPS before the CPU, and bfloat16 on CUDA, else float32. Under torchrun,
     "cuda" is this process's GPU. BadData if this machine has no such device.
     """
-    has_mps = torch.backends.mps.is_available()
     if device == "auto":
+        device = "cpu"
+        if torch.backends.mps.is_available():
+            device = "mps"
         if torch.cuda.is_available():
             device = "cuda"
-        elif has_mps:
-            device = "mps"
-        else:
-            device = "cpu"
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
-        raise BadData(f"--device is cpu, cuda, cuda:N, mps or auto, not {device}")
-    kind, _, number = device.partition(":")
-    exists = True
-    if kind == "cuda":
-        exists = int(number or 0) < torch.cuda.device_count()
-    elif kind == "mps":
-        exists = has_mps
-    if not exists:
+    try:
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+            raise ValueError
+        torch.empty(1, device=device)
+    except (ValueError, RuntimeError, AssertionError) as error:
         raise BadData(f"--device {device}: there is no such device here; "
-                      f"use cpu, or auto for the best one")
+                      f"use cpu, or auto for the best one") from error
     if dtype == "auto":
-        dtype = "bfloat16" if kind == "cuda" else "float32"
-    if dtype not in DTYPES:
-        raise BadData(f"--dtype is auto, {', '.join(DTYPES)}, not {dtype}")
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return device, getattr(torch, dtype)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import torch
 from safetensors import SafetensorError
@@ -116,9 +116,11 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise BadData(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise BadData(f"{path}: is not UTF-8 text "
-                      f"({error.reason} at byte {error.start}); "
-                      f"convert it: iconv -f latin1 -t utf-8 FILE > NEW") from None
+        encoding = "latin1"
+        if error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            encoding = "utf-16"
+        raise BadData(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); convert "
+                      f"it: iconv -f {encoding} -t utf-8 FILE > NEW") from None
 
 
 def read_json(path: Path):
@@ -139,7 +141,7 @@ def read_json(path: Path):
 
 
 @contextmanager
-def expecting(path: Path, content: str) -> Iterator[None]:
+def expecting(path: str | Path, content: str) -> Iterator[None]:
     """A context in which a file's content is used.
 
     If it is used as what it is not, BadData says in one line that `content` was expected.
@@ -148,7 +150,8 @@ def expecting(path: Path, content: str) -> Iterator[None]:
         yield
     except BadData:
         raise
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, csv.Error) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,
+            csv.Error) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise BadData(f"{path}: expected {content} ({reason[:200]})") from error
 
@@ -156,17 +159,14 @@ def expecting(path: Path, content: str) -> Iterator[None]:
 def read_jsonl(path: Path) -> list[dict]:
     """The objects of a JSONL file, one per line; BadData names a line that is no object."""
     rows = []
-    lines = read_text(path).split("\n")        # not splitlines: a text may hold U+2028
-    if lines[-1] == "":
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadData(f"{path}, line {number}: is not JSON ({first_line(error)})") from None
-        if not isinstance(row, dict):
-            raise BadData(f"{path}, line {number}: expected an object")
-        rows.append(row)
+    # not splitlines: a text may hold U+2028
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            with expecting(f"{path}, line {number}", "a JSON object"):
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise TypeError(f"{row!r:.60}")
+                rows.append(row)
     return rows
 
 
@@ -189,9 +189,7 @@ def check_distinct(*paths: str | Path) -> None:
     "" is no path.
     """
     files = set()
-    for path in map(str, paths):
-        if not path:
-            continue
+    for path in filter(str, paths):
         file = Path(path).resolve()
         if file in files and not file.is_char_device():       # /dev/null takes everything
             raise BadData(f"{path}: is given twice, as input and output or as two outputs; "
@@ -214,11 +212,7 @@ def file_name(name: str) -> str:
     Different names become different files. Letters of other scripts stay: quoted, each would take
     nine of the 255 bytes that a name can have.
     """
-    characters = []
-    for character in name:
-        if ord(character) < 128 or not character.isprintable():
-            character = quote(character, safe=" !#$&'()+,;=@[]{}~^`")
-        characters.append(character)
-    if set(characters) <= {"."}:
-        return "%2E" * len(characters)
-    return "".join(characters)
+    def percent(match: re.Match) -> str:
+        return "".join(f"%{ord(character):02X}" for character in match[0])
+
+    return re.sub(r'[\x00-\x1f\x7f%/\\:*?"<>|]|^\.+$', percent, name)

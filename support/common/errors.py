@@ -11,13 +11,21 @@ from functools import cache
 
 from tqdm import tqdm
 
+from support.common.text import one_line
+
 
 class BadData(ValueError):
-    """A problem that the user can fix; the message is one line that says what to do."""
+    """A problem that the user can fix; the message says what to do.
+
+    It is shown in one line without control characters, because it can quote names from files.
+    """
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class NotDownloaded(BadData):
     """A data set is missing; the message says in a few lines what to fetch and where to put it."""
+    __str__ = ValueError.__str__
 
 
 def command_line(main: Callable[[], None]) -> None:
@@ -31,8 +39,10 @@ def command_line(main: Callable[[], None]) -> None:
     say_once.cache_clear()
     if hasattr(sys.stdout, "reconfigure"):               # False if a test has replaced it
         sys.stdout.reconfigure(errors="replace")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = 1
+    message = ""
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         main()
         if sys.stdout is not None:                       # it is closed: python ... >&-
             sys.stdout.flush()
@@ -41,28 +51,26 @@ def command_line(main: Callable[[], None]) -> None:
         drop_stdout()
         code = 141
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        message = "interrupted"
         code = 130
-    except NotDownloaded as error:                       # the only message of several lines
-        print(f"error: {error}", file=sys.stderr)
-        code = 1
-    except (BadData, OSError) as error:
-        message = str(error) or type(error).__name__
-        if is_full(error) and error.filename is None:    # errors of all other files have a name
+    except BadData as error:
+        message = f"error: {error}"
+    except OSError as error:
+        message = f"error: {one_line(str(error) or type(error).__name__)}"
+        if error.filename is not None:
+            message = f"error: {one_line(str(error.filename))}: {error.strerror}"
+        elif is_full(error):                             # errors of all other files have a name
             drop_stdout()
-            message = "standard output: cannot be written, the disk is full"
-        elif isinstance(error, OSError) and error.filename is not None:
-            message = f"{error.filename}: {error.strerror}"
-        print("error:", " ".join(message.split()), file=sys.stderr)
-        code = 1
+            message = "error: standard output: cannot be written, the disk is full"
     except (RuntimeError, MemoryError) as error:
         # torch raises a RuntimeError with one of several messages
         out_of_memory = re.search("out of memory|allocate memory", str(error))
         if isinstance(error, RuntimeError) and not out_of_memory:
             raise
-        print(f"error: out of memory ({first_line(error)[:200]}); "
-              f"use a smaller model or --dtype bfloat16", file=sys.stderr)
-        code = 1
+        message = (f"error: out of memory ({first_line(error)[:200]}); "
+                   f"use a smaller model or --dtype bfloat16")
+    if message:
+        print(message, file=sys.stderr)
     sys.exit(code)
 
 

@@ -1,7 +1,6 @@
 """Options that several commands have, each written once, and the types of their values."""
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from support.common.text import without_secrets
 
 DEFAULT_MODEL = str(Path(__file__).parents[2] / "toy" / "checkpoint")   # the bundled narrator
 DATASETS = ("toy", "ego4d", "egoexo4d", "ek100")
-WHICH = f"choose one of {', '.join(DATASETS)}, or a folder of videos with narrations beside them"
 
 
 class Parser(ArgumentParser):
@@ -64,36 +62,20 @@ def kept_narrations(text: str) -> int | str:
     return text if text == "all" else non_negative_int(text)
 
 
-def named_file(text: str) -> tuple[str, Path]:
-    """An argparse type: NAME=FILE -> (name, path); FILE has its own name without the suffix."""
-    name, equals, file = text.partition("=")
-    if equals and not Path(text).exists():
-        return name, Path(file)
-    return Path(text).stem, Path(text)
-
-
-def is_dataset(name: str) -> bool:
-    """Is it a data set's name, or a folder of your own videos (support/files/own_videos.py)?"""
-    if name in DATASETS:
-        return True
-    return name != "" and Path(name).is_dir()
-
-
-def dataset(text: str) -> str:
-    """An argparse type: the name of a data set, or a folder."""
-    if not is_dataset(text):
-        raise ArgumentTypeError(f"{WHICH}, not {text!r}")
-    return text
-
-
 def dataset_folder(name: str, root: str | Path | None) -> Path:
-    """The folder of a data set; BadData if a folder of videos has a --root, too."""
-    if root and name not in DATASETS:
+    """The folder of a data set; of your own videos, `name` itself (support/files/own_videos.py).
+
+    BadData if there is no such data set.
+    """
+    if name in DATASETS:
+        return Path(root or f"data/{name}")
+    if not name or not Path(name).is_dir():
+        raise BadData(f"--data {name}: no such folder; choose one of {', '.join(DATASETS)}, or a "
+                      f"folder of videos with narrations beside them")
+    if root:
         raise BadData(f"--root {root} is for the data sets with names; "
                       f"the videos of --data {name} are in it")
-    if root:
-        return Path(root)
-    return Path("data", name) if name in DATASETS else Path(name)
+    return Path(name)
 
 
 # ---------------------------------------------------------------------- options
@@ -141,15 +123,6 @@ def trigger_options(parser: ArgumentParser):
                         help="seconds after a narration with theta-low (default 4; not used with "
                              "--static)")
     parser.add_argument("--static", action="store_true", help="one threshold only, theta")
-
-
-def report_static(args: Namespace) -> None:
-    """Say on stderr which of the `trigger_options` have no effect."""
-    for name in ("theta_low", "refractory"):
-        if args.static and getattr(args, name) is not None:
-            option = "--" + name.replace("_", "-")
-            print(f"{option}: with --static there is one threshold, so it has no effect",
-                  file=sys.stderr)
 
 
 def config_changes(args: Namespace) -> dict:

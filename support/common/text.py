@@ -22,7 +22,9 @@ def one_line(text: str) -> str:
 
 def without_secrets(source: str) -> str:
     """A source for messages and files: an address is shown as scheme://host/..., because a user, a
-    password, a path and a query may all be secret. Everything else is shown as it is."""
+    password, a path and a query may all be secret. Everything else is shown as it is, but for
+    characters that a terminal would obey."""
+    source = "".join(filter(str.isprintable, source))
     scheme, separator, rest = source.partition("://")
     if not separator:
         return source

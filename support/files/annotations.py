@@ -4,7 +4,8 @@ Each data set comes in two forms, and one of them is enough:
 published   sentences that a language model has rewritten (FlowNar-Data). The paper's models were
             trained on them.
 raw         the files of the data set's owners. Tags are removed, and EPIC's "open fridge" becomes
-            "You open the fridge." by rule (`sentence`). `data.py rewrite` uses a language model.
+            "You open the fridge." by rule (`sentence`); `data.py stats` lists those that the rule
+            may have wrong.
 
 Glossary
 track       one annotator's narrations of one video: [(seconds, sentence)], sorted by time
@@ -24,6 +25,8 @@ from pathlib import Path
 
 from support.common.disk import expecting, is_number, read_json, read_text
 from support.common.errors import BadData, NotDownloaded
+from support.files.cues import read_clock
+from support.files.epic import UNLIKE, has_verb, sentence
 from support.files.narrations import to_sentences
 from support.files.tracks import Interval, Notes, Track
 
@@ -41,7 +44,7 @@ PUBLISHED_FILES = {
     "ek100": "refined_{split}_narrations.json",
 }
 RAW_FILES = {
-    "ego4d": ("all_narrations_redacted.json", "narration.json"),
+    "ego4d": ("all_narrations_redacted.json",),
     "egoexo4d": ("atomic_descriptions_{split}.json",),
     "ek100": ("EPIC_100_{split}.csv",),
 }
@@ -80,8 +83,9 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     """The error if a data set has no annotations: the files to get, and the place to put them."""
     published = PUBLISHED_FILES[name].format(split=split)
     raw = " or ".join(raw_files(name, split))
+    where = root if root.is_dir() else f"{root}, which does not exist"
     return NotDownloaded(
-        f"{name} is not in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
+        f"{name} is not in {where} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data,\n"
         f"               or {raw} from {OWNERS[name]}\n"
@@ -109,43 +113,6 @@ def clean(text: str) -> str:
     return " ".join(words) + "."
 
 
-ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both",
-            "all", "more", "one", "two", "three", "four", "it", "them", "this", "that", "these",
-            "those"}
-PREPOSITIONS = {"in", "into", "on", "onto", "from", "with", "to", "of", "off", "out", "over",
-                "under", "around", "at", "inside", "through", "for", "behind", "between", "near",
-                "against", "towards", "by", "and"}
-PARTICLES = {"down", "up", "off", "on", "out", "in", "away", "back", "over", "around", "together",
-             "apart"}
-
-
-def sentence(narration: str, verb: str = "") -> str:
-    """An EPIC narration as a sentence, by rule: "open fridge" -> "You open the fridge.",
-    "put down knife on board." -> "You put down the knife on the board."
-
-    verb: EPIC's own column, such as "put-down". It tells where the object begins.
-    """
-    words = re.sub(r"[.,;:!?]+(?=\s|$)", "", narration.lower()).split()
-    if not words:
-        return ""
-    verb_words = verb.lower().split("-")
-    if words[:len(verb_words)] == verb_words:
-        verb_length = len(verb_words)
-    elif len(words) > 2 and words[1] in PARTICLES:
-        verb_length = 2
-    else:
-        verb_length = 1
-
-    written = ["You", *words[:verb_length]]
-    noun_may_begin = True                      # after the verb, and after each preposition
-    for word in words[verb_length:]:
-        if noun_may_begin and word not in ARTICLES | PREPOSITIONS | PARTICLES:
-            written.append("the")
-        written.append(word)
-        noun_may_begin = word in PREPOSITIONS
-    return " ".join(written) + "."
-
-
 # ----------------------------------------------------------------------------- layouts of the files
 
 # Each function brings a layout into one form, {video: {annotator: [row, ...]}}. A row has a time
@@ -154,28 +121,16 @@ Rows = dict[str, dict[str, list[dict]]]
 
 
 def ego4d_raw(content: dict, path: Path, notes: Notes) -> Rows:
-    """In all_narrations_redacted.json, each annotator becomes a track:
-        {video: {"narrations": [{"time", "text", "_annotation_uid"}]}}
-    In narration.json, each of the two passes becomes a track:
-        {video: {"narration_pass_1": {"narrations": [{"timestamp_sec", "narration_text"}]}, ...}}
-    """
-    rows_of = defaultdict(dict)
+    """{video: {"narrations": [{"time", "text", "_annotation_uid"}]}}; each annotator is a track"""
+    rows_of = {}
     for video, entry in content.items():
-        tracks_of_video = defaultdict(list)
+        rows_of[video] = defaultdict(list)
         for row in entry.get("narrations", []):
-            tracks_of_video[str(row.get("_annotation_uid"))].append(row)
-        for key, annotation_pass in entry.items():
-            if key.startswith("narration_pass"):
-                tracks_of_video[key] = annotation_pass.get("narrations", [])
-        for annotator, rows in tracks_of_video.items():
-            kept = []
-            for narration in to_sentences(rows, f"{path}, video {video}"):
-                text = clean(narration.text)
-                if len(text.split()) == 1:
-                    notes.add("narrations of one word left out")
-                else:
-                    kept.append({"time": narration.time, "text": text})
-            rows_of[video][annotator] = kept
+            text = clean(row["text"])
+            if len(text.split()) == 1:
+                notes.add("narrations of one word left out")
+                continue
+            rows_of[video][str(row.get("_annotation_uid"))].append(row | {"text": text})
     return rows_of
 
 
@@ -208,14 +163,13 @@ def ek100_raw(path: Path, notes: Notes) -> Rows:
         if timestamp in ("", "nan", "NaN"):
             notes.add("narrations without a timestamp, put at the start of their action")
             timestamp = row["start_timestamp"]
-        match = re.fullmatch(r"(\d{1,4}):(\d\d?):(\d\d?(?:\.\d*)?)", timestamp.strip())
-        if match is None:
+        time = read_clock(timestamp)
+        if time is None:
             raise BadData(f"{place}: the time must be HH:MM:SS.sss, not {timestamp[:60]!r}")
-        hours, minutes, seconds = map(float, match.groups())
-        rows_of[row["video_id"]]["0"].append({
-            "time": hours * 3600 + minutes * 60 + seconds,
-            "text": sentence(row["narration"], row["verb"]),
-        })
+        narration, verb = row["narration"], row["verb"]
+        if not has_verb(narration, verb):
+            notes.add(UNLIKE, examples=[f"{verb}: {narration.strip()}"])
+        rows_of[row["video_id"]]["0"].append({"time": time, "text": sentence(narration, verb)})
     return rows_of
 
 
@@ -223,6 +177,11 @@ def is_set(flag) -> bool:
     """A flag as releases and exports have it: false, 0, "0", "false", "False" and null are not set.
     """
     return flag is not None and str(flag).strip().lower() not in ("", "0", "false", "no")
+
+
+def is_visible(row: dict) -> bool:
+    """EgoExo4D: can the camera wearer see it? Where nothing is said, yes."""
+    return row.get("ego_visible") is None or is_set(row["ego_visible"])
 
 
 def take_names(root: Path) -> dict[str, str]:
@@ -248,8 +207,8 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
             chosen = set(read_json(path))
         return [video for video in videos if video in chosen]
 
-    listed = {"val": set(), "test_unannotated": set()}
-    for suffix, of_suffix in listed.items():
+    split_of = {}
+    for listed_split, suffix in (("test", "test_unannotated"), ("val", "val")):
         for benchmark, key in BENCHMARKS.items():
             path = find_annotations(root, f"{benchmark}_{suffix}.json")
             if path is None:
@@ -258,38 +217,32 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
                               f"*_test_unannotated.json of {', '.join(BENCHMARKS)}; put them into "
                               f"{root}/annotations")
             with expecting(path, AS_PUBLISHED):
-                of_suffix |= {row.get("video_uid") for row in read_json(path)[key]}
-    split_of = dict.fromkeys(listed["test_unannotated"], "test")
-    split_of |= dict.fromkeys(listed["val"], "val")
+                for row in read_json(path)[key]:
+                    split_of[row.get("video_uid")] = listed_split
     return [video for video in videos if split_of.get(video, "train") == split]
 
 
 # ------------------------------------------------------------------------ tracks of a data set
 
 
-def make_track(video: str, annotator: str, rows: list[dict], path: Path, notes: Notes) -> Track:
-    """A Track: sorted, no time below 0, no narration without words."""
-    def narrations(some_rows: list[dict]) -> list[tuple[float, str]]:
-        kept = []
-        place = f"{path}, video {video}, annotator {annotator}"
-        for narration in to_sentences(some_rows, place):
-            if not narration.text.strip(" .\n"):
-                notes.add("narrations without words left out")
-                continue
-            if narration.time < 0:
-                notes.add("narrations moved from before the start of their video to 0 s")
-            kept.append((max(0.0, narration.time), narration.text))
-        return kept
+def in_time(rows: list[dict], place: str, notes: Notes) -> list[tuple[float, str]]:
+    """Rows as [(seconds, sentence)]: sorted, no time below 0, no sentence without words."""
+    narrations = []
+    for narration in to_sentences(rows, place):
+        if not narration.text.strip(" .\n"):
+            notes.add("narrations without words left out")
+            continue
+        if narration.time < 0:
+            notes.add("narrations moved from before the start of their video to 0 s")
+        narrations.append((max(0.0, narration.time), narration.text))
+    return narrations
 
-    seen = []
-    unseen = []
-    for row in rows:
-        visible = row.get("ego_visible")       # only EgoExo4D has it
-        if visible is None or is_set(visible):
-            seen.append(row)
-        else:
-            unseen.append(row)
-    return Track(video, annotator, narrations(seen), narrations(unseen))
+
+def make_track(video: str, annotator: str, rows: list[dict], path: Path, notes: Notes) -> Track:
+    place = f"{path}, video {video}, annotator {annotator}"
+    seen = [row for row in rows if is_visible(row)]
+    unseen = [row for row in rows if not is_visible(row)]
+    return Track(video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes))
 
 
 def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
@@ -300,9 +253,9 @@ def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
     all_tracks = every_track(name, root, split, notes)
     notes.add("descriptions of what the camera wearer cannot see left out",
               sum(len(track.unseen) for track in all_tracks))
-    notes.add("annotators without narrations",
-              sum(1 for track in all_tracks if not track.narrations))
-    return [track for track in all_tracks if track.narrations]
+    kept = [track for track in all_tracks if track.narrations]
+    notes.add("annotators without narrations", len(all_tracks) - len(kept))
+    return kept
 
 
 def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:

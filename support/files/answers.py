@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from support.common.devices import device_and_dtype
-from support.common.errors import BadData
+from support.common.disk import expecting, read_text
 from support.engine.checkpoint import load_llm
 from support.files.narrations import is_list_of
 
@@ -31,17 +31,15 @@ class Answers:
         self.kept = Path(kept)
         self.device, self.dtype = device_and_dtype(device, "auto")
         self.known: dict[str, str] = {}                # {"MODEL: question": answer}
-        content = self.kept.read_bytes() if self.kept.exists() else b""
-        for number, line in enumerate(content.splitlines(), 1):
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                entry = None
-            if not is_list_of(entry, str) or len(entry) != 2:
-                raise BadData(f"{kept}, line {number}: must be [question, answer]; delete the "
-                              "line, or choose another file (--answers)")
-            question, answer = entry
-            self.known[question] = answer
+        lines = read_text(self.kept).split("\n") if self.kept.exists() else []
+        for number, line in enumerate(lines, 1):
+            if line:
+                with expecting(f"{kept}, line {number}", "[question, answer]; delete the line, or "
+                                                         "choose another file (--answers)"):
+                    question, answer = json.loads(line)
+                    if not is_list_of([question, answer], str):
+                        raise TypeError("no text")
+                    self.known[question] = answer
 
     @cached_property
     def model(self):

@@ -34,19 +34,16 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     for name, count in Counter(Path(source).stem for source in videos).items():
         if count > 1:
             raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
+    check_writable(output / "features.safetensors")
     file_of = {}
     for source in videos:
         check_name(Path(source))
-        if not Path(source).is_file():
-            raise BadData(f"{source}: no such file")
         file_of[source] = output / f"{Path(source).stem}.safetensors"
-    check_writable(output / "features.safetensors")
 
     process, processes = rank()
     to_do = [source for source in videos[process::processes]
              if not is_made(file_of[source], settings | file_size(source), renew)]
     encoder = load() if to_do else None
-    output.mkdir(parents=True, exist_ok=True)
     errors = []
     for source in progress(to_do, "encoding", unit="video"):
         fps = float(settings["fps"])

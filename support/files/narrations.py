@@ -23,9 +23,8 @@ from support.common.errors import BadData
 from support.files.cues import read_cues
 from support.files.tracks import Notes, Sentence
 
-# the names of time and text in a narration's row, also in Ego4D's and EgoExo4D's files
-TIMES = ("time", "end", "timestamp", "timestamp_sec")
-TEXTS = ("text", "narration_text")
+# the names of the time in a narration's row: ours, of the JSONL and whisper's, EgoExo4D's
+TIMES = ("time", "end", "timestamp")
 
 
 @dataclass
@@ -120,17 +119,17 @@ def narration_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    # not the files that macOS puts beside others
-    all_files = sorted(file for file in path.iterdir() if not file.name.startswith("._"))
-    files = [file for file in all_files if file.suffix.lower() in (".json", ".jsonl")
-             and not file.name.lower().endswith(".trace.jsonl")]
-    for ending in (".csv", ".srt", ".vtt"):
-        stems = {file.stem for file in files}
-        files += [file for file in all_files
-                  if file.suffix.lower() == ending and file.stem not in stems]
-    if not files:
+    # not the files that macOS puts beside others, ._a.json
+    files = [file for file in sorted(path.iterdir())
+             if not file.name.startswith(".") and not file.name.endswith(".trace.jsonl")]
+    chosen = []
+    for endings in ((".json", ".jsonl"), (".csv",), (".srt",), (".vtt",)):
+        stems = {file.stem for file in chosen}
+        chosen += [file for file in files
+                   if file.suffix.lower() in endings and file.stem not in stems]
+    if not chosen:
         raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
-    return files
+    return chosen
 
 
 def read_videos(file: Path) -> dict:
@@ -144,15 +143,26 @@ def read_videos(file: Path) -> dict:
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
                       f'{{video: [{{"time", "text"}}, ...]}}')
-    if isinstance(content.get("narrations"), list):            # of one video, as beside a toy's
-        return {file.stem: content["narrations"]}
-    return content
+    rows = rows_of_video(content)
+    return content if rows is None else {file.stem: rows}
+
+
+def rows_of_video(content) -> list | None:
+    """The narrations in a JSON file of one video: a list, as {"narrations": [...]} or as whisper
+    writes them. None if it is another file.
+    """
+    if isinstance(content, list):
+        return content
+    for name in ("narrations", "segments"):
+        if isinstance(content, dict) and isinstance(content.get(name), list):
+            return content[name]
+    return None
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:
     """[{"time": seconds, "text": str, "memory": [words]}, ...] -> sentences, sorted by time.
 
-    "memory" may be left out; other names of time and text: TIMES, TEXTS. where: for errors.
+    "memory" may be left out; other names of the time: TIMES. where: for errors.
     """
     if not isinstance(rows, list):
         raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
@@ -160,7 +170,7 @@ def to_sentences(rows, where: str) -> list[Sentence]:
     for number, row in enumerate(rows):
         fields = row if isinstance(row, dict) else {}
         time = next((fields[name] for name in TIMES if name in fields), None)
-        text = next((fields[name] for name in TEXTS if name in fields), None)
+        text = fields.get("text")
         memory = fields.get("memory", [])
         if not (is_number(time) and isinstance(text, str) and is_list_of(memory, str)):
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '

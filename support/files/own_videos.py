@@ -1,12 +1,15 @@
 """A folder of your own videos as a data set (`--data FOLDER`). Each video has its narrations beside
 it, under the same name.
 
-    a.mp4  a.srt            or a.vtt, a.csv (cues.py), or a.json as `data.py toy` writes it:
-                            {"narrations": [{"time": seconds, "text": "..."}, ...]}
+    a.mp4  a.srt            or a.vtt, a.csv (cues.py), or a.json as `data.py toy` or whisper writes
+                            it: {"narrations": [{"time": seconds, "text": "..."}, ...]}
     features/               written once by `data.py encode --data FOLDER`; then the videos are no
                             longer needed
     val.txt test.txt        names of the videos for validation and testing, one a line; without
                             val.txt, a fifth of the videos is for validation
+
+Of several files of one video, the first of .json, .csv, .srt and .vtt is taken, with the name of the
+video before one with a language: a.srt before a.en.srt, and English before other languages.
 
 A narration stands at its time, or at the end of its cue. A sample is a video from its first
 narration to its end. Notes (tracks.py) count all corrections. A file that cannot be corrected is
@@ -23,12 +26,13 @@ from support.common.errors import BadData
 from support.files.cues import as_sentence, read_cues
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
-from support.files.narrations import to_sentences
+from support.files.narrations import rows_of_video, to_sentences
 from support.files.tracks import Notes, Sentence, frame_at, one_frame_each
 
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv",
           ".flv", ".ogv", ".3gp")
-NARRATIONS = (".json", ".srt", ".vtt", ".csv")
+NARRATIONS = (".json", ".csv", ".srt", ".vtt")        # the first is taken of several
+SUBTITLES = (".srt", ".vtt")
 SPLITS = ("train", "val", "test")
 VALIDATION_SHARE = 0.2                         # of the videos
 
@@ -42,37 +46,59 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """
     files = sorted(path for path in folder.iterdir()
                    if path.is_file() and not path.name.startswith("."))
-    videos = by_stem(files, VIDEOS)
-    of_videos = [file for file in files
-                 if file.stem in videos or feature_file(folder, file.stem).exists()]
-    narrations = by_stem(of_videos, NARRATIONS)
+    videos = {}
+    for file in files:
+        check_name(file)
+        if file.suffix.lower() not in VIDEOS:
+            continue
+        if file.stem in videos:
+            raise BadData(f"{file}: {videos[file.stem].name} has the same name; "
+                          f"keep one of them, or rename one")
+        videos[file.stem] = file
+    encoded = {file.stem for file in folder.glob("features/*.safetensors")}
+
+    narrations = {}                            # name of a video: its files
+    alone = []
+    for file in files:
+        name = video_of(file, videos.keys() | encoded)
+        if name:
+            narrations.setdefault(name, []).append(file)
+        elif file.suffix.lower() in SUBTITLES:
+            alone.append(file.name)
     if not narrations:
         raise BadData(f"{folder}: has no video with narrations beside it, "
                       f"such as a.mp4 and a.srt, .vtt, .csv or .json")
-    notes.add("videos without narrations left out", len(videos.keys() - narrations.keys()))
-    subtitles = [file for file in files if file.suffix.lower() in (".srt", ".vtt")]
-    notes.add("subtitles without a video left out",
-              sum(file not in of_videos for file in subtitles))
-    return {name: (file, videos.get(name)) for name, file in sorted(narrations.items())}
+
+    taken = {}
+    for name, candidates in sorted(narrations.items()):
+        taken[name], *others = sorted(candidates, key=lambda file: preference(file, name))
+        notes.add("files of narrations left out, because another one of the video is taken",
+                  len(others), [f"{file.name}: {taken[name].name} is taken" for file in others])
+    silent = [video.name for name, video in videos.items() if name not in narrations]
+    notes.add("videos without narrations left out", len(silent), silent)
+    notes.add("subtitles without a video left out", len(alone), alone)
+    return {name: (file, videos.get(name)) for name, file in taken.items()}
 
 
-def by_stem(files: list[Path], endings: tuple[str, ...]) -> dict[str, Path]:
-    """{name without ending: file} of the files with these endings. Raises BadData if two files have
-    the same name.
-    """
-    file_of = {}
-    for file in files:
-        if file.suffix.lower() not in endings:
-            continue
-        check_name(file)
-        if file.stem in file_of:
-            raise BadData(f"{file}: {file_of[file.stem].name} has the same name; "
-                          f"keep one of them, or rename one")
-        file_of[file.stem] = file
-    return file_of
+def video_of(file: Path, names: set[str]) -> str | None:
+    """The name of the video that a file of narrations belongs to: of a.srt and a.en.srt, it is a."""
+    name = file.stem
+    if file.suffix.lower() in SUBTITLES:
+        while name not in names and "." in name:
+            name, _, _ = name.rpartition(".")
+    if name in names and file.suffix.lower() in NARRATIONS:
+        return name
+    return None
 
 
-def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> list[str]:
+def preference(file: Path, name: str) -> tuple:
+    """The file of the video `name` for which this is least is taken."""
+    language = file.stem.removeprefix(name)
+    ending = NARRATIONS.index(file.suffix.lower())
+    return language != "", not language.startswith(".en"), ending, file.name
+
+
+def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
     """The names of the videos of a split; "all" is every video.
 
     val.txt and test.txt in the folder list the videos of these splits, one a line; all others are
@@ -84,14 +110,13 @@ def choose_split(folder: Path, names: list[str], split: str, notes: Notes) -> li
     for listed_split in ("val", "test"):
         file = folder / f"{listed_split}.txt"
         lines = read_text(file).split("\n") if file.is_file() else []
-        for name in map(str.strip, lines):
+        for name in filter(None, map(str.strip, lines)):
             if Path(name).suffix.lower() in (*VIDEOS, *NARRATIONS):
                 name = Path(name).stem         # a file name with its ending
-            if name and (name not in names or name in split_of):
+            if name not in names or name in split_of:
                 raise BadData(f"{file}: {name[:60]!r} is no video of {folder} with narrations, or "
                               f"is listed twice")
-            if name:
-                split_of[name] = listed_split
+            split_of[name] = listed_split
     if "val" not in split_of.values():
         others = [name for name in names if name not in split_of]
         split_of |= dict.fromkeys(for_validation(others), "val")
@@ -108,9 +133,11 @@ def for_validation(names: list[str]) -> list[str]:
     """A share of the videos. A hash of the name decides, so that new videos do not move the others.
     Of two videos or more, at least one is for each; a single one is for training.
     """
-    place = {name: int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32 for name in names}
-    ordered = sorted(names, key=place.get)
-    low = [name for name in ordered if place[name] < VALIDATION_SHARE]
+    def place(name: str) -> float:             # from 0 to 1
+        return int(sha256(name.encode()).hexdigest()[:8], 16) / 2 ** 32
+
+    ordered = sorted(names, key=place)
+    low = [name for name in ordered if place(name) < VALIDATION_SHARE]
     return (low or ordered[:1])[:len(ordered) - 1]
 
 
@@ -120,9 +147,7 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
     Raises BadData naming the entry or the line that is wrong.
     """
     if path.suffix.lower() == ".json":
-        content = read_json(path)
-        rows = content.get("narrations") if isinstance(content, dict) else content
-        narrations = to_sentences(rows, str(path))
+        narrations = to_sentences(rows_of_video(read_json(path)), str(path))
         if narrations and narrations[0].time < 0:
             raise BadData(f"{path}: {narrations[0].time:g} s is before the start of the video")
         sentences = []
@@ -140,18 +165,15 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 # ---------------------------------------------------------------------------------------- features
 
 
-def to_encode(folder: Path) -> list[str]:
+def to_encode(folder: Path, notes: Notes) -> list[str]:
     """The videos of a folder.
 
     Raises BadData if the narrations or the splits are wrong, before anything is encoded.
     """
-    if not folder.is_dir():
-        raise BadData(f"{folder}: no such folder; "
-                      f"--data is a folder of videos with narrations beside them")
-    videos = list_videos(folder, Notes())
+    videos = list_videos(folder, notes)
     for narration_file, _ in videos.values():
-        read_sentences(narration_file, Notes())
-    choose_split(folder, list(videos), "all", Notes())
+        read_sentences(narration_file, notes)
+    choose_split(folder, list(videos), "all")
     return [str(video) for _, video in videos.values() if video]
 
 
@@ -176,7 +198,7 @@ def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> li
     files = list_videos(folder, notes)
     settings = {}                              # with which the features of all videos were made
     narrated = []
-    for name in choose_split(folder, list(files), split, notes)[:limit]:
+    for name in choose_split(folder, list(files), split)[:limit]:
         narration_file, video = files[name]
         wanted = settings | file_size(video) if video else settings
         path = feature_file(folder, name)

@@ -26,17 +26,14 @@ class Predictions:
         self.folder = Path(folder)
 
     def keep_settings(self, settings: dict):
-        """Make the folder for these settings.
+        """Write down the settings of these predictions.
 
-        Raises BadData if it has predictions that were made with other settings.
+        Raises BadData if the folder has predictions that were made with other settings.
         """
-        for name in ("predictions", "videos"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
         file = self.folder / "settings.json"
         kept = read_json(file) if file.exists() else settings
-        if kept != settings:
-            different = [key for key in settings | kept
-                         if kept.get(key, ...) != settings.get(key, ...)]
+        different = [key for key in settings | kept if kept.get(key, ...) != settings.get(key, ...)]
+        if different:
             raise BadData(f"{self.folder} holds predictions made with other settings "
                           f"({', '.join(different)}): choose another --output, or delete it")
         write_json(file, settings)
@@ -46,28 +43,23 @@ class Predictions:
 
         Raises BadData if the folder has another video with this name.
         """
-        mark = self.mark_of(name)
-        if not mark.exists():
-            return False
-        if read_json(mark) != {"fingerprint": fingerprint}:
+        mark = self.path("videos", f"{name}.json")
+        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
             raise BadData(f"{self.folder} holds predictions of another video {name}, "
                           f"or of one that has changed since: "
                           f"choose another --output, or delete it")
-        return self.file_of(name).exists()
+        return mark.exists() and self.path("predictions", f"{name}.jsonl").exists()
 
     def save_rows(self, name: str, rows: list[dict], fingerprint: str):
         lines = [json.dumps(row) + "\n" for row in rows]
-        write_text(self.file_of(name), "".join(lines))
-        write_json(self.mark_of(name), {"fingerprint": fingerprint})
+        write_text(self.path("predictions", f"{name}.jsonl"), "".join(lines))
+        write_json(self.path("videos", f"{name}.json"), {"fingerprint": fingerprint})
 
     def load_rows(self, name: str) -> list[dict]:
-        return read_jsonl(self.file_of(name))
+        return read_jsonl(self.path("predictions", f"{name}.jsonl"))
 
-    def file_of(self, name: str) -> Path:
-        return self.folder / "predictions" / f"{file_name(name)}.jsonl"
-
-    def mark_of(self, name: str) -> Path:
-        return self.folder / "videos" / f"{file_name(name)}.json"
+    def path(self, kind: str, name: str) -> Path:
+        return self.folder / kind / file_name(name)
 
 
 def digest(module: torch.nn.Module) -> str:

@@ -1,11 +1,13 @@
 """Narrations of one video by one annotator, and the frames that stand for their times."""
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TypeVar
 
+from support.common.text import one_line
 
 AnyNarration = TypeVar("AnyNarration")         # text, or an object with the text
 
@@ -41,14 +43,25 @@ class Interval:
 
 @dataclass
 class Notes:
-    """Counts of corrections, by description."""
+    """Counts of corrections, by description, and examples of some."""
     counts: Counter = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, what: str, n: int = 1) -> None:
+    def add(self, what: str, n: int = 1, examples: Iterable[str] = ()) -> None:
         self.counts[what] += n
+        self.examples[what] += examples
 
     def __str__(self) -> str:
-        return "; ".join(f"{n} {what}" for what, n in self.counts.most_common() if n)
+        """One line, with the first examples."""
+        parts = []
+        for what, n in self.counts.most_common():
+            examples = self.examples[what][:3]
+            if len(self.examples[what]) > 3:
+                examples.append("...")
+            in_brackets = f" ({', '.join(examples)})" if examples else ""
+            if n:
+                parts.append(f"{n} {what}{in_brackets}")
+        return one_line("; ".join(parts))
 
 
 def frame_at(time: float, fps: float) -> int:
@@ -78,14 +91,15 @@ def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: flo
     if frames_in_file is not None:
         last = min(last, frames_in_file - 1)
     placed = []
+    text_before = None
     for time, text in narrations:
-        if placed and text == placed[-1][1]:
+        if text == text_before:
             notes.add("repeated sentences left out")
             continue
+        text_before = text
+        frame = min(ceil(time * fps), last)
         if time > duration:
             frame = last + 1                   # `one_frame_each` counts these narrations
-        else:
-            frame = min(ceil(time * fps), last)
         placed.append((frame, text))
     return one_frame_each(placed, last, notes)
 
@@ -97,24 +111,23 @@ def one_frame_each(placed: list[tuple[int, AnyNarration]], last: int,
     If two narrations share a frame, the second moves to the next frame. The first narration beyond
     the last frame moves to the last frame; the others beyond it are left out.
     """
-    beyond = sum(1 for frame, _ in placed if frame > last)
-    left_out = max(beyond - 1, 0)
-    notes.add("narrations beyond the end of their video moved to its last frame", min(beyond, 1))
-    notes.add("narrations beyond the end of their video left out", left_out)
-    kept = placed[:len(placed) - left_out]
+    within = [(frame, narration) for frame, narration in placed if frame <= last]
+    beyond = [(last, narration) for frame, narration in placed if frame > last]
+    notes.add("narrations beyond the end of their video moved to its last frame", len(beyond[:1]))
+    notes.add("narrations beyond the end of their video left out", len(beyond[1:]))
+    wanted = within + beyond[:1]
     notes.add("narrations left out of videos with more narrations than frames",
-              max(0, len(kept) - (last + 1)))
-    kept = kept[:last + 1]
+              len(wanted[last + 1:]))
+    wanted = wanted[:last + 1]
 
     on_frames = []
     next_free = 0
-    for number, (wanted, narration) in enumerate(kept):
-        wanted = min(wanted, last)
-        # each leaves room for the narrations after it
-        narrations_after = len(kept) - 1 - number
-        frame = min(max(wanted, next_free), last - narrations_after)
-        if frame != wanted:
+    latest = last - len(wanted) + 1            # leaves a frame for each of those that follow
+    for wanted_frame, narration in wanted:
+        frame = min(max(wanted_frame, next_free), latest)
+        if frame != wanted_frame:
             notes.add("narrations moved by a frame or more, because another one has their frame")
         on_frames.append((frame, narration))
         next_free = frame + 1
+        latest += 1
     return on_frames

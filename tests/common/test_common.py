@@ -24,7 +24,7 @@ from support.common.disk import (
 from support.common.errors import BadData, NotDownloaded, command_line
 from support.common.iterate import MOST, prefetch
 from support.common.options import (
-    named_file, non_negative, non_negative_int, positive_float, positive_int,
+    non_negative, non_negative_int, positive_float, positive_int,
 )
 from support.common.progress import progress
 from support.common.text import without_secrets
@@ -34,7 +34,7 @@ from support.common.text import without_secrets
 
 @pytest.mark.parametrize("error, code, line", [
     (None, 0, ""),
-    (BadData("two\nlines"), 1, "error: two lines\n"),
+    (BadData("two\nlines of a\x1b[31mred.mp4"), 1, "error: two lines of a[31mred.mp4\n"),
     (NotDownloaded("two\nlines"), 1, "error: two\nlines\n"),
     (RuntimeError("[enforce fail] you tried to allocate memory\nat"), 1,
      "error: out of memory ([enforce fail] you tried to allocate memory); "
@@ -226,14 +226,6 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
             kind(text)
 
 
-def test_names_with_an_equals_sign(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lr=1").mkdir()
-    (tmp_path / "lr=1" / "k.json").touch()
-    assert named_file("a=lr=1/k.json") == ("a", Path("lr=1/k.json"))
-    assert named_file("lr=1/k.json") == ("k", Path("lr=1/k.json"))
-
-
 # ---------------------------------------------------------------------- texts
 
 @pytest.mark.parametrize("source, shown", [
@@ -250,6 +242,7 @@ def test_names_with_an_equals_sign(tmp_path, monkeypatch):
     ("file:///a.mp4?token=SECRET", "file:///..."),
     ("a.mp4", "a.mp4"),
     ("a@b.mp4", "a@b.mp4"),
+    ("a\x1b[31mred.mp4", "a[31mred.mp4"),
     ("lavfi:a=b:c=d@e", "lavfi:a=b:c=d@e"),
 ])
 def test_of_an_address_only_the_host_is_shown(source, shown):

@@ -452,7 +452,7 @@ def test_bad_splits_are_refused(tmp_path, files, split, message):
 
 
 def test_what_lies_in_the_folder(tmp_path, capsys):
-    """Other files do not matter. Features stand for a video that is gone. Two files of one name are
+    """Other files do not matter. Features stand for a video that is gone. Two videos of one name are
     refused.
     """
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
@@ -463,22 +463,45 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "orphan.srt").write_text("x")
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
-    assert "1 videos without narrations left out" in notes
-    assert "1 subtitles without a video left out" in notes
+    assert "1 videos without narrations left out (c.MP4)" in notes
+    assert "1 subtitles without a video left out (orphan.srt)" in notes
     other = folder / os.fsdecode(b"caf\xe9.mp4")
     other.touch()
     with pytest.raises(BadData, match="the name is not UTF-8"):
         samples(folder)
     other.unlink()
-    (folder / "a.srt").write_text(srt_cue(0, 0, 1, "You sit."))
-    with pytest.raises(BadData, match=r"a\.srt: a\.csv has the same name"):
-        samples(folder)
-    (folder / "a.srt").rename(folder / "a.mov")
+    (folder / "a.mov").touch()
     with pytest.raises(BadData, match=r"a\.mp4: a\.mov has the same name"):
         samples(folder)
     (tmp_path / "bare").mkdir()
     with pytest.raises(BadData, match="has no video with narrations beside it, such as"):
         samples(tmp_path / "bare")
+
+
+@pytest.mark.parametrize("files, taken", [
+    (["a.srt", "a.vtt", "a.json", "a.tsv", "a.txt"], "a.json"),        # whisper's five
+    (["a.vtt", "a.srt", "a.txt"], "a.srt"),
+    (["a.de.srt", "a.en.srt", "a.en-orig.vtt"], "a.en.srt"),
+    (["a.fr.vtt", "a.de.srt"], "a.de.srt"),
+    (["a.en.srt", "a.vtt"], "a.vtt"),
+    (["a.b.srt", "a.srt"], "a.srt"),                                   # another video's
+])
+def test_one_file_of_several_is_taken_and_named(tmp_path, capsys, files, taken):
+    folder = make_folder(tmp_path, {"a": 20, "a.b": 20})
+    (folder / "a.csv").unlink()
+    for name in files:
+        said = f"You take {name.replace('.', ' ')}."
+        cue = srt_cue(0, 0, 1, said).replace(",", ".")
+        content = {".srt": cue, ".vtt": f"WEBVTT\n\n{cue}",
+                   ".json": json.dumps({"text": said, "language": "en", "segments": [
+                       {"id": 0, "start": 0.0, "end": 1.0, "text": f" {said}"}]})}
+        (folder / name).write_text(content.get(Path(name).suffix, "start\tend"))
+    sample, _ = samples(folder)
+    assert sample.narrations == [(0, f"You take {taken.replace('.', ' ')}.")]
+    notes = capsys.readouterr().err
+    for name in files:
+        if name.endswith((".srt", ".vtt", ".json")) and name not in (taken, "a.b.srt"):
+            assert f"{name}: {taken} is taken" in notes
 
 
 # ---------------------------------------------------------------------- features
@@ -530,9 +553,8 @@ def test_a_folder_is_no_name_and_has_no_root(tmp_path):
     missing = tmp_path / "gone"
     with pytest.raises(BadData, match="--root x is for the data sets with names"):
         samples(folder, root="x")
-    with pytest.raises(BadData, match="unknown data set '.*gone'; choose one of toy, .*, "
-                                      "or a folder of videos"):
-        samples(missing)
-    with pytest.raises(BadData, match="no such folder"):
-        encode(missing)
-    assert "or a folder" in command("stream", "--data", missing, ok=False)
+    for read in (samples, encode):
+        with pytest.raises(BadData, match="gone: no such folder; choose one of toy, .*, "
+                                          "or a folder of videos"):
+            read(missing)
+    assert "no such folder" in command("stream", "--data", missing, ok=False)
