@@ -31,7 +31,6 @@ COMMANDS = [
     "data.py stats --data toy --root toys",
     "data.py toy --seed 1 --minutes 0.02 --output new.mp4",
     f"data.py encode toys/a.mp4 --vision {TOY / 'vision'} --output features --device cpu",
-    f"data.py rewrite --data ek100 --root nowhere --llm {TOY / 'llm'} --device cpu",
     "train.py --data ek100 --root nowhere --device cpu",
     "narrator.py",
     "clam.py",

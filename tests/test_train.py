@@ -410,7 +410,7 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm,
 # ------------------------------------------------------------------ options
 
 WRONG = {                                      # option -> a value that it cannot have
-    "data": "ego5d", "start": "zero", "memory": "clamm", "memory_tokens": "0",
+    "start": "zero", "memory": "clamm", "memory_tokens": "0",
     "memory_heads": "2.5", "readout": "last", "last_k": "-1", "lr": "nan", "warmup": "nan",
     "clip": "-1", "batch": "0", "epochs": "inf", "lora_rank": "x", "lora_alpha": "0",
     "lora_dropout": "1.5", "memory_dropout": "-0.1", "long": "2", "max_frames": "0",
@@ -418,7 +418,7 @@ WRONG = {                                      # option -> a value that it canno
     "idle": "1.1", "mod_keep": "1.1", "narration_memory": "-1", "width_second": "-1",
     "llm_width": "0", "grid": "-1",
 }
-CHECKED_LATER = {"root", "output", "llm", "vision", "look", "init", "device", "world"}
+CHECKED_LATER = {"data", "root", "output", "llm", "vision", "look", "init", "device", "world"}
 
 
 def parsed(monkeypatch, *line):
@@ -471,6 +471,7 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     ({"memory_heads": 3}, "heads"),
     ({"device": "nonsense"}, "--device"),
     ({"root": "nowhere"}, "nowhere"),
+    ({"data": "ego5d", "root": None}, "ego5d: no such folder; choose one of toy, ego4d"),
     ({"llm": "./nowhere"}, "nowhere"),
     ({"init": "./nowhere"}, "nowhere"),
     ({"init": str(TOY)}, "the features are 16 wide .* the narrator needs 128"),

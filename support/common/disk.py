@@ -215,4 +215,4 @@ def file_name(name: str) -> str:
     def percent(match: re.Match) -> str:
         return "".join(f"%{ord(character):02X}" for character in match[0])
 
-    return re.sub(r'[\x00-\x1f\x7f%/\\:*?"<>|]|^\.+$', percent, name)
+    return re.sub(r'[\x00-\x1f\x7f%/\\:*?"<>|]|^\.+', percent, name)
