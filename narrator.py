@@ -77,7 +77,7 @@ class Config(MoreSettings):
     readout: str = "frame"        # M_t is read after the whole frame; "cls", as the published code
                                   # does: after the frame's first token
     lora_rank: int = 128
-    lora_alpha: int = 256
+    lora_alpha: float = 256
 
     def __post_init__(self):
         """BadData if a value has the wrong type, is out of range, or contradicts another one."""

@@ -46,9 +46,7 @@ def before_last_stage(options: Recipe, variant: world.World,
     for kind in ("vision", "llm"):
         if kind in options.given:
             model = getattr(options, kind)
-            checkpoint.check_model(model, kind)
-            if Path(model).is_dir() and not (Path(model) / "config.json").exists():
-                raise BadData(f"--{kind}: {model} has no config.json: not a model")
+            checkpoint.read_model_config(model, kind)
     if not options.vision:
         new_config(options, llm, vision, J, stages.WIDTH + options.width_second)
 

@@ -11,8 +11,8 @@ Tensors are read from safetensors only, never from pickles. No code that comes w
 """
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,26 +23,30 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support.common.devices import quiet
-from support.common.disk import read_json, write_json, write_tensors
+from support.common.disk import is_number, read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.lora import TARGETS
 
-# Settings that change the meaning of LoRA's tensors. Only these values are supported.
-LORA_DEFAULTS = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_rslora": False,
-    "use_dora": False,
-    "fan_in_fan_out": False,
-    "lora_bias": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "layers_to_transform": None,
+# PEFT's settings that change nothing in what LoRA's tensors mean. Which layers have some, their
+# names say.
+HARMLESS = {
+    "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
+    "layers_pattern", "lora_alpha", "lora_dropout", "megatron_config", "megatron_core",
+    "modules_to_save", "peft_version", "qalora_group_size", "r", "revision", "target_modules",
+    "task_type",
+}
+# All others must be switched off, or have one of these values.
+OFF = (None, False, "none", {}, [])
+ALLOWED = {
+    "peft_type": ("LORA",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),   # others change the base, too
 }
 ADAPTER = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 NARRATOR_JSON = "narrator.json"
+# PEFT also saves what LoRA of the head is added to
+HEAD = "base_model.model.lm_head.base_layer.weight"
 
 # The names of CLAM's parameters: in clam.py -> in the published checkpoints. There, each follows
 # "clustering."
@@ -76,17 +80,16 @@ class CheckpointFiles:
 
 def read_checkpoint(source: str) -> CheckpointFiles:
     """A checkpoint from a folder or hub id. BadData if a file is missing or damaged."""
-    folder = checkpoint_folder(source)
+    folder = model_folder(source, "narrator")
     narrator = None
     if (folder / NARRATOR_JSON).exists():
         narrator = read_object(folder / NARRATOR_JSON)
 
     file = folder / ADAPTER
     adapter = read_object(file)
-    for key, default in LORA_DEFAULTS.items():
-        if adapter.get(key) not in (None, default):
-            value = str(adapter[key])[:60]
-            raise BadData(f"{file}: {key} = {value} is not supported; plain LoRA only")
+    for name, value in adapter.items():
+        if name not in HARMLESS and value not in ALLOWED.get(name, OFF):
+            raise BadData(f"{file}: {name} = {str(value)[:60]} is not supported; plain LoRA only")
     missing = [key for key in ("r", "lora_alpha") if adapter.get(key) is None]
     if missing:
         raise BadData(f"{file}: lacks {', '.join(missing)}, without which LoRA has no meaning")
@@ -136,6 +139,9 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
     dtype       of the language model
     """
     llm, tokenizer = load_llm(config.llm, dtype)
+    head = files.weights.pop(HEAD, None)
+    if head is not None and not config.llm.endswith(".gguf"):       # whose numbers are rounded
+        check_head(llm, head, files.folder / WEIGHTS, config.llm)
     # Sizes are compared first, with tensors that take no memory: a wrong one may ask for too much.
     with torch.device("meta"):
         without_weights = type(llm)(deepcopy(llm.config))
@@ -195,27 +201,6 @@ def published_name(name: str) -> str:
     return "base_model.model." + name
 
 
-def checkpoint_folder(source: str) -> Path:
-    """The folder of a checkpoint.
-
-    source      a folder, or a hub id owner/name or owner/name@revision: it is fetched
-    """
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    is_hub_id = source.count("/") == 1 and not source.startswith((".", "/"))
-    if folder.exists() or not is_hub_id:
-        raise BadData(f"model '{source}' is not a folder (nor a hub id owner/name)")
-    from huggingface_hub import snapshot_download
-    try:
-        name, revision = parse_model_name(source)
-        return Path(snapshot_download(name, **revision,
-                                      allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:                  # the network fails in many ways
-        raise BadData(f"model '{source}' is neither a folder nor could it be fetched from the hub: "
-                      f"{first_line(error)}") from error
-
-
 def read_object(file: Path) -> dict:
     content = read_json(required(file))
     if not isinstance(content, dict):
@@ -225,9 +210,27 @@ def read_object(file: Path) -> dict:
 
 def read_weights(file: Path) -> dict[str, Tensor]:
     try:
-        return load_file(required(file))
+        weights = load_file(required(file))
     except (OSError, SafetensorError) as error:
         raise BadData(f"{file} is damaged: {first_line(error)}") from error
+    # torch.compile and DistributedDataParallel wrap models, which then have longer names
+    return {re.sub(r"\b(_orig_mod|module)\.", "", name): weight for name, weight in weights.items()}
+
+
+def check_head(llm: torch.nn.Module, head: Tensor, file: Path, source: str) -> None:
+    """BadData unless `head` [V, D_lm] is the head of the language model, up to rounding to bf16.
+
+    An adapter computes something else on another model of the same shape.
+    """
+    base = llm.lm_head.weight
+    same = head.shape == base.shape
+    if same:
+        every = max(1, len(base) // 1000)                   # a thousand rows will do
+        rows = base[::every].float()
+        same = (head[::every].float() - rows).norm() < 0.004 * rows.norm()
+    if not same:
+        raise BadData(f"{file} was trained on another language model than {source}: its copy of "
+                      f"the head differs; give the right one with --llm")
 
 
 def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
@@ -258,24 +261,33 @@ def required(file: Path) -> Path:
 
 
 def compare(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
-    """BadData unless names and shapes of a checkpoint's tensors are those of the parameters."""
-    # PEFT also saves a copy of the language model's head.
-    weights = {name: weight for name, weight in weights.items()
-               if not name.endswith("base_layer.weight")}
+    """BadData unless a checkpoint's tensors have the names and shapes of the parameters, and are
+    numbers.
+    """
     in_both = parameters.keys() & weights.keys()
     problems = {
         "lacks": parameters.keys() - weights.keys(),
         "has unexpected": weights.keys() - parameters.keys(),
         "has the wrong shape for": {name for name in in_both
                                     if parameters[name].shape != weights[name].shape},
+        "has no finite numbers in": {name for name in in_both if not are_finite(weights[name])},
     }
     for problem, names in problems.items():
         if names:
-            listed = ", ".join(sorted(names)[:3])
-            if len(names) > 3:
-                listed += f" and {len(names) - 3} more"
-            raise BadData(f"{file} {problem} {len(names)} tensors: {listed}; is it damaged, or of "
-                          "other settings?")
+            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(names)}; is it damaged, "
+                          f"or were other layers trained (target_modules, modules_to_save)?")
+
+
+def are_finite(weight: Tensor) -> bool:
+    """Whether a tensor has floating-point numbers, all of them finite."""
+    return weight.is_floating_point() and bool(weight.float().isfinite().all())
+
+
+def listed(names: Iterable[str]) -> str:
+    """At most three of the names, for a message."""
+    names = sorted(names)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 @torch.no_grad()
@@ -288,58 +300,45 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
 
 # ---------------------------------------------------------------------- frozen models
 
-# transformers raises all of these
-LOADING = (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError, SafetensorError,
-           struct.error)
-PATIENCE = 5.0                                  # seconds for the hub's first answer
+PATIENCE = 5.0                                  # seconds for the hub's answers
+MOST_LAYERS = 1000                              # more would take memory without end
 # {kind: (name in messages, option that names another model)}
 MODELS = {
+    "narrator": ("model", "--model"),
     "llm": ("language model", "--llm"),
     "vision": ("vision model", "--vision"),
 }
+# what is fetched of a model: no pickles, and no code
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
-def parse_model_name(source: str) -> tuple[str, dict]:
-    """The name of a model, and the options that transformers needs to find it.
-
-    owner/name@revision -> the id, and its revision
-    FOLDER/FILE.gguf    -> the folder, and the name of the file
-    All other names are returned as they are.
-    """
-    path = Path(source)
-    if path.suffix == ".gguf":
-        return str(path.parent), {"gguf_file": path.name}
-    if "@" in source and not path.exists():
-        name, _, revision = source.partition("@")
-        return name, {"revision": revision}
-    return source, {}
+def cannot_be_loaded(source: str, kind: str, reason: str) -> BadData:
+    title, option = MODELS[kind]
+    return BadData(f"{title} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it): "
+                   f"{reason}")
 
 
-def check_model(source: str, kind: str) -> None:
-    """BadData if there is no such model: no folder, not in the hub's cache, not on the hub.
+def model_folder(source: str, kind: str) -> Path:
+    """The folder of a model. BadData if there is none.
 
-    Checked first, because transformers asks the hub for half a minute before it raises an error.
-
+    source      a folder, or a hub id owner/name or owner/name@revision: it is fetched, unless the
+                hub's cache has it
     kind        a key of MODELS
     """
-    name, where = parse_model_name(source)
-    title, option = MODELS[kind]
-    failure = f"{title} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it)"
-    if Path(name).is_dir() or "gguf_file" in where:
-        return                                  # errors in a folder are found when it is read
-    if source.startswith((".", "/")):
-        raise BadData(f"{failure}: there is no such folder")
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or source.startswith((".", "/")):
+        raise cannot_be_loaded(source, kind, "there is no such folder")
+    from huggingface_hub import snapshot_download
+    name, _, revision = source.partition("@")
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json", **where), str):
-            return
-        get_hf_file_metadata(hf_hub_url(name, "config.json", **where), timeout=PATIENCE)
-    except (EntryNotFoundError, HFValidationError):
-        return                                  # no such file, or no id: transformers says more
+        return Path(snapshot_download(name, revision=revision or None, etag_timeout=PATIENCE,
+                                      allow_patterns=FILES,
+                                      ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:                  # the network fails in many ways
-        raise BadData(f"{failure}: it is no folder here, and the hub does not give it: "
-                      f"{first_line(error)}") from error
+        raise cannot_be_loaded(source, kind, f"it is no folder here, and the hub does not give it: "
+                                             f"{first_line(error)}") from error
 
 
 def from_pretrained(Class: type, source: str, kind: str, **options):
@@ -348,28 +347,43 @@ def from_pretrained(Class: type, source: str, kind: str, **options):
     kind        a key of MODELS
     """
     quiet()
-    check_model(source, kind)
-    title, option = MODELS[kind]
-    name, where = parse_model_name(source)
+    if source.endswith(".gguf"):
+        folder = model_folder(str(Path(source).parent), kind)
+        options["gguf_file"] = Path(source).name
+    else:
+        folder = model_folder(source, kind)
     try:
-        return Class.from_pretrained(name, trust_remote_code=False, **where, **options)
-    except LOADING as error:
-        raise BadData(f"{title} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it); "
-                      f"are all files of the model there? {first_line(error)}") from error
+        return Class.from_pretrained(folder, trust_remote_code=False, **options)
+    except Exception as error:                  # damaged files raise anything
+        raise cannot_be_loaded(source, kind, f"are all files of the model there? "
+                                             f"{first_line(error)}") from error
+
+
+def read_model_config(source: str, kind: str):
+    """The settings of a model of transformers; of one for images and text, those of its image half
+    if `kind` is "vision".
+    """
+    from transformers import AutoConfig
+    config = from_pretrained(AutoConfig, source, kind)
+    if kind == "vision":
+        config = getattr(config, "vision_config", config)
+    if not 0 < getattr(config, "num_hidden_layers", 1) <= MOST_LAYERS:
+        raise cannot_be_loaded(source, kind, f"num_hidden_layers = {config.num_hidden_layers}")
+    return config
 
 
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     """A model of transformers in a dtype, on the processor. BadData if its files lack weights,
     which transformers would fill in at random, or have others than the model.
     """
+    # "sdpa": a model's settings could name a kernel, which is code, on the hub.
     model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
-                                    output_loading_info=True)
-    for problem in ("missing_keys", "unexpected_keys"):
-        names = sorted(report[problem])
+                                    attn_implementation="sdpa", output_loading_info=True)
+    for problem in ("missing", "unexpected"):
+        names = report[f"{problem}_keys"]
         if names:
-            title, _ = MODELS[kind]
-            raise BadData(f"{title} '{source}' cannot be used: of its weights, {len(names)} are "
-                          f"{problem.removesuffix('_keys')}: {', '.join(names[:3])}")
+            raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {problem}: "
+                                                 f"{listed(names)}")
     # Weights are views of the mapped file: any one of them would keep all of it in memory.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -384,16 +398,27 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
 
 
 def load_tokenizer(source: str):
+    """BadData if it has lost a special token that the model's settings name."""
     from transformers import AutoTokenizer
-    return from_pretrained(AutoTokenizer, source, "llm")
+    tokenizer = from_pretrained(AutoTokenizer, source, "llm")
+    config = read_model_config(source, "llm")
+    for name in ("bos_token", "eos_token"):
+        expected = getattr(config, f"{name}_id", None)
+        # the tokenizer of a model that does without one (Qwen) says so
+        is_lost = getattr(tokenizer, name) is None and name not in tokenizer.init_kwargs
+        if is_lost and expected is not None:
+            raise cannot_be_loaded(source, "llm", f"its tokenizer has no {name}, which is {expected} "
+                                                  f"in its settings; is tokenizer_config.json there? "
+                                                  f"(Beside a .gguf, remove tokenizer.json)")
+    return tokenizer
 
 
 def faster_dtype(source: str) -> torch.dtype:
     """The number format in which this processor streams a language model faster: bf16 for a large
     one, where it can multiply bf16, else fp32. The model's size follows from its settings.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    config = from_pretrained(AutoConfig, source, "llm")
+    from transformers import AutoModelForCausalLM
+    config = read_model_config(source, "llm")
     with torch.device("meta"):
         llm = AutoModelForCausalLM.from_config(config)
     return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
@@ -411,39 +436,25 @@ def token_ids(tokenizer, text: str) -> list[int]:
 def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     """(vision model, settings of its preprocessor) from a folder or hub id.
 
-    Of a model for images and text, the image half.
+    Of a model for images and text, the image half. BadData unless it is a vision transformer with
+    square patches.
     """
-    from transformers import AutoConfig, AutoModel
-    config = from_pretrained(AutoConfig, source, "vision")
-    has_text_half = hasattr(config, "vision_config")
-    check_vision_config(config.vision_config if has_text_half else config, source)
-    model = load_weights(AutoModel, source, "vision", dtype)
-    if has_text_half:
-        model = model.vision_model
-    name, where = parse_model_name(source)
-    file = Path(name) / "preprocessor_config.json"
-    if not file.exists():
-        from huggingface_hub import hf_hub_download
-        try:
-            file = Path(hf_hub_download(name, "preprocessor_config.json", **where))
-        except LOADING as error:
-            raise BadData(f"vision model '{source}' has no preprocessor_config.json: "
-                          f"{first_line(error)}") from error
-    settings = read_object(file)
-    for key, least in (("image_mean", 0), ("image_std", 1e-6)):
-        numbers = settings.get(key)
-        if not (isinstance(numbers, list) and len(numbers) == 3
-                and all(isinstance(n, int | float) and least <= n <= 1e3 for n in numbers)):
-            raise BadData(f"{file}: {key} must be three numbers from {least:g} on")
-    return model, settings
-
-
-def check_vision_config(config, source: str) -> None:
-    """BadData unless the settings are those of a vision transformer with square patches."""
+    from transformers import AutoModel
+    config = read_model_config(source, "vision")
     for name in ("image_size", "patch_size", "hidden_size"):
         if not isinstance(getattr(config, name, None), int):
             raise BadData(f"vision model '{source}': has no {name}, as vision transformers with "
                           f"square patches have; use SigLIP, CLIP, ViT or DINOv2")
+    model = load_weights(AutoModel, source, "vision", dtype)
+    model = getattr(model, "vision_model", model)
+    file = model_folder(source, "vision") / "preprocessor_config.json"
+    settings = read_object(file)
+    for key, least in (("image_mean", 0), ("image_std", 1e-6)):
+        numbers = settings.get(key)
+        if not (isinstance(numbers, list) and len(numbers) == 3
+                and all(is_number(n) and n >= least for n in numbers)):
+            raise BadData(f"{file}: {key} must be three numbers from {least:g} on")
+    return model, settings
 
 
 def check_vision(model: str, vision: str | None, default: str) -> None:
@@ -452,10 +463,10 @@ def check_vision(model: str, vision: str | None, default: str) -> None:
     vision      given instead of the checkpoint's own
     default     that of a checkpoint without settings of its own
     """
-    folder = checkpoint_folder(model)
+    folder = model_folder(model, "narrator")
     required(folder / ADAPTER)                  # else it is no checkpoint at all
     settings = read_object(folder / NARRATOR_JSON) if (folder / NARRATOR_JSON).exists() else {}
     names = [vision or settings.get("vision", default), settings.get("vision_second")]
     for name in names:
         if isinstance(name, str) and not (folder / name).is_dir():
-            check_model(name, "vision")
+            model_folder(name, "vision")

@@ -12,7 +12,7 @@ from typing import get_args, get_type_hints
 from support.common.errors import BadData
 
 LEAST = 1e-6
-LARGEST = 1e9
+LARGEST = 1e8
 
 
 @dataclass

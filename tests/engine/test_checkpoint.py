@@ -10,7 +10,7 @@ from baselines.variants import load_narrator
 from helpers import GOLDEN, ROOT, TOY, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import (
-    load_llm, load_tokenizer, load_vision_model, parse_model_name, token_ids,
+    load_llm, load_tokenizer, load_vision_model, token_ids,
 )
 
 
@@ -79,6 +79,9 @@ def cut_connector(tensors):
     (lambda tensors: tensors.pop(CONNECTOR), f"lacks 1 tensors: {CONNECTOR}"),
     (lambda tensors: tensors.update(extra=torch.zeros(2)), "unexpected"),
     (cut_connector, "wrong shape"),
+    (lambda tensors: tensors.update({CONNECTOR: (9 * tensors[CONNECTOR]).to(torch.int8)}),
+     f"no finite numbers in 1 tensors: {CONNECTOR}"),
+    (lambda tensors: tensors[CONNECTOR].fill_(float("nan")), f"no finite numbers in 1 .*{CONNECTOR}"),
 ])
 def test_tensors_of_a_bad_checkpoint(tmp_path, damage, message):
     tiny().save(tmp_path)
@@ -106,9 +109,14 @@ def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
 
 @pytest.mark.parametrize("name, value, message", [
     ("lora_alpha", None, "lacks lora_alpha"),
-    ("use_rslora", True, "use_rslora"),
-    ("use_dora", True, "use_dora"),
+    ("use_rslora", True, "use_rslora = True"),
+    ("use_dora", True, "use_dora = True"),
     ("rank_pattern", {"q_proj": 4}, "rank_pattern"),
+    ("bias", "all", "bias = all"),
+    ("init_lora_weights", "pissa_niter_4", "init_lora_weights = pissa_niter_4"),
+    ("trainable_token_indices", [5], "trainable_token_indices"),
+    ("of_a_later_peft", True, "of_a_later_peft"),
+    ("peft_type", "IA3", "peft_type = IA3"),
 ])
 def test_only_plain_lora_is_read(tmp_path, name, value, message):
     tiny().save(tmp_path)
@@ -135,19 +143,26 @@ def test_pickled_weights_are_refused(tmp_path):
         load_llm(str(tmp_path / "llm"))
 
 
-def test_revisions_can_be_pinned(tmp_path, monkeypatch):
-    """owner/name@revision asks the hub for that revision, of all kinds of models."""
-    tiny().save(tmp_path)
+@pytest.mark.parametrize("load", [load_narrator, load_llm, load_tokenizer, load_vision_model],
+                         ids=lambda load: load.__name__)
+def test_models_of_the_hub(load, monkeypatch):
+    """owner/name@revision is fetched in that revision, of all kinds of models, without pickles; an
+    error of the hub is one line."""
     asked = []
-    fetch = lambda name, revision, **_: asked.append((name, revision)) or str(tmp_path)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    load_narrator("owner/name@v1.0")
-    assert asked == [("owner/name", "v1.0")]
-    assert parse_model_name("owner/name@abc") == ("owner/name", {"revision": "abc"})
-    assert parse_model_name("owner/name") == ("owner/name", {})
-    assert parse_model_name("a/b.gguf") == ("a", {"gguf_file": "b.gguf"})
-    (tmp_path / "b@c").mkdir()
-    assert parse_model_name(str(tmp_path / "b@c")) == (str(tmp_path / "b@c"), {})
+
+    def refuse(name, revision, allow_patterns, **options):
+        assert "*.bin" not in allow_patterns and "*.py" not in allow_patterns
+        asked.append((name, revision))
+        raise OSError("404 no such\nrepository")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    for source in ("owner/name@v1.0", "owner/name"):
+        with pytest.raises(BadData, match="the hub does not give it: 404 no such") as caught:
+            load(source)
+        assert "\n" not in str(caught.value)
+    assert asked == [("owner/name", "v1.0"), ("owner/name", None)]
+    with pytest.raises(BadData, match="no such folder"):
+        load("./owner/name")
 
 
 @pytest.mark.parametrize("folder, text", [
@@ -177,6 +192,24 @@ def with_another_vocabulary(folder):
     altered(folder / "config.json", vocab_size=7)
 
 
+def with_fewer_layers(folder):
+    altered(folder / "config.json", num_hidden_layers=3)
+
+
+def with_layers_without_end(folder):
+    altered(folder / "config.json", num_hidden_layers=10 ** 9)
+
+
+def without_heads(folder):
+    altered(folder / "config.json", num_attention_heads=0)
+
+
+def without_special_tokens(folder):
+    """What a .gguf beside tokenizer.json has."""
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+
+
 def with_a_word_as_mean(folder):
     altered(folder / "preprocessor_config.json", image_mean="x")
 
@@ -189,6 +222,12 @@ def without_contrast(folder):
     ("llm", load_llm, without_a_weight, "1 are missing"),
     ("vision", load_vision_model, without_a_weight, "1 are missing"),
     ("llm", load_llm, with_another_weight, "1 are unexpected: model.extra"),
+    ("llm", load_llm, with_fewer_layers, "9 are unexpected: model.layers.3"),
+    ("llm", load_llm, with_layers_without_end, "num_hidden_layers = 1000000000"),
+    ("llm", load_llm, without_heads, "cannot be loaded"),
+    ("llm", load_llm, without_special_tokens, "has no bos_token, which is 0"),
+    ("vision", load_vision_model, with_layers_without_end, "num_hidden_layers = 1000000000"),
+    ("vision", load_vision_model, without_heads, "cannot be loaded"),
     ("llm", load_llm, with_another_vocabulary, "cannot be loaded"),
     ("vision", load_vision_model, with_a_word_as_mean, "image_mean must be"),
     ("vision", load_vision_model, without_contrast, "image_std must be"),
