@@ -85,3 +85,16 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
     if dtype is None:
         dtype = checkpoint.faster_dtype(config.llm)
     return checkpoint.build_narrator(narrator_class(config), files, config, device, dtype)
+
+
+def check_vision(source: str, vision: str | None):
+    """BadData if the vision models of a narrator cannot be found; before it is loaded.
+
+    vision      replaces the first of them
+    """
+    changes = {"vision": vision} if vision else {}
+    files = checkpoint.read_checkpoint(source)
+    config = checkpoint.read_config(files, make_config, None, changes)
+    for name in config.MODEL_NAMES:
+        if name != "llm" and getattr(config, name):
+            checkpoint.model_folder(getattr(config, name), "vision")

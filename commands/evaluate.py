@@ -26,7 +26,6 @@ from support.common.options import (
     positive_int, probability, trigger_options,
 )
 from support.common.progress import progress
-from support.engine.checkpoint import check_vision
 from support.engine.cpu import speed_up
 from support.files import own_videos
 from support.files.narrations import (
@@ -62,7 +61,7 @@ def narrator_of(args: argparse.Namespace, model: str) -> nar.Narrator:
         elif args.data not in DATASETS:
             own_videos.read_folder(root, split_of(args), args.limit, Notes())
         if args.data == "toy":
-            check_vision(model, args.vision, nar.Config.vision)
+            variants.check_vision(model, args.vision)
     device, dtype = device_and_dtype(args.device, args.dtype)
     return variants.load_narrator(model, args.llm, device, dtype, **config_changes(args))
 

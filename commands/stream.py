@@ -15,9 +15,9 @@ from itertools import chain, islice
 from torch import Tensor
 from tqdm import tqdm
 
-from baselines.variants import load_narrator
+from baselines.variants import check_vision, load_narrator
 from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, sizes_of, trace_row
-from narrator import Config, Narrator, VisionEncoder
+from narrator import Narrator, VisionEncoder
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream
@@ -35,7 +35,6 @@ from support.common.options import (
 )
 from support.common.progress import progress, say
 from support.common.text import without_secrets
-from support.engine.checkpoint import check_vision
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
@@ -244,7 +243,7 @@ def load_models(args: argparse.Namespace,
     model = DEFAULT_MODEL if args.model is None else args.model
     has_videos = not all(is_features(source) for source in args.input)
     if has_videos:
-        check_vision(model, args.vision, Config.vision)
+        check_vision(model, args.vision)
     device, dtype = device_and_dtype(args.device, args.dtype)
     if args.dtype == "auto" and device == "cpu":
         dtype = None                                    # what is faster here

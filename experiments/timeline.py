@@ -6,16 +6,15 @@ import argparse
 from pathlib import Path
 
 import stream
+from baselines.variants import check_vision
 from commands.evaluate import narrator_of
 from evaluate import overlaps, segments
-from narrator import Config
 from streams.bounds import open_stream
 from support.common.devices import vision_dtype
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
 from support.common.text import one_line
-from support.engine.checkpoint import check_vision
 from support.files.features import check_inputs, file_and_name, is_features, open_frames
 from support.files.narrations import Sentence, read_truth
 
@@ -121,7 +120,7 @@ def narrate_video(args: argparse.Namespace) -> tuple[list[stream.Decision], floa
     """The narrator's stream over a video or its features: decisions, and frames per second."""
     check_inputs([args.input])
     if not is_features(args.input):
-        check_vision(args.model, args.vision, Config.vision)
+        check_vision(args.model, args.vision)
     narrator = narrator_of(args, args.model)
     encoder = None
     if not is_features(args.input):

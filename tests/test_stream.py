@@ -468,7 +468,7 @@ def test_bad_input_is_one_line(name, content, message, tmp_path):
     # x's trace and the JSONL of x.trace would be one file
     ("x.safetensors x.trace.safetensors --jsonl out --trace out", "out/x.trace.jsonl: is given twice"),
     ("a.mp4 --live", "a.mp4: --live is for what comes as it happens"),
-    ("a.mp4 --model nowhere", "model 'nowhere' is not a folder"),
+    ("a.mp4 --model nowhere", "model 'nowhere' cannot be loaded"),
     ("a.mp4 --llm ./nowhere", "language model './nowhere' cannot be loaded"),
     ("a.mp4 --vision ./nowhere", "vision model './nowhere' cannot be loaded"),
     ("a.mp4 --vision owner/nowhere", "vision model 'owner/nowhere' cannot be loaded"),

@@ -84,16 +84,11 @@ def read_checkpoint(source: str) -> CheckpointFiles:
     narrator = None
     if (folder / NARRATOR_JSON).exists():
         narrator = read_object(folder / NARRATOR_JSON)
-
-    file = folder / ADAPTER
-    adapter = read_object(file)
+    adapter = read_object(folder / ADAPTER)
     for name, value in adapter.items():
         if name not in HARMLESS and value not in ALLOWED.get(name, OFF):
-            raise BadData(f"{file}: {name} = {str(value)[:60]} is not supported; plain LoRA only")
-    missing = [key for key in ("r", "lora_alpha") if adapter.get(key) is None]
-    if missing:
-        raise BadData(f"{file}: lacks {', '.join(missing)}, without which LoRA has no meaning")
-
+            raise BadData(f"{folder / ADAPTER}: {name} = {str(value)[:60]} is not supported; "
+                          f"plain LoRA only")
     return CheckpointFiles(folder, adapter, narrator, read_weights(folder / WEIGHTS))
 
 
@@ -107,16 +102,12 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     settings = files.narrator
     if settings is None:
         settings = inferred_settings(files.weights, files.folder)
-    adapter_keys = {
-        "llm": "base_model_name_or_path",
-        "lora_rank": "r",
-        "lora_alpha": "lora_alpha",
-        "lora_dropout": "lora_dropout",
+    of_adapter = {
+        "llm": llm or files.adapter.get("base_model_name_or_path"),
+        "lora_rank": files.adapter.get("r"),
+        "lora_alpha": files.adapter.get("lora_alpha"),
+        "lora_dropout": files.adapter.get("lora_dropout", 0),
     }
-    of_adapter = {}
-    for name, key in adapter_keys.items():
-        if files.adapter.get(key) is not None:
-            of_adapter[name] = files.adapter[key]
     try:
         config = make_config(**settings | of_adapter | changes)
     except BadData as error:
@@ -125,10 +116,8 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     # A checkpoint's folder may contain the frozen models, too.
     for name in config.MODEL_NAMES:
         model = getattr(config, name)
-        if model and (files.folder / model).is_dir():
+        if model and model != llm and (files.folder / model).is_dir():
             setattr(config, name, str(files.folder / model))
-    if llm:
-        config.llm = llm
     return config
 
 
@@ -158,29 +147,21 @@ def save_narrator(narrator, folder: Path, dtype: torch.dtype | None, **models: s
     Each file appears complete or not at all.
     """
     config = replace(narrator.config, **models)
-
-    modules = []
-    for name, module in narrator.named_children():
-        has_parameters = next(module.parameters(), None) is not None
-        if name != "llm" and has_parameters:
-            modules.append("clustering" if name == "memory" else name)
+    weights = {name: p.to(dtype or p.dtype) for name, p in narrator.trainable().items()}
+    # the modules beside the language model
+    modules = dict.fromkeys(name.split(".")[2] for name in weights)
     adapter = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
         "base_model_name_or_path": config.llm,
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,
         "target_modules": TARGETS,
-        "modules_to_save": modules,
+        "modules_to_save": [name for name in modules if name not in ("model", "lm_head")],
     }
     settings = {name: value for name, value in asdict(config).items()
                 if not name.startswith("lora") and name != "llm"}
-    weights = {name: p.to(dtype or p.dtype) for name, p in narrator.trainable().items()}
 
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
@@ -455,18 +436,3 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
                 and all(is_number(n) and n >= least for n in numbers)):
             raise BadData(f"{file}: {key} must be three numbers from {least:g} on")
     return model, settings
-
-
-def check_vision(model: str, vision: str | None, default: str) -> None:
-    """BadData if the vision model of a narrator cannot be found; before anything is loaded.
-
-    vision      given instead of the checkpoint's own
-    default     that of a checkpoint without settings of its own
-    """
-    folder = model_folder(model, "narrator")
-    required(folder / ADAPTER)                  # else it is no checkpoint at all
-    settings = read_object(folder / NARRATOR_JSON) if (folder / NARRATOR_JSON).exists() else {}
-    names = [vision or settings.get("vision", default), settings.get("vision_second")]
-    for name in names:
-        if isinstance(name, str) and not (folder / name).is_dir():
-            model_folder(name, "vision")

@@ -108,7 +108,7 @@ def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
 
 
 @pytest.mark.parametrize("name, value, message", [
-    ("lora_alpha", None, "lacks lora_alpha"),
+    ("lora_alpha", None, "lora_alpha of a narrator cannot be None"),
     ("use_rslora", True, "use_rslora = True"),
     ("use_dora", True, "use_dora = True"),
     ("rank_pattern", {"q_proj": 4}, "rank_pattern"),
