@@ -22,6 +22,12 @@ BASELINES = (
     ("width_second", 0, LionConfig),                    # LION-FS, which may have routers, too
     ("mod_keep", None, RoutedConfig),                   # VideoLLM-MoD
 )
+NARRATORS = {
+    Config: Narrator,
+    HistoryConfig: HistoryNarrator,
+    LionConfig: LionNarrator,
+    RoutedConfig: RoutedNarrator,
+}
 SETTINGS = {field.name for config_class in (Config, HistoryConfig, LionConfig)
             for field in fields(config_class)}
 
@@ -46,19 +52,9 @@ def make_config(**settings) -> Config:
     return config_class(**{name: value for name, value in settings.items() if name in names})
 
 
-def narrator_class(config: Config) -> type[Narrator]:
-    if isinstance(config, HistoryConfig):
-        return HistoryNarrator
-    if isinstance(config, LionConfig):
-        return LionNarrator
-    if isinstance(config, RoutedConfig):
-        return RoutedNarrator
-    return Narrator
-
-
 def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
     """A narrator with random weights on a language model."""
-    return narrator_class(config)(llm, tokenizer, config)
+    return NARRATORS[type(config)](llm, tokenizer, config)
 
 
 def context_class(narrator: Narrator) -> type[Context]:
@@ -84,7 +80,7 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
     config = checkpoint.read_config(files, make_config, llm, changes)
     if dtype is None:
         dtype = checkpoint.faster_dtype(config.llm)
-    return checkpoint.build_narrator(narrator_class(config), files, config, device, dtype)
+    return checkpoint.build_narrator(NARRATORS[type(config)], files, config, device, dtype)
 
 
 def check_vision(source: str, vision: str | None):
