@@ -251,8 +251,10 @@ class Layout:
     its own, so that no two ever merge, and no id is written as a number.
     """
 
-    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False):
+    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False,
+                 vocabulary: int | None = None):
         self.tokenizer = tokenizer
+        self.vocabulary = vocabulary        # rows of the language model's table of tokens
         self.J = J
         self.M = M
         self.keep_newline = keep_newline    # of removed narrations, as the published FlowNar-C does
@@ -271,13 +273,26 @@ class Layout:
             raise BadData("this tokenizer has no end-of-text token or splits ','; "
                           "use a Llama-like model")
         self.skip = skip[0]
+        self.check([self.eot], "its end of text")
 
     def encode(self, text: str) -> list[int]:
-        return checkpoint.token_ids(self.tokenizer, text)
+        """BadData if the tokenizer cannot encode it, or the language model lacks such tokens."""
+        ids = checkpoint.token_ids(self.tokenizer, text)
+        self.check(ids, ascii(text)[:80])
+        return ids
+
+    def check(self, ids: list[int], what: str) -> None:
+        if self.vocabulary is not None and max(ids, default=0) >= self.vocabulary:
+            raise BadData(f"the tokenizer gives {what} the token {max(ids)}, but the language model "
+                          f"has {self.vocabulary} tokens; are its files those of the model?")
 
     def decode(self, ids: list[int]) -> str:
         words = [i for i in ids if i != self.eot]
-        return self.tokenizer.decode(words).strip()
+        text = self.tokenizer.decode(words, clean_up_tokenization_spaces=False)
+        if self.tokenizer.clean_up_tokenization_spaces:
+            # " 's" -> "'s", as published; transformers itself has stopped to do it for most models
+            text = self.tokenizer.clean_up_tokenization(text)
+        return text.strip()
 
     def first(self) -> Tokens:
         """The prompt, with frame 0 inside; the first narration always follows."""
@@ -461,7 +476,11 @@ class Narrator(nn.Module):
         self.memory = new_memory(self.config)
 
     def new_layout(self, tokenizer) -> Layout:
-        return Layout(tokenizer, self.config.J, self.memory.M, self.config.keep_newline)
+        return Layout(*self.layout_options(tokenizer))
+
+    def layout_options(self, tokenizer) -> tuple:
+        vocabulary = len(self.llm.get_input_embeddings().weight)
+        return tokenizer, self.config.J, self.memory.M, self.config.keep_newline, vocabulary
 
     @property
     def device(self) -> torch.device:

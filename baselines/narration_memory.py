@@ -44,8 +44,8 @@ class HistoryConfig(Config):
 class HistoryLayout(Layout):
     """The narrator's layout, with N tokens of the narration memory at the start of each segment."""
 
-    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool, N: int):
-        super().__init__(tokenizer, J, M, keep_newline)
+    def __init__(self, N: int, *options):
+        super().__init__(*options)
         self.history_tokens = N
 
     def memory_and_frame(self, n: int) -> Tokens:
@@ -80,9 +80,7 @@ class HistoryNarrator(Narrator):
         )
 
     def new_layout(self, tokenizer) -> Layout:
-        config = self.config
-        return HistoryLayout(tokenizer, config.J, self.memory.M, config.keep_newline,
-                             config.narration_memory)
+        return HistoryLayout(self.config.narration_memory, *self.layout_options(tokenizer))
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """memory: of both memories, in the order of the sequence."""

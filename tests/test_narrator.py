@@ -1,5 +1,6 @@
 """The narrator (§3.1, 3.2, 3.5): layout, visibility rule, LoRA, frame tokens."""
 import json
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from transformers import (
 import narrator as nar
 from baselines.variants import load_narrator, make_config
 from commands import narrator as narrator_command
-from helpers import GOLDEN, ROOT, grouped, tiny, video
+from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine import checkpoint
 from support.engine.lora import LoRALinear, add_lora
@@ -108,6 +109,43 @@ def test_layout_is_what_the_published_code_streams():
 
 
 # ------------------------------------------------------------------ the visibility rule (Fig. 4)
+
+@pytest.mark.parametrize("asked, decoded", [
+    (True, "the man's cup. you don't, and they're there!"),
+    (False, "the man 's cup . you do n't , and they 're there !"),
+])
+def test_spaces_are_cleaned_up_as_published(tmp_path, capfd, asked, decoded):
+    """Where the tokenizer's settings ask for it. The text is what transformers 4.43 gives, by which
+    the published narrations were decoded; today's leaves such texts alone, with a warning."""
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"clean_up_tokenization_spaces": asked}))
+    layout = nar.Layout(checkpoint.load_tokenizer(str(tmp_path)), 1, 1)
+    ids = layout.encode(" the man 's cup . you do n't , and they 're there !")
+    assert layout.decode([*ids, layout.eot]) == decoded
+    assert capfd.readouterr().err == ""
+
+
+def test_tokens_that_the_model_does_not_have():
+    """Of the fixed pieces, of the end of text, and of a narration."""
+    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
+    words = tokenizer(" You wash the pan.", add_special_tokens=False)["input_ids"]
+    largest = max(nar.Layout(tokenizer, 1, 1).prompt)
+    with pytest.raises(BadData, match=f"the language model has {largest} tokens"):
+        nar.Layout(tokenizer, 1, 1, vocabulary=largest)
+    layout = nar.Layout(tokenizer, 1, 1, vocabulary=largest + 1)
+    layout.vocabulary = max(words)
+    with pytest.raises(BadData, match="' You wash the pan.' the token"):
+        layout.encode(" You wash the pan.")
+    added = len(tokenizer)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    vocabulary = tokenizer.get_vocab()
+    vocabulary.pop("<|eot_id|>")
+    tokenizer.get_vocab = lambda: vocabulary
+    with pytest.raises(BadData, match=f"its end of text the token {added}"):
+        nar.Layout(tokenizer, 1, 1, vocabulary=added)
+
 
 def test_hidden_frames_have_no_influence():
     """Without memory and past narrations, other frames change their own segment and nothing after.
