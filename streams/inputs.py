@@ -67,7 +67,8 @@ def inputs_of(args: Namespace) -> list[Input]:
 def name_of(source: str) -> str:
     """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
     path, tensor = file_and_name(source)
-    return Path(tensor or path).stem
+    name = Path(tensor or path).stem
+    return "".join(filter(str.isprintable, name))       # it is shown, and a terminal obeys the others
 
 
 def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:

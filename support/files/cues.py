@@ -135,7 +135,7 @@ def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
     """
     content = read_text(path)
     # the separator follows the first cell, which may be a time with a decimal comma
-    match = re.match(r'\s*"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content)
+    match = re.match(r'"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content.lstrip())
     separator = match[1] if match else ","
     # strict: an unbalanced quote is an error, and does not take in the lines that follow
     reader = csv.reader(StringIO(content), delimiter=separator, strict=True)
