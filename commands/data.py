@@ -24,32 +24,26 @@ from support.files.encoding import encode_videos
 from support.files.epic import UNLIKE
 from support.files.tracks import Notes
 from toy.files import write_kitchen
-from toy.world import WORLDS, Kitchen, find_world, lasting
+from toy.world import WORLDS, find_world, lasting
 
 
-# ---------------------------------------------------------------------- the four commands
+# ---------------------------------------------------------------------- the three commands
 
 
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
+    seeds = range(options.seed, options.seed + options.count)
+    world = find_world(options.world)
     if options.count == 1:
-        kitchen = write_toy(options.seed, options.minutes, output, options.world)
+        kitchen = lasting(options.seed, 60 * options.minutes, world)
+        write_kitchen(kitchen, output)
         print(f"{output}, {output.with_suffix('.json')}: {len(kitchen.narrations)} narrations")
         return
     if output.suffix.lower() == ".mp4":
         raise BadData(f"{options.count} videos need a folder as --output, not {output}")
-    output.mkdir(parents=True, exist_ok=True)
-    seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):
-        write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
+        write_kitchen(lasting(seed, 60 * options.minutes, world), output / f"toy-{seed:07d}.mp4")
     print(f"{output}: {options.count} videos")
-
-
-def write_toy(seed: int, minutes: float, output: Path, world: str = "plain") -> Kitchen:
-    """Write a video of the named world, about `minutes` long, and its ground truth."""
-    kitchen = lasting(seed, 60 * minutes, find_world(world))
-    write_kitchen(kitchen, output)
-    return kitchen
 
 
 # Table 8: videos, length and its deviation, segments, seconds of a segment, words of a narration
@@ -57,18 +51,16 @@ ROW = " {:7d}  {:7.1f} +- {:5.1f}  {:9.1f}  {:13.2f}  {:17.1f}"
 
 
 def stats_command(options: argparse.Namespace) -> None:
-    if not options.split:
-        options.split = "val" if options.data in DATASETS else "all"
-    samples = load_dataset(options.data, options.root, options.split, options.limit)
+    split = options.split or ("val" if options.data in DATASETS else "all")
+    samples = load_dataset(options.data, options.root, split, options.limit)
+    unit = "words"
+    count = number_of_words
     if options.llm:
-        tokenizer = load_tokenizer(options.llm)
         unit = "tokens"
+        tokenizer = load_tokenizer(options.llm)
 
         def count(text: str) -> int:
             return len(token_ids(tokenizer, text))
-    else:
-        unit = "words"
-        count = number_of_words
 
     stats = statistics(progress(samples, options.data, unit="video"), count)
     print(f"        videos   length [s]          segments  seg. dur. [s]  "
@@ -76,7 +68,7 @@ def stats_command(options: argparse.Namespace) -> None:
     print("here ", ROW.format(*stats.values()), f" {stats['memory_share']:17.1%}")
     if options.data in PAPER:
         train, val, *columns = PAPER[options.data]
-        videos = train if options.split == "train" else val
+        videos = train if split == "train" else val
         note = "" if options.llm else "  (tokens of Llama: --llm)"
         print("paper", ROW.format(videos, *columns) + note)
     if "segments_within_4_s" in stats:          # numbers to choose options by
@@ -85,9 +77,9 @@ def stats_command(options: argparse.Namespace) -> None:
         print(f"segments [s]: {lengths} (--max-segment); {stats['segments_within_4_s']:.0%} within "
               f"4 s, where --theta-low holds (--refractory)")
     if options.data == "ek100":
-        list_unlike(dataset_folder(options.data, options.root), options.split)
+        list_unlike(dataset_folder(options.data, options.root), split)
     if options.json:
-        print(json.dumps({"data": options.data, "split": options.split, "unit": unit} | stats))
+        print(json.dumps({"data": options.data, "split": split, "unit": unit} | stats))
 
 
 def list_unlike(root: Path, split: str) -> None:
@@ -102,9 +94,14 @@ def list_unlike(root: Path, split: str) -> None:
 
 
 def encode_command(options: argparse.Namespace) -> None:
-    config = encoder_config(options)
+    given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
+             if getattr(options, name) is not None}
+    config = Config(**given)
+    if options.model:
+        config = read_config(read_checkpoint(options.model), make_config, None, given)
     if options.data:
         folder = dataset_folder(options.data, None)
+        config.vision = portable_path(config.vision)
         notes = Notes()
         videos = own_videos.to_encode(folder, notes)
         print(f"{folder}: {len(videos)} videos with narrations; {notes}", file=sys.stderr)
@@ -121,19 +118,6 @@ def encode_command(options: argparse.Namespace) -> None:
     settings = {"vision": config.vision, "fps": str(config.fps), "grid": str(config.grid)}
     encode_videos(videos, output, load, settings, options.batch, renew=bool(options.data))
     print(f"{output}: {len(videos)} videos")
-
-
-def encoder_config(options: argparse.Namespace) -> Config:
-    """Settings with vision, fps and grid of the command line, or else of --model."""
-    given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
-             if getattr(options, name) is not None}
-    if options.model:
-        config = read_config(read_checkpoint(options.model), make_config, None, given)
-    else:
-        config = Config(**given)
-    if options.data:
-        config.vision = portable_path(config.vision)
-    return config
 
 
 # ---------------------------------------------------------------------- the command line
@@ -191,11 +175,8 @@ def run(arguments: list[str] | None = None) -> None:
 
     options = parser.parse_args(arguments)
     if options.command is encode_command:
-        if options.data:
-            is_clear = not options.videos and not options.output
-        else:
-            is_clear = options.videos and options.output
-        if not is_clear:
+        given = bool(options.data), bool(options.videos), bool(options.output)
+        if given not in ((True, False, False), (False, True, True)):
             encoding.error("give VIDEO... and --output FOLDER, or --data FOLDER")
     options.command(options)
 

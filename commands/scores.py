@@ -23,11 +23,9 @@ def print_scores(truths: dict[str, Truth], predictions: dict[str, list[Sentence]
     result, each = all_measures(truths, predictions)
     rows = [("all", result)]
     if getattr(args, "by_duration", False):    # the command `score` has no such option
-        groups = evaluate.by_duration({name: minutes[name] for name in each})
-        for label, names in groups:
-            truths_of_group = {name: truths[name] for name in names}
-            result_of_group, _ = all_measures(truths_of_group, predictions)
-            rows.append((label, result_of_group))
+        for label, names in evaluate.by_duration({name: minutes[name] for name in each}):
+            of_group, _ = all_measures({name: truths[name] for name in names}, predictions)
+            rows.append((label, of_group))
         result = result | {"by_duration": dict(rows[1:])}
     print_table(rows)
     if result["without_truth"]:
@@ -52,9 +50,8 @@ def all_measures(truths: dict[str, Truth],
     begin = 0                                  # of the video's pairs among those of all videos
     for name, measures in alignment.items():
         end = begin + len(pairs[name])
-        pace = measure_pace(truths[name], predictions[name])
-        paces.append(pace)
-        each[name] = measures | pace | {"narrations": len(pairs[name])}
+        paces.append(measure_pace(truths[name], predictions[name]))
+        each[name] = measures | paces[-1] | {"narrations": len(pairs[name])}
         for score, values in captions.items():
             each[name][score] = evaluate.average(values[begin:end])
         begin = end
@@ -62,7 +59,7 @@ def all_measures(truths: dict[str, Truth],
     for quantity in paces[0]:
         known = [pace[quantity] for pace in paces if pace[quantity] is not None]
         result[quantity] = evaluate.average(known)
-    all_pairs = [pair for matched in pairs.values() for pair in matched]
+    all_pairs = sum(pairs.values(), [])
     if any(sentence.memory_words for sentence, _ in all_pairs):
         result |= recall_of_words(all_pairs)
         for name, matched in pairs.items():

@@ -62,13 +62,14 @@ class Answers:
         thinking if the template has the switch.
         """
         _, tokenizer = self.model
-        if not tokenizer.chat_template:
-            return tokenizer(question, return_tensors="pt")["input_ids"]
-        chat = tokenizer.apply_chat_template([{"role": "user", "content": question}],
-                                             tokenize=False, add_generation_prompt=True,
-                                             enable_thinking=False)
-        # the template has written the special tokens
-        return tokenizer(chat, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        has_template = bool(tokenizer.chat_template)
+        if has_template:
+            question = tokenizer.apply_chat_template([{"role": "user", "content": question}],
+                                                     tokenize=False, add_generation_prompt=True,
+                                                     enable_thinking=False)
+        # a template has written the special tokens
+        return tokenizer(question, add_special_tokens=not has_template,
+                         return_tensors="pt")["input_ids"]
 
     @torch.no_grad()
     def generate(self, question: str, tokens: int) -> str:
@@ -76,5 +77,4 @@ class Answers:
         ids = self.as_fed(question).to(llm.device)
         output = llm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
                               do_sample=False, num_beams=1, pad_token_id=tokenizer.eos_token_id)
-        answer = output[0, ids.shape[1]:]
-        return tokenizer.decode(answer, skip_special_tokens=True).strip()
+        return tokenizer.decode(output[0, ids.shape[1]:], skip_special_tokens=True).strip()

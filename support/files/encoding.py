@@ -1,8 +1,6 @@
 """The features of videos, each encoded once (paper §3.1, App. B.6): one file per video, which says
 of itself how it was made.
 """
-import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import torch
 from support.common.devices import rank
 from support.common.disk import check_name, check_writable, write_tensors
 from support.common.errors import BadData
-from support.common.progress import progress
+from support.common.progress import progress, say
 from support.files.features import encode_pictures, read_header
 from support.files.video import Video
 
@@ -31,21 +29,22 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     Raises BadData at the end if a video failed; at once if a file is damaged, or (without `renew`)
     is of another video or was made with other settings.
     """
-    for name, count in Counter(Path(source).stem for source in videos).items():
-        if count > 1:
-            raise BadData(f"{count} of the videos are named {name}; features are kept by that name")
     check_writable(output / "features.safetensors")
-    file_of = {}
-    for source in videos:
-        check_name(Path(source))
-        file_of[source] = output / f"{Path(source).stem}.safetensors"
+    headers = {}                               # file of features: what it says of itself
+    for source in map(Path, videos):
+        check_name(source)
+        features = output / f"{source.stem}.safetensors"
+        if features in headers:
+            raise BadData(f"{source}: another of the videos is named {source.stem}; features are "
+                          f"kept by that name")
+        headers[features] = settings | file_size(source)
 
     process, processes = rank()
-    to_do = [source for source in videos[process::processes]
-             if not is_made(file_of[source], settings | file_size(source), renew)]
+    to_do = [(source, features) for source, features in [*zip(videos, headers)][process::processes]
+             if not is_made(features, headers[features], renew)]
     encoder = load() if to_do else None
-    errors = []
-    for source in progress(to_do, "encoding", unit="video"):
+    failed = 0
+    for source, features in progress(to_do, "encoding", unit="video"):
         fps = float(settings["fps"])
         try:
             video = Video(source, fps, largest=2 * encoder.image_size)
@@ -53,14 +52,14 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
                       for tokens in encode_pictures(video, encoder, batch)]
             x = torch.stack(frames)            # [T, J, D]
         except BadData as error:
-            errors.append(str(error))
+            say(str(error))
+            failed += 1
             continue
         video.report()
-        header = settings | file_size(source) | {"duration": str(len(x) / fps)}
-        write_tensors(file_of[source], {"features": x}, header)
-    if errors:
-        print(*errors, sep="\n", file=sys.stderr)
-        raise BadData(f"{len(errors)} of {len(to_do)} videos could not be encoded (listed above); "
+        write_tensors(features, {"features": x},
+                      headers[features] | {"duration": str(len(x) / fps)})
+    if failed:
+        raise BadData(f"{failed} of {len(to_do)} videos could not be encoded (named above); "
                       f"the others are done")
 
 

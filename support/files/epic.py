@@ -2,6 +2,8 @@
 
 The paper's sentences were written by a language model (FlowNar-Data has them). This rule is for the
 owners' files. It holds where a narration begins with its verb; `data.py stats` lists the others.
+
+verb    EPIC's own column, such as "put-down"; its first word is the base of the verb
 """
 
 ARTICLES = {"the", "a", "an", "my", "your", "his", "her", "its", "their", "some", "another", "both",
@@ -15,85 +17,31 @@ PARTICLES = {"down", "up", "off", "on", "out", "in", "away", "back", "over", "ar
 # After "and" these are verbs again, and not things: "hold and dry lid"
 SECOND_VERBS = {"put", "take", "place", "pick", "open", "close", "cut", "wash", "rinse", "dry",
                 "wipe", "stir", "mix", "pour", "add", "move", "turn", "throw", "hold", "peel"}
-STILL = {"still", "now", "then", "again"}
-# How verbs begin that can stand before another one: "continue stirring", "starting to cut"; and
-# those of them that can stand before "to"
-BEFORE_ING = ("continu", "start", "begin", "keep", "finish", "stop")
-BEFORE_TO = ("continu", "start", "begin")
+ADVERBS = {"still", "now", "then", "again"}
+# How verbs begin that can stand before another one: "continue stirring", "starting to cut"
+BEFORE_A_VERB = ("continu", "start", "begin", "keep", "finish", "stop")
 
-
-def words_of(narration: str) -> list[str]:
-    """The words of an EPIC narration in lower case, without punctuation around them."""
-    words = [word.strip("\"'.,;:!?()") for word in narration.lower().split()]
-    return [word for word in words if word]
-
-
-def is_ing(word: str) -> bool:
-    return word.endswith("ing") and word not in ("bring", "wring")
-
-
-def verb_at(words: list[str], base: str) -> int:
-    """Where the verb of an EPIC narration stands: after "still", and after "continue" or the like.
-
-    base: the first word of EPIC's own column, or ""
-    """
-    place = 0
-    if words[0] in STILL and len(words) > 1:
-        place = 1
-    following = words[place + 1:]
-    if words[place] == base or not following:
-        return place
-    if words[place].startswith(BEFORE_TO):
-        if following[0] == "to" and len(following) > 1:
-            return place + 2
-        if following[0] == base:
-            return place + 1
-    if words[place].startswith(BEFORE_ING) and is_ing(following[0]):
-        return place + 1
-    return place
-
-
-# what is counted, with examples, of narrations that the rule may have wrong
 UNLIKE = "narrations that do not begin with their verb, as sentences perhaps wrong"
 
 
-def has_verb(narration: str, verb: str) -> bool:
-    """Whether an EPIC narration says its verb (EPIC's own column) where `sentence` looks for it."""
-    words = words_of(narration)
-    base, *_ = verb.lower().split("-")
-    return not words or is_form(words[verb_at(words, base)], base)
-
-
-def is_form(word: str, base: str) -> bool:
-    """Is it the verb, or its form in -ing: dice, dicing; cut, cutting?"""
-    return word == base or is_ing(word) and word.startswith(base.removesuffix("e"))
-
-
 def sentence(narration: str, verb: str = "") -> str:
-    """An EPIC narration as a sentence, by rule: "open fridge" -> "You open the fridge.",
-    "put down knife on board." -> "You put down the knife on the board.",
-    "still stirring pasta" -> "You are still stirring the pasta."
+    """A narration as a sentence; "" if it has no words.
 
-    verb: EPIC's own column, such as "put-down". It tells where the object begins.
+    put down knife on board.    You put down the knife on the board.
+    still stirring pasta        You are still stirring the pasta.
     """
-    words = words_of(narration)
+    adverb, words = words_of(narration)
     if not words:
         return ""
     base, *rest_of_verb = verb.lower().split("-")
-    place = verb_at(words, base)
-    end = place + 1                            # of the verb
+    end = verb_at(words, base) + 1
     if rest_of_verb and words[end:end + len(rest_of_verb)] == rest_of_verb:
         end += len(rest_of_verb)
     elif len(words) > end + 1 and words[end] in PARTICLES:
         end += 1
-
-    start = words[:end]
-    if words[place] == base and words[place - 1].startswith(BEFORE_TO) and place > 0:
-        start.insert(place, "to")              # "continue stir": You continue to stir
-    first = start[1] if start[0] in STILL and len(start) > 1 else start[0]
-    if is_ing(first) and first != base:
-        start.insert(0, "are")                 # "still stirring": You are still stirring
-    written = ["You", *start]
+    written = ["You", *adverb, *words[:end]]
+    if is_ing(words[0]) and words[0] != base:
+        written.insert(1, "are")
 
     noun_may_begin = True                      # after the verb, and after each preposition
     word_before = ""
@@ -106,3 +54,38 @@ def sentence(narration: str, verb: str = "") -> str:
         noun_may_begin = is_verb or word in PREPOSITIONS
         word_before = word
     return " ".join(written) + "."
+
+
+def has_verb(narration: str, verb: str) -> bool:
+    """Whether a narration says its verb where `sentence` looks for it, in any form: dice, dicing."""
+    _, words = words_of(narration)
+    base, *_ = verb.lower().split("-")
+    if not words:
+        return True
+    said = words[verb_at(words, base)]
+    return said == base or is_ing(said) and said.startswith(base.removesuffix("e"))
+
+
+def words_of(narration: str) -> tuple[list[str], list[str]]:
+    """An adverb before the verb, if there is one, and the other words: in lower case, without
+    punctuation around them.
+    """
+    words = [word.strip("\"'.,;:!?()") for word in narration.lower().split()]
+    words = [word for word in words if word]
+    if len(words) > 1 and words[0] in ADVERBS:
+        return words[:1], words[1:]
+    return [], words
+
+
+def verb_at(words: list[str], base: str) -> int:
+    """Where the verb stands: 0, or after "continue", "start to" and the like."""
+    if words[0] != base and words[0].startswith(BEFORE_A_VERB):
+        if is_ing("".join(words[1:2])):
+            return 1
+        if words[1:2] == ["to"] and len(words) > 2:
+            return 2
+    return 0
+
+
+def is_ing(word: str) -> bool:
+    return word.endswith("ing") and word not in ("bring", "wring")

@@ -78,7 +78,6 @@ EPIC_SENTENCES = [
     ("taking out the cheese", "take-out", "You are taking out the cheese."),
     ("looking for something", "look-for", "You are looking for something."),
     ("continue stirring food", "stir", "You continue stirring the food."),
-    ("continue stir food", "stir", "You continue to stir the food."),
     ("keep stirring oatmeal", "stir", "You keep stirring the oatmeal."),
     ("starting to remove lid", "remove", "You are starting to remove the lid."),
     ("start washing machine", "start", "You start the washing machine."),
