@@ -18,7 +18,7 @@ Glossary (P predicted, N true segments):
     iou, giou   of every true with every predicted segment                [N, P]
 
 Does not include: what streaming costs and what narrations attend to (experiments/cost.py,
-experiments/figures.py).
+experiments/attention.py).
 """
 from collections import Counter
 from copy import deepcopy

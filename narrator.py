@@ -614,7 +614,6 @@ class Narrator(nn.Module):
         hidden = hidden.index_select(0, learned.to(self.device))
         return cross_entropy(self.logits, hidden, labels), len(learned)
 
-    @torch.no_grad()
     def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):
         """The state of the memory after frames x [T, J, D] (train.py: Past).
 

@@ -15,14 +15,10 @@ keeps its own half, as in its text. Memory tokens, which LION-FS does not have, 
 connector alone (their first D_s features).
 
     python train.py --data ego4d --memory none --no-prune --mod-keep 0.5 --width-second 768
-    python train.py --data toy --memory none --no-prune --mod-keep 0.5 --width-second 128
 
 Does not include:
-- EgoVLPv2, whose weights and features are not at hand, and videos at 8 frames per second. Where
-  both encoders' features are joined in files, the first command trains. In the toy a *stand-in* for
-  the egocentric encoder is trained: a small ViT that sees a frame, the one before it and their
-  difference (`motion`), and learns what hands do (toy/stages.py: `egocentric`). It shows the router
-  at work, not LION-FS's numbers.
+- EgoVLPv2, whose weights and features are not at hand, and videos at 8 frames per second. The
+  command above trains on files in which the features of both encoders are joined.
 - The slow pathway: 36 pooled patches and the boxes of hands and touched objects, read before a
   sentence, without training. Boxes need a detector. The patches are no part of features of J tokens
   a frame, and streams would have to carry a second kind of frame past memory, cache and look-ahead,
@@ -35,16 +31,14 @@ Glossary (F frames of J tokens; D_s and D_t, widths of the general and the egoce
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from baselines.mod import RoutedConfig, RoutedNarrator
-from narrator import FRAME, VisionEncoder
+from narrator import FRAME
 from support.common.errors import BadData
 from support.engine.start import start_as_published, start_connector
 
@@ -53,9 +47,6 @@ from support.engine.start import start_as_published, start_connector
 class LionConfig(RoutedConfig):
     """Settings with those of LION-FS."""
     width_second: int = 0                   # D_t: of D, those of the second encoder
-    vision_second: str | None = None        # its hub id or folder; None: its features are in files
-
-    MODEL_NAMES = ("llm", "vision", "vision_second")
 
     def __post_init__(self):
         super().__post_init__()
@@ -96,47 +87,6 @@ class Aggregation(nn.Module):
         egocentric = self.connector(y).view_as(general)
         w = self.shares(general)
         return (w[..., :1] * general + w[..., 1:] * egocentric).view_as(e)
-
-
-class TwoEncoders(nn.Module):
-    """Both encoders of the toy as one (narrator.py: `VisionEncoder`): the stand-in is second."""
-    def __init__(self, first: nn.Module, second: nn.Module):
-        super().__init__()
-        self.first = first
-        self.second = second
-        self.width = first.width + second.width
-        self.image_size = first.image_size
-        self.prepare = pairs                            # support/files/features.py: encode_pictures
-
-    def forward(self, paired: Tensor) -> Tensor:
-        """Pictures, each with the one before it, uint8 [T, H, W, 6] -> features [T, J, D_s + D_t].
-        """
-        general = self.first(paired[..., :3])
-        egocentric = self.second(motion(paired))
-        return torch.cat([general, egocentric], dim=-1)
-
-
-def pairs(pictures: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Each picture with the one before it, uint8 [H, W, 6]. The first picture is paired with itself,
-    and so is one of another size, as a camera may send.
-    """
-    before = None
-    for picture in pictures:
-        if before is None or before.shape != picture.shape:
-            before = picture
-        yield np.concatenate([picture, before], axis=2)
-        before = picture
-
-
-def motion(paired: Tensor) -> Tensor:
-    """Each picture with the one before it, uint8 [.., 6] -> what the stand-in sees, uint8 [.., 3].
-
-    Its channels: both pictures in grey, and half of the change in brightness, from 127 on.
-    """
-    grey = paired.float().unflatten(-1, (2, 3)).mean(-1)                     # [.., 2]
-    now, before = grey.unbind(-1)
-    change = 127 + (now - before) / 2
-    return torch.stack([now, before, change], dim=-1).to(torch.uint8)
 
 
 class LionNarrator(RoutedNarrator):
@@ -180,23 +130,5 @@ class LionNarrator(RoutedNarrator):
 
     def vision_encoder(self, source: str | None = None,
                        dtype: torch.dtype = torch.float32) -> nn.Module:
-        """Both encoders as one.
-
-        BadData if only the first is at hand: the narrator then needs features.
-        """
-        config = self.config
-        encoder = load_encoders(source or config.vision, config.vision_second, config.grid,
-                                device=self.device, dtype=dtype)
-        if encoder.width != config.width:
-            raise BadData(f"the vision model gives features of width {encoder.width}, "
-                          f"the narrator needs {config.width}; "
-                          f"give it features of both its encoders")
-        return encoder
-
-
-def load_encoders(first: str, second: str | None, grid: int, **options) -> nn.Module:
-    """The vision encoder, or two of them as one. options: device and dtype."""
-    encoder = VisionEncoder(first, grid, **options)
-    if not second:
-        return encoder
-    return TwoEncoders(encoder, VisionEncoder(second, grid, **options))
+        raise BadData("LION-FS reads features of two vision encoders: give it a file in which they "
+                      "are joined, not pictures")

@@ -107,23 +107,9 @@ class HistoryNarrator(Narrator):
     def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
                        state=None) -> Tensor | None:
         visual_state, history_state = state or (None, None)
+        e, ends = self.embed_narrations(narrations[:-1])
+        history, _ = self.narration_memory(e, ends, history_state)                 # [1, n, N, D_lm]
         visual = super().memory_at_ends(x, narrations, visual_state)
-        return self.with_history(visual, [narrations], history_state)
-
-    def with_history(self, visual: Tensor | None, videos: list[list[tuple[int, list[int]]]],
-                     state: Tensor | None = None) -> Tensor:
-        """Put the history before the embeddings of visual memory tokens.
-
-        visual      [B, n, M, D_lm]; None: there are none
-        videos      the narrations of each of B videos, n + 1 each
-        Returns [B, n, N + M, D_lm].
-        """
-        history = []
-        for narrations in videos:
-            e, ends = self.embed_narrations(narrations[:-1])
-            memory, _ = self.narration_memory(e, ends, state)               # [1, n, N, D_lm]
-            history.append(memory)
-        history = torch.cat(history)
         if visual is None:
             return history
         return torch.cat([history, visual], dim=-2)

@@ -130,8 +130,6 @@ class Stream:
                 self.page.picture = pictures[-1]
             return encoder(pictures)
 
-        if hasattr(encoder, "prepare"):                 # LION-FS (baselines/lionfs.py)
-            encode.prepare = encoder.prepare
         source = self.given.source
         largest = None                                  # pixels; no larger picture is needed
         if encoder is not None:

@@ -57,7 +57,6 @@ class Training(NamedTuple):
 ALL = "--last-k all"
 ONLINE = "--memory none --no-prune"
 MOD = "--memory none --no-prune --mod-keep 0.2"
-LION = "--memory none --no-prune --mod-keep 0.5"
 RECENT = f"--memory recent {ALL}"
 KMEANS = f"--memory kmeans {ALL}"
 MOVIECHAT = f"--memory moviechat {ALL}"
@@ -78,7 +77,6 @@ TRAININGS = {
     "flownar-c": Training("--last-k 10"),
     "online": Training(ONLINE),
     "mod": Training(MOD),
-    "lion": Training(LION, f"{WARM_UP_20} --width-second 128", own_look=True),
     # Tables 3, 5 and 9: memories
     "none": Training(f"--memory none {ALL}"),
     "recent": Training(RECENT),
@@ -158,9 +156,7 @@ EVALUATIONS = {
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.cost stream --frames 480",
     "summary": "-m experiments.summary --llm none --pred {long} --gt {videos}",
-    "objects": "-m experiments.objects --llm none --pred {long} --gt {videos}",
     "knowledge": "-m experiments.knowledge --features {features}",
-    "ages": "-m experiments.ages --features {features}",
 }
 
 # The commands that make the toy's long videos: 1, 3, 6 and 11 minutes

@@ -7,7 +7,7 @@
 A language model that was not trained for it condenses the narrations of a video, or a rule does
 (`--llm none`). With --gt, the summary is scored against those that people wrote of the same
 interval (Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the
-reference is the rule's summary of these. A file {video: summary} can be the reference as well.
+reference is the rule's summary of these.
 
 The task of the language model is that of the paper's prompt (App. C.4), in other words and with
 other examples.
@@ -23,8 +23,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import evaluate
-from experiments.questions import language_model, question_options
-from support.common.disk import read_json
+from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
@@ -162,13 +161,8 @@ def condensed(truths: dict[str, Truth]) -> dict[str, list[str]]:
 
 
 def references(path: Path) -> dict[str, list[str]]:
-    """{video: summaries} from {video: summary}, from segment_summaries.json, or of narrations."""
-    content = read_json(path) if path.is_file() else None
-    entries = list(content.values()) if isinstance(content, dict) else []
-    # The entries say which kind of file it is.
-    if entries and all(isinstance(entry, str) for entry in entries):
-        return {name: [text] for name, text in content.items()}
-    if any(isinstance(entry, dict) and "annotators" not in entry for entry in entries):
+    """{video: summaries}, from a segment_summaries.json, or by rule from true narrations."""
+    if path.name.startswith("segment_summaries"):
         return of_intervals(summarised(path, Notes()))
     return condensed(read_truth(path))
 
@@ -215,7 +209,12 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
 
 def run_summary(args: argparse.Namespace) -> None:
     """Print a summary of each video, and the scores if there is something to compare with."""
-    answers = language_model(args)
+    answers = None
+    if args.llm != "none":
+        check_distinct(args.answers, args.pred)
+        check_distinct(args.answers, args.gt or "")
+        check_writable(args.answers)
+        answers = Answers(args.llm, args.answers)
     predictions = read_predictions(Path(args.pred))
     truth = None
     if args.gt:
@@ -236,8 +235,15 @@ def main() -> None:
     parser = Parser(
         prog="python -m experiments.summary",
         description="Summaries of videos, made of their narrations and scored.")
-    question_options(parser)
-    parser.add_argument("--gt", help="summaries or true narrations to compare with")
+    parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
+    parser.add_argument("--gt", metavar="FILE",
+                        help="to compare with: Ego4D's segment_summaries.json, or true narrations")
+    parser.add_argument("--llm", default="none",
+                        help="language model: folder or hub id; none: by rule (default)")
+    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
+                        help="the language model's answers; none is asked for twice "
+                             "(default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     if args.json and not args.gt:
         parser.error("--json is for scores: give --gt")

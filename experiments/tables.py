@@ -16,7 +16,7 @@ The paper's numbers are in italics, as printed there: precision, recall, F1, C, 
 hundredths. Ours are shares: the mean over seeds, with the standard deviation where there are
 several. GMACs are of 240 frames, the cache is that after 480 (`experiments.cost`: a narration every
 8 frames). Below a table stand its claims: the difference of two rows with its 95 % interval
-(intervals.py).
+(support/common/intervals.py).
 """
 import argparse
 import re
@@ -24,15 +24,14 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.intervals import ConfidenceInterval, compare_means
 from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import FOLDER, Experiment, carry_out, experiments_of, needed, result
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
+from support.common.intervals import ConfidenceInterval, compare_means
 from support.common.options import Parser, non_negative_int
 
 PAGE = Path(__file__).with_name("README.md")
-FAILED = 1.5                    # times the loss of the best seed: a training that has failed
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 
@@ -43,31 +42,16 @@ def seeds_of(table: Table, seeds: list[int] | None) -> list[int]:
     return list(dict.fromkeys(seeds or range(table.seeds)))
 
 
-def results_of(experiments: list[Experiment]) -> list[dict]:
-    """The results that are there."""
-    results = [result(experiment) for experiment in experiments]
+def results_of(row: Row, column: Column, seeds: list[int]) -> list[dict]:
+    """The results of a row that are there, of the evaluation of a column."""
+    results = [result(experiment) for experiment in experiments_of(row, column.evaluation, seeds)]
     return [kept for kept in results if kept is not None]
-
-
-def failed_seeds(row: Row, table: Table, seeds: list[int]) -> dict[int, float]:
-    """Seeds whose training has failed, and the loss at its end: far above that of another seed."""
-    losses = {}
-    for kept in results_of(needed(table._replace(rows=[row]), seeds)):
-        losses[kept["seed"]] = kept["losses"]["narrator"]
-    least = min(losses.values(), default=0.0)
-    return {seed: loss for seed, loss in losses.items() if loss > FAILED * least}
-
-
-def good_seeds(row: Row, table: Table, seeds: list[int]) -> list[int]:
-    failed = failed_seeds(row, table, seeds)
-    return [seed for seed in seeds if seed not in failed]
 
 
 def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
     """The numbers of a cell: one for each seed that has a result."""
     measure = column.measure.format(row.group)
-    experiments = experiments_of(row, column.evaluation, seeds)
-    numbers = [kept["measures"].get(measure) for kept in results_of(experiments)]
+    numbers = [kept["measures"].get(measure) for kept in results_of(row, column, seeds)]
     return [number for number in numbers if number is not None]
 
 
@@ -86,18 +70,8 @@ def cell(numbers: list[float]) -> str:
     return f"{mean} ± {np.std(numbers, ddof=1):.3f}"
 
 
-def seed_count(numbers: dict[Column, list[float]]) -> str:
-    """How many seeds a row's cells have: one number for all, or "from-to"."""
-    # A cost is measured with one seed alone.
-    counts = [len(values) for column, values in numbers.items() if column.evaluation != "cost"]
-    fewest = min(counts)
-    most = max(counts)
-    return str(most) if fewest == most else f"{fewest}-{most}"
-
-
 def markdown(name: str, seeds: list[int] | None) -> str:
-    """A table as Markdown, and below it the intervals of its claims. The column "seeds" has the
-    `seed_count`."""
+    """A table as Markdown, and below it the intervals of its claims."""
     table = TABLES[name]
     seeds = seeds_of(table, seeds)
     title = f"{name}. {table.title}"
@@ -110,54 +84,47 @@ def markdown(name: str, seeds: list[int] | None) -> str:
     lines = [headers, ["---"] * len(headers)]
     lines += [cells_of(row, table, seeds) for row in table.rows]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    remarks = remarks_on(table, seeds)
-    if remarks:
-        text += "\n\n" + "\n".join(remarks)
+    intervals = [(claim, interval_of(claim, table, seeds)) for claim in table.claims]
+    claims = [say_claim(claim, interval) for claim, interval in intervals if interval]
+    if claims:
+        text += "\n\n" + "\n".join(claims)
     return text
 
 
 def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
-    """The cells of a row: its label, the paper's numbers, ours, and the number of seeds."""
-    counted = good_seeds(row, table, seeds)
-    numbers = {column: measured(row, column, counted) for column in table.columns}
-    paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
+    """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
+    number for all columns, or "from-to"."""
     cells = [row.label]
+    paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
     cells += [f"*{number}*" for number in paper_numbers]
-    cells += [cell(values) for values in numbers.values()]
-    cells.append(seed_count(numbers))
+    counts = []
+    for column in table.columns:
+        numbers = measured(row, column, seeds)
+        cells.append(cell(numbers))
+        if column.evaluation != "cost":        # which is measured with one seed alone
+            counts.append(len(numbers))
+    fewest = min(counts)
+    most = max(counts)
+    cells.append(str(most) if fewest == most else f"{fewest}-{most}")
     return cells
 
 
-def remarks_on(table: Table, seeds: list[int]) -> list[str]:
-    """Below a table, as items of a list: trainings that have failed, and claims."""
-    remarks = []
-    for row in table.rows:
-        for seed, loss in failed_seeds(row, table, seeds).items():
-            remarks.append(f"* {row.label}, seed {seed}: its training has failed (loss {loss:.3f} "
-                           "at its end), and is not counted")
-    for claim in table.claims:
-        interval = interval_of(claim, table, seeds)
-        if interval:
-            remarks.append(say_claim(claim, interval))
-    return remarks
-
-
-def videos_of(row: Row, column: Column, table: Table,
+def videos_of(label: str, column: Column, table: Table,
               seeds: list[int]) -> dict[int, dict[str, float | None]]:
-    """{seed: {video: the measure of a column}}"""
-    experiments = experiments_of(row, column.evaluation, good_seeds(row, table, seeds))
-    return {kept["seed"]: kept["videos"][column.measure] for kept in results_of(experiments)}
+    """{seed: {video: the measure of a column}} of the row with this label"""
+    row, = (row for row in table.rows if row.label == label)
+    return {kept["seed"]: kept["videos"][column.measure]
+            for kept in results_of(row, column, seeds)}
 
 
 def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
     """The difference of a claim's two rows in its column. None without results of both."""
-    rows = {row.label: row for row in table.rows}
-    columns = {column.header: column for column in table.columns}
-    column = columns[claim.column]
-    first = videos_of(rows[claim.first], column, table, seeds)
-    second = videos_of(rows[claim.second], column, table, seeds)
-    same_trainings = rows[claim.first].training == rows[claim.second].training
-    if same_trainings:                         # only seeds that both have can be drawn for both
+    column, = (column for column in table.columns if column.header == claim.column)
+    first = videos_of(claim.first, column, table, seeds)
+    second = videos_of(claim.second, column, table, seeds)
+    training = {row.label: row.training for row in table.rows}
+    same_trainings = training[claim.first] == training[claim.second]
+    if same_trainings:                         # they are compared seed by seed
         both = [seed for seed in first if seed in second]
         first = {seed: first[seed] for seed in both}
         second = {seed: second[seed] for seed in both}
@@ -166,14 +133,14 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
 
 def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
     """A claim with its interval as an item of a list, in Markdown."""
-    verdict = ""
-    if not interval.shown:
-        verdict = ": cannot be told apart"
-    elif min(interval.seeds) == 1:             # how much trainings differ is not known
-        verdict = ": of these trainings alone"
     seeds = " and ".join(str(count) for count in interval.seeds)
+    limits = ""
+    if not interval.shown:
+        limits += ", cannot be told apart"
+    if interval.of_these_trainings:
+        limits += ", of these trainings alone"
     return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
-            f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{verdict}")
+            f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{limits}")
 
 
 # ------------------------------------------------------------------------------- --page

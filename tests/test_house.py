@@ -22,9 +22,8 @@ FLOORS = [
     ["data", "stream"],
     ["baselines.mod", "baselines.lionfs", "baselines.narration_memory", "baselines.variants"],
     ["streams"],
-    ["toy.stages"],
     ["train", "evaluate"],
-    ["toy.train"],
+    ["toy.stages", "toy.train"],
     ["commands"],
     ["experiments"],
 ]

@@ -19,7 +19,6 @@ MIDDLE = (16, 16)
 HAND_ACT = (25, 26)
 HAND_LIFT = (28, 18)
 GLOVE = (4, 5)
-CORNER = (7, 25)                               # clutter
 
 # The coordinates of a cell's fine pixels: 0 in the middle, -16 .. 16. V is down, U to the right.
 FINE = 5                                       # fine pixels in a pixel, both ways
@@ -145,7 +144,7 @@ class Shades(NamedTuple):
 
 @lru_cache(maxsize=None)
 def sprite(kind: int, rgb: Colour, small: bool = False) -> np.ndarray:
-    """A thing of type 1..6: [32, 32, 4], or [20, 20, 4] if it is small (carried, or clutter)."""
+    """A thing of type 1..6: [32, 32, 4], or [20, 20, 4] if it is small (carried)."""
     if min(rgb) > 200:
         # Nothing is lighter than white: the light parts of a white thing are grey.
         shades = Shades(rgb, tone(rgb, 0.55), light=tone(rgb, 0.8), blade=METAL)

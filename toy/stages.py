@@ -4,8 +4,6 @@ Small models first have to learn what large pretrained models already know. trai
 in this order and then trains the narrator.
 
     encoder     a small SigLIP learns to see, from the labels of training frames
-    egocentric  with --width-second: a second encoder, for LION-FS, learns from pairs of frames what
-                hands do
     language    a small Llama learns to read: the world's sentences, and to look up facts in its
                 context
     look        LoRA and connector learn to name what a frame shows, place by place; from here on
@@ -14,13 +12,12 @@ in this order and then trains the narrator.
                 tokens
 
 All labels are those of training videos; labels of test videos are never used. Each stage is one
-function. `fit(name, parameters, backward, steps, lr)` is train.py's loop; backward(step) runs
-forward and backward of one batch and returns its loss.
+function, and is trained by train.py's loop, `fit`.
 """
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -34,8 +31,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import narrator as nar
-from baselines.lionfs import TwoEncoders, motion
-from baselines.narration_memory import HistoryNarrator
 from support.common.disk import write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress
@@ -43,6 +38,7 @@ from support.engine.checkpoint import load_parameters
 from support.files.features import encode_pictures
 from support.files.predictions import digest
 from toy import world
+from train import Past, Recipe, fit
 
 # Options of train.py whose defaults differ: small models with a smaller LoRA, and FlowNar-C, for
 # videos of any length.
@@ -63,7 +59,7 @@ DEFAULTS = {
     "limit": 800,
 }
 # Steps of each stage before the paper's own
-STEPS = {"encoder": 2400, "egocentric": 1200, "language": 500, "look": 1400, "recall": 1200}
+STEPS = {"encoder": 2400, "language": 500, "look": 1400, "recall": 1200}
 # Defaults with --quick: the models and `look` of other narrators, no `recall`, few videos.
 TOY = Path(__file__).parent
 QUICK = {
@@ -82,22 +78,16 @@ QUICK = {
 WIDTH = 128                                    # of the encoder, D
 
 
-def check_widths(second: int, llm: int):
-    """BadData for widths that the second encoder or the language model cannot have."""
-    if second % 4:
-        raise BadData(f"--width-second must be a multiple of 4, not {second}: "
-                      "the toy's encoders have four heads")
-    if llm % 8:
-        raise BadData(f"--llm-width must be a multiple of 8, not {llm}: "
-                      "there are four heads of even width")
+class Heads(nn.Module):
+    """What stage encoder predicts from a frame's tokens: all labels of each cell, and where the hand
+    is and what it does.
 
-
-class HandHeads(nn.Module):
-    """What stage egocentric predicts from a frame's tokens: what hands do in each cell, and where
-    your hand is and what it does.
+    `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot
+    and of its cell's type and colour. Keys, values and gates of CLAM are linear in the token, and
+    the part of a key that belongs to other slots adds up over a thousand tokens. So it is not
+    enough that a token can be classified: what CLAM is to remember has to be coded linearly.
     """
 
-    CELL = world.EFFECT, world.HAND, world.HELD                # labels of each cell
     FRAME = (                                  # classes of what is predicted once for each frame
         1 + 9,                                 # place of your hand; 0: none
         world.SIZES[world.HAND],               # its pose
@@ -107,16 +97,17 @@ class HandHeads(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.cell = nn.Linear(width, sum(world.SIZES[label] for label in self.CELL))
+        self.cell = nn.Linear(width, sum(world.SIZES))
         self.frame = nn.Linear(width, sum(self.FRAME))
+        self.code = nn.Linear(width, 10 + 6 + 6)
 
     def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
-        """x [B, J, D], labels [B, 9, A] -> cross entropy; `weights` for the classes of a label."""
+        """x [B, J, D], labels [B, 9, A] -> cross entropy and squared error; `weights` for the
+        classes of a label."""
         # The first token is of the whole frame, the others are of the nine cells.
-        sizes = [world.SIZES[label] for label in self.CELL]
-        cells = self.cell(x[:, 1:]).split(sizes, dim=-1)       # [B, 9, classes] for each label
+        cells = self.cell(x[:, 1:]).split(world.SIZES, dim=-1)     # [B, 9, classes] for each label
         total = 0
-        for label, logits in zip(self.CELL, cells):
+        for label, logits in enumerate(cells):
             logits = rearrange(logits, "b n c -> (b n) c")
             total = total + F.cross_entropy(logits, labels[..., label].flatten(), weights[label])
 
@@ -130,26 +121,7 @@ class HandHeads(nn.Module):
         )
         frame = self.frame(x[:, 0]).split(self.FRAME, dim=-1)  # [B, classes] for each target
         losses = [F.cross_entropy(logits, target) for logits, target in zip(frame, targets)]
-        return total + 0.3 * sum(losses)
 
-
-class CellHeads(HandHeads):
-    """What stage encoder predicts: all labels of each cell, and where the hand is and what it does.
-
-    `code` is a plain linear map, trained by squared error, to the one-hot vectors of a token's slot
-    and of its cell's type and colour. Keys, values and gates of CLAM are linear in the token, and
-    the part of a key that belongs to other slots adds up over a thousand tokens. So it is not
-    enough that a token can be classified: what CLAM is to remember has to be coded linearly.
-    """
-
-    CELL = range(len(world.SIZES))
-
-    def __init__(self, width: int):
-        super().__init__(width)
-        self.code = nn.Linear(width, 10 + 6 + 6)
-
-    def loss(self, x: Tensor, labels: Tensor, weights: list[Tensor]) -> Tensor:
-        """As above, plus the code's squared error."""
         slot, thing = self.code(x).split([10, 12], dim=-1)     # [B, J, 10], [B, J, 12]
         # One-hot vectors of type and colour; class 0, none, is all zero.
         kind = F.one_hot(labels[..., world.TYPE], 7)[..., 1:]
@@ -157,7 +129,7 @@ class CellHeads(HandHeads):
         shown = torch.cat([kind, colour], dim=-1)              # [B, 9, 12]
         slot_error = (slot - torch.eye(10)).square().sum(-1).mean()
         thing_error = (thing[:, 1:] - shown).square().sum(-1).mean()
-        return super().loss(x, labels, weights) + 30 * slot_error + 3 * thing_error
+        return total + 0.3 * sum(losses) + 30 * slot_error + 3 * thing_error
 
 
 def augment(frames: Tensor) -> Tensor:
@@ -181,81 +153,24 @@ def augment(frames: Tensor) -> Tensor:
     return (x.clamp(0, 1) - 0.5) / 0.5
 
 
-def encoder(fit: Callable, folder: Path, seed: int, variant: world.World, batch: int = 32,
+def encoder(options: Recipe, folder: Path, variant: world.World, batch: int = 32,
             videos: int = 1600, each: int = 12):
     """Train a small SigLIP on `each` frames of each of a world's first training videos.
 
     The model is written to `folder`.
     """
-    model = small_vision(WIDTH)
-    heads = CellHeads(WIDTH)
-    pictures = training_pictures(seed, variant, videos, each)
-    learn_to_see(fit, "encoder", model, heads, pictures, folder, batch)
-
-
-def egocentric(fit: Callable, folder: Path, seed: int, variant: world.World, batch: int = 32,
-               videos: int = 1600, each: int = 12, width: int = WIDTH):
-    """Likewise train a stand-in for an egocentric video encoder: EgoVLPv2 of LION-FS.
-
-    It sees each frame with the one before it (baselines/lionfs.py). The width must be a multiple of
-    4 (`check_widths`).
-    """
-    model = small_vision(width)
-    heads = HandHeads(width)
-    pictures = training_pictures(seed, variant, videos, each, moving)
-    learn_to_see(fit, "egocentric", model, heads, pictures, folder, batch)
-
-
-def moving(kitchen: world.Kitchen, frame: int) -> np.ndarray:
-    """What the stand-in sees of a frame and of the one before it, uint8 [H, W, 3]."""
-    before = max(0, frame - 1)
-    pair = np.concatenate([kitchen.render(frame), kitchen.render(before)], axis=2)     # [H, W, 6]
-    return motion(torch.from_numpy(pair)).numpy()
-
-
-def small_vision(width: int) -> nn.Module:
     from transformers import SiglipVisionConfig, SiglipVisionModel
     config = SiglipVisionConfig(
-        hidden_size=width,
-        intermediate_size=2 * width,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
         num_hidden_layers=3,
         num_attention_heads=4,
         image_size=world.SIZE,
         patch_size=16,
     )
-    return SiglipVisionModel(config)
-
-
-def training_pictures(seed: int, variant: world.World, videos: int, each: int,
-                      see: Callable = world.Kitchen.render) -> tuple[Tensor, Tensor]:
-    """Pictures for a vision model, uint8 [N, H, W, 3], and their labels [N, 9, A].
-
-    `see(kitchen, frame)` gives a picture. There are `each` of each video. Up to half of them show
-    you carrying something: at random, hardly any would.
-    """
-    chance = random.Random(seed)
-    pictures = []
-    labels = []
-    for number in progress(world.SEEDS["train"][:videos], "rendering", unit="video"):
-        kitchen = world.Kitchen(number, world=variant)
-        cells = kitchen.labels()                               # [T, 9, A]
-        carrying = (cells[..., world.HELD] == world.YOURS).any(1)
-        carried = np.flatnonzero(carrying).tolist()
-        others = np.flatnonzero(~carrying).tolist()
-        chosen = carried[:each // 2]
-        chosen = chosen + chance.sample(others, each - len(chosen))
-        pictures.extend(see(kitchen, frame) for frame in chosen)
-        labels.extend(cells[chosen])
-    return torch.from_numpy(np.stack(pictures)), torch.from_numpy(np.stack(labels)).long()
-
-
-def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
-                 examples: tuple[Tensor, Tensor], folder: Path, batch: int):
-    """Train a vision model with its heads; write the model to `folder`.
-
-    examples    pictures, uint8 [N, H, W, 3], and their labels [N, 9, A]
-    """
-    frames, labels = examples
+    model = SiglipVisionModel(config)
+    heads = Heads(WIDTH)
+    frames, labels = training_pictures(options.seed, variant, videos, each)
     # A class counts by the root of its frequency: rare classes have larger weights.
     weights = []
     for label, size in enumerate(world.SIZES):
@@ -271,7 +186,8 @@ def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
         return loss.item()
 
     both = nn.ModuleDict({"model": model, "heads": heads})
-    fit(stage, dict(both.named_parameters()), backward, STEPS[stage], 1.5e-3)
+    fit("encoder", dict(both.named_parameters()), backward, STEPS["encoder"], 1.5e-3,
+        options)
     model.to(torch.bfloat16).save_pretrained(folder)
     processor = {
         "image_processor_type": "SiglipImageProcessor",
@@ -282,6 +198,29 @@ def learn_to_see(fit: Callable, stage: str, model: nn.Module, heads: HandHeads,
         "do_normalize": True,
     }
     write_json(folder / "preprocessor_config.json", processor)
+
+
+def training_pictures(seed: int, variant: world.World, videos: int,
+                      each: int) -> tuple[Tensor, Tensor]:
+    """Pictures for a vision model, uint8 [N, H, W, 3], and their labels [N, 9, A].
+
+    There are `each` of each video. Up to half of them show you carrying something: at random,
+    hardly any would.
+    """
+    chance = random.Random(seed)
+    pictures = []
+    labels = []
+    for number in progress(world.SEEDS["train"][:videos], "rendering", unit="video"):
+        kitchen = world.Kitchen(number, world=variant)
+        cells = kitchen.labels()                               # [T, 9, A]
+        carrying = (cells[..., world.HELD] == world.YOURS).any(1)
+        carried = np.flatnonzero(carrying).tolist()
+        others = np.flatnonzero(~carrying).tolist()
+        chosen = carried[:each // 2]
+        chosen = chosen + chance.sample(others, each - len(chosen))
+        pictures.extend(map(kitchen.render, chosen))
+        labels.extend(cells[chosen])
+    return torch.from_numpy(np.stack(pictures)), torch.from_numpy(np.stack(labels)).long()
 
 
 # ------------------------------------------------------------------------- language
@@ -335,15 +274,15 @@ def make_tokenizer(folder: Path, seed: int, variant: world.World):
     return wrapped
 
 
-def language(fit: Callable, folder: Path, seed: int, variant: world.World, batch: int = 8,
-             length: int = 256, width: int = 128):
+def language(options: Recipe, folder: Path, variant: world.World, batch: int = 8,
+             length: int = 256):
     """Train a small Llama on a world's documents (next-token prediction).
 
-    The model and its tokenizer are written to `folder`. The width must be a multiple of 8
-    (`check_widths`).
+    The model and its tokenizer are written to `folder`.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
-    tokenizer = make_tokenizer(folder, seed, variant)
+    tokenizer = make_tokenizer(folder, options.seed, variant)
+    width = options.llm_width
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -364,7 +303,7 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, batch
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
 
-    source = batches(tokenizer, length, batch, seed, variant)
+    source = batches(tokenizer, length, batch, options.seed, variant)
     # All batches at once, so that a training that is resumed continues with the same ones.
     pool = [next(source) for _ in range(STEPS["language"])]
 
@@ -374,7 +313,7 @@ def language(fit: Callable, folder: Path, seed: int, variant: world.World, batch
         loss.backward()
         return loss.item()
 
-    fit("language", dict(llm.named_parameters()), backward, STEPS["language"], 2e-3)
+    fit("language", dict(llm.named_parameters()), backward, STEPS["language"], 2e-3, options)
     llm.to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -392,7 +331,7 @@ class Scene:
 Kitchens = Iterable[tuple[int, world.Kitchen]]  # (seed, video)
 
 
-def scenes(vision: nar.VisionEncoder | TwoEncoders, layout: nar.Layout, kitchens: Kitchens,
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout, kitchens: Kitchens,
            cache: Path | None = None) -> list[Scene]:
     """Videos as they are trained on. A file `cache` keeps their frame tokens for the next time."""
     stored = {}
@@ -449,67 +388,8 @@ def inventory(labels: Tensor, variant: world.World = world.WORLDS["plain"],
     return " " + "\n".join(lines)
 
 
-def short_loss(narrator: nar.Narrator, x: list[Tensor], starts: list[int],
-               narrations: list[list[tuple[int, list[int]]]]) -> tuple[Tensor, int]:
-    """Narrator.loss of the ends of several videos, in one pass.
-
-    x           of each video, [T, J, D]; the memory sees all frames
-    starts      of each video, the frame at which its sequence starts
-    narrations  of each video, (frame counted from its start, ids); as many for each video
-    Returns the sum over the learned tokens, and their number.
-
-    Sequences are padded at their ends, where no other token sees the padding.
-    """
-    # Routers take one sequence at a time.
-    if getattr(narrator, "routing", None) is not None and len(x) > 1:
-        total = 0
-        learned = 0
-        for video in zip(x, starts, narrations):
-            loss, count = short_loss(narrator, *([value] for value in video))
-            total = total + loss
-            learned += count
-        return total, learned
-
-    layout = narrator.layout
-    config = narrator.config
-    rows = [layout.sequence(sentences) for sentences in narrations]
-    longest = max(len(row) for row in rows)
-    # Padding is not learned, and no token before it sees it.
-    for row in rows:
-        row.add([layout.eot] * (longest - len(row)), nar.PROMPT, segment=0)
-    tokens = sum(rows, nar.Tokens())           # of all rows, one after the other
-
-    # After every sentence but the last, the memories are read.
-    memory = None
-    if layout.M and len(narrations[0]) > 1:
-        memories = []
-        for video, start, sentences in zip(x, starts, narrations):
-            read_at = [narrator.read_at(start + frame) for frame, _ in sentences[:-1]]
-            tokens_of_video = rearrange(video, "t j d -> 1 (t j) d")
-            of_video, _ = narrator.memory(tokens_of_video, torch.tensor([read_at]))
-            memories.append(of_video)
-        memory = narrator.embed_visual(torch.cat(memories))    # [B, n, M, D_lm]
-    if isinstance(narrator, HistoryNarrator) and len(narrations[0]) > 1:
-        memory = narrator.with_history(memory, narrations)
-
-    shown = torch.cat([video[start:] for video, start in zip(x, starts)])
-    ids = torch.tensor(tokens.ids)
-    e = narrator.embed(ids, shown, memory)     # [B L, D]
-    mask = torch.stack([nar.attention_mask(row, config.last_k, config.prune) for row in rows])
-    output = narrator.llm.model(
-        inputs_embeds=rearrange(e, "(b l) d -> b l d", b=len(rows)),
-        attention_mask=mask[:, None],                                          # [B, 1, L, L]
-        use_cache=False,
-    )
-    hidden = output.last_hidden_state.flatten(0, 1)                            # [B L, D]
-    # Token i + 1 is predicted at token i.
-    learned = torch.tensor(tokens.learn[1:]).nonzero()[:, 0]
-    logits = narrator.logits(hidden.index_select(0, learned))
-    return F.cross_entropy(logits, ids[learned + 1], reduction="sum"), len(learned)
-
-
-def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[Scene], steps: int,
-                lr: float, seed: int, batch: int = 8):
+def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: list[Scene],
+                batch: int = 8):
     """Train a narrator to name what it is shown, as large pretrained language models can.
 
     look      one frame, and the list of what is visible in it
@@ -525,12 +405,12 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
     """
     narrator.train()
     encode = narrator.layout.encode
+    steps = STEPS[stage]
 
     def backward(step: int) -> float:
-        chance = random.Random(f"{stage} {seed} {step}")
-        x = []
-        starts = []
-        narrations = []
+        chance = random.Random(f"{stage} {options.seed} {step}")
+        total = 0
+        learned = 0
         for video in chance.choices(videos, k=batch):
             # Neither the first nor the last frame: stage recall needs one before and one after.
             with_things = video.labels[1:-1].flatten(1).any(1).nonzero().flatten()
@@ -538,18 +418,19 @@ def inventories(fit: Callable, stage: str, narrator: nar.Narrator, videos: list[
             in_order = stage == "look" and step < steps // 2
             order = None if in_order else chance
             lists = [(0, encode(inventory(video.labels[t], video.variant, order)))]
+            past = None
             if stage == "recall":
                 known = last_seen(video.labels[:t + 2])[-1]
                 lists.append((1, encode(inventory(known, video.variant, order))))
-            x.append(video.x[:t + len(lists)])
-            starts.append(t)
-            narrations.append(lists)
-        loss, learned = short_loss(narrator, x, starts, narrations)
-        loss = loss / learned
+                past = Past(narrator.state_after(video.x[:t], []), tokens=0)
+            loss, count = narrator.loss(video.x[t:], lists, past)
+            total = total + loss
+            learned += count
+        loss = total / learned
         loss.backward()
         return loss.item()
 
-    fit(stage, narrator.trainable(), backward, steps, lr)
+    fit(stage, narrator.trainable(), backward, steps, options.lr, options)
 
 
 def look_parameters(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
@@ -584,21 +465,19 @@ def take_over(narrator: nar.Narrator, path: Path):
 LOOK = "look.safetensors"                      # in the output folder: what stage look has learned
 
 
-def before_narrating(fit: Callable, narrator: nar.Narrator, videos: list[Scene], folder: Path,
-                     lr: float, seed: int, look: str | None = None, recall: bool = True):
-    """What a new narrator learns before the paper's training.
+def before_narrating(options: Recipe, narrator: nar.Narrator, videos: list[Scene]):
+    """What a new narrator learns before the paper's training. Stage look writes LOOK into the output
+    folder.
 
-    folder  where stage look writes LOOK
-    look    another training's LOOK, which stands for that stage: narrators that are compared see
-            equally well
-    recall  also run that stage
+    With --look, another training's LOOK stands for that stage: narrators that are compared see
+    equally well.
     """
-    if look:
-        take_over(narrator, Path(look))
+    if options.look:
+        take_over(narrator, Path(options.look))
     else:
-        inventories(fit, "look", narrator, videos, STEPS["look"], lr, seed)
+        inventories(options, "look", narrator, videos)
         learned = look_parameters(narrator)
         weights = {name: p.detach().to(torch.bfloat16) for name, p in learned.items()}
-        write_tensors(folder / LOOK, weights)
-    if recall:
-        inventories(fit, "recall", narrator, videos, STEPS["recall"], lr, seed)
+        write_tensors(Path(options.output) / LOOK, weights)
+    if options.recall:
+        inventories(options, "recall", narrator, videos)

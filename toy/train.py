@@ -1,16 +1,15 @@
 """All stages of a toy narrator, from scratch (python train.py --data toy)."""
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 
 import narrator as nar
-from baselines import lionfs, variants
+from baselines import variants
 from support.common.errors import BadData
 from support.engine import checkpoint
 from toy import stages, world
-from train import Example, Recipe, begin, fit, new_config, pretrained, save, train_narrator
+from train import Example, Recipe, begin, new_config, pretrained, save, train_narrator
 
 
 def train_toy(options: Recipe):
@@ -36,45 +35,43 @@ def before_last_stage(options: Recipe, variant: world.World,
     folder = Path(options.output)
     vision = options.vision or str(folder / "vision")
     llm = options.llm or str(folder / "llm")
-    second = str(folder / "vision_second") if options.width_second else None
     J = 1 + options.grid ** 2
-
-    # what would stop a later stage is refused here, before anything is trained
-    stages.check_widths(options.width_second, options.llm_width)
-    if options.look and not Path(options.look).is_file():
-        raise BadData(f"--look: {options.look}: no such file")
-    for kind in ("vision", "llm"):
-        if kind in options.given:
-            model = getattr(options, kind)
-            checkpoint.read_model_config(model, kind)
+    check_toy_options(options)
     if not options.vision:
-        new_config(options, llm, vision, J, stages.WIDTH + options.width_second)
-
-    run = partial(fit, options=options)
-
-    def make(stage: Callable, model: str, **how):
-        if not (Path(model) / "model.safetensors").exists():
-            torch.manual_seed(options.seed)
-            stage(run, Path(model), options.seed, variant, **how)
-
-    if not options.vision:
-        make(stages.encoder, vision)
-    if second:
-        make(stages.egocentric, second, width=options.width_second)
+        new_config(options, llm, vision, J, stages.WIDTH)      # refuses settings that cannot be
+        train_model(stages.encoder, options, vision, variant)
     if not options.llm:
-        make(stages.language, llm, width=options.llm_width)
+        train_model(stages.language, options, llm, variant)
 
-    encoder = lionfs.load_encoders(vision, second, options.grid)
+    encoder = nar.VisionEncoder(vision, options.grid)
     torch.manual_seed(options.seed)
     config = new_config(options, llm, vision, J, encoder.width)
-    if second:
-        config.vision_second = second
     narrator = variants.new_narrator(*checkpoint.load_llm(llm), config)
     if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
         raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")
 
     scenes = stages.scenes(encoder, narrator.layout, list(kitchens))
     begin(narrator, options, scenes)
-    stages.before_narrating(run, narrator, scenes, folder, options.lr, options.seed, options.look,
-                            options.recall)
+    stages.before_narrating(options, narrator, scenes)
     return narrator, scenes
+
+
+def check_toy_options(options: Recipe) -> None:
+    """BadData for what would stop a later stage, before anything is trained."""
+    if options.width_second:
+        raise BadData("--width-second is for features of two encoders; the toy has one")
+    if options.llm_width % 8:
+        raise BadData(f"--llm-width must be a multiple of 8, not {options.llm_width}: "
+                      "there are four heads of even width")
+    if options.look and not Path(options.look).is_file():
+        raise BadData(f"--look: {options.look}: no such file")
+    for kind in ("vision", "llm"):
+        if kind in options.given:
+            checkpoint.read_model_config(getattr(options, kind), kind)
+
+
+def train_model(stage: Callable, options: Recipe, model: str, variant: world.World) -> None:
+    """Train an encoder or a language model, unless that is done."""
+    if not (Path(model) / "model.safetensors").exists():
+        torch.manual_seed(options.seed)
+        stage(options, Path(model), variant)

@@ -21,7 +21,7 @@ memory      the words (colour, type) of a narration that only visual memory can 
             `Kitchen._recallable`.
 idle time   a stretch of frames in which you do nothing; it belongs to the segment that follows,
             whose end is far
-world       a kind of kitchens: with idle time, with ends that are hard to see, dark, ...: `WORLDS`
+world       a kind of kitchens: with idle time, with ends that are hard to see, ...: `WORLDS`
 """
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import numpy as np
 
 from support.common.errors import BadData
 from toy.paint import (
-    CLOTH, CORNER, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, SHAKE, SIZE, TYPES, WATER,
+    CLOTH, FLAMES, GLOVE, HAND_ACT, HAND_LIFT, KNOCK, MIDDLE, SHAKE, SIZE, TYPES, WATER,
     anchor, arm_strip, blend, effect_sprite, hand_sprite, nearest, sprite, tile,
 )
 
@@ -162,8 +162,6 @@ class World(NamedTuple):
     idle: float = 0.0                          # share of the videos that have idle time
     kinds: tuple[str, ...] = IDLE              # of idle time
     stretches: dict[tuple[float, float], float] = STRETCHES
-    dusk: float = 1.0                          # share of the daylight when it is darkest
-    clutter: float = 0.0                       # share of open places with a thing not in use
     places: tuple[str, ...] = PLACES           # of the cells, row-major
     colours: tuple[str, ...] = COLOURS
     rgb: tuple[tuple[int, int, int], ...] = RGB
@@ -218,10 +216,6 @@ WORLDS = {
             "wipe": "You scrub the {place} that held the {thing}.",
         },
     ),
-    # It gets dark, and light again.
-    "dark": World(dusk=0.03),
-    # The camera sees things that are not in use.
-    "clutter": World(clutter=0.8),
 }
 
 
@@ -243,12 +237,11 @@ class Kitchen:
     """One video of `segments` events after the opening: a function of (seed, segments, world).
 
     narrations: in order; narration 0 is the opening, at frame 0; the last one is at the last frame
-    clutter:    for each place, a small thing in its corner, or None; no sentence, no label has it
     Raises ValueError for a negative seed or less than one segment.
 
     Each purpose has a random generator of its own, so that a new kind of world leaves the rest as
     it was. Events use the seed alone, the others (seed, n): n is 1 for a frame's noise, 2 for the
-    furniture, 3 for the light, 4 for clutter and idle time, 5 for what covers the camera.
+    furniture, 3 for the light, 4 for idle time, 5 for what covers the camera.
     """
 
     def __init__(self, seed: int, segments: int = 12, world: World = WORLDS["plain"]):
@@ -259,7 +252,6 @@ class Kitchen:
         self.seed = seed
         self.world = world
         self.narrations = [Annotation(0, world.sentences["open"])]
-        self.clutter: list[Thing | None] = []
 
         self._rng = np.random.default_rng(seed)
         self._content: list[Thing | None] = []                 # of each place
@@ -271,11 +263,8 @@ class Kitchen:
             occupied = name in CONTAINERS or self._rng.random() < OCCUPIED
             self._content.append(Thing.random(self._rng) if occupied else None)
 
-        # The plain world uses none of these draws.
         extras = np.random.default_rng((seed, 4))
-        for name in world.places:
-            cluttered = name not in CONTAINERS and extras.random() < world.clutter
-            self.clutter.append(Thing.random(extras) if cluttered else None)
+        extras.random(6)                       # not used: the videos of later draws are well known
         idle_segments = set()                                  # with idle time before them
         if extras.random() < world.idle:
             stretches = max(1, segments // PER_STRETCH)
@@ -548,7 +537,7 @@ class Kitchen:
     def light(self, frame: int) -> np.float32:
         """The brightness of a frame: daylight drifts slowly around the level of the video.
 
-        Where there is no dusk, it is within 0.7 .. 1.15.
+        It is within 0.7 .. 1.15.
         """
         now = self._frames[frame]
         rng = np.random.default_rng((self.seed, 3))
@@ -556,7 +545,7 @@ class Kitchen:
         phase = rng.uniform(0, 2 * np.pi)
         period = rng.uniform(60, 240)                          # frames
         wave = np.sin(phase + 2 * np.pi * now.moment / period)
-        light = (level + 0.05 * wave) * self.world.dusk ** (0.5 - 0.5 * wave)
+        light = level + 0.05 * wave
         if now.idle == "dark":
             light *= LIGHTS_OUT
         return np.float32(light)
@@ -586,13 +575,10 @@ class Kitchen:
 
     @cached_property
     def _room(self) -> np.ndarray:
-        """The furniture, doors closed, and the clutter: float32 [98, 98, 3]."""
+        """The furniture, doors closed: float32 [98, 98, 3]."""
         room = np.zeros((SIZE + 2, SIZE + 2, 3), np.float32)
-        for place, (name, thing) in enumerate(zip(self.world.places, self.clutter)):
+        for place, name in enumerate(self.world.places):
             blend(room, tile(name, False) * self._tints[place], *anchor(place, MIDDLE))
-            if thing is not None:
-                rgb = self.world.rgb[thing.colour - 1]
-                blend(room, sprite(thing.type, rgb, small=True), *anchor(place, CORNER))
         # The border continues what is next to it.
         return np.pad(room[1:-1, 1:-1], ((1, 1), (1, 1), (0, 0)), mode="edge")
 

@@ -68,7 +68,7 @@ class RunOptions:
     )
     width_second: int = option(0,
         "LION-FS: width of a second encoder's features, which follow the first one's in each "
-        "frame token (toy: a stand-in's, which is trained); 0: none",
+        "frame token; 0: none",
         non_negative_int,
     )
     narration_memory: int = option(0,

@@ -161,13 +161,10 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
                     batch: int = 1, skip: int = 0) -> Iterator[Tensor]:
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size) from `skip` on.
 
-    vision      uint8 [B, H, W, 3] -> [B, J, D]. Its `prepare`, if it has one, comes before: a
-                function of all the pictures, which yields as many
+    vision      uint8 [B, H, W, 3] -> [B, J, D]
     batch       pictures per call of `vision`, which gets no batch of which every picture is the
                 same array as the last picture before it (a still one)
     """
-    if hasattr(vision, "prepare"):
-        pictures = vision.prepare(pictures)
     pictures = islice(pictures, skip, None)
     last = None
     for chunk in chunks(pictures, batch):

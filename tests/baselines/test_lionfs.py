@@ -1,26 +1,19 @@
-"""LION-FS: the router by hand, training = streaming, checkpoints, two encoders, the stand-in and
-the toy's training."""
+"""LION-FS: the router by hand, training = streaming, checkpoints, training on features."""
 import json
-from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import narrator as nar
-from baselines.lionfs import Aggregation, TwoEncoders, motion, pairs
+from baselines.lionfs import Aggregation
 from baselines.variants import load_narrator, make_config
-from commands import evaluate as evaluate_command, train as train_command
+from commands import train as train_command
 from commands.train import options_from
-from helpers import ROOT, TOY, tiny, video
+from helpers import tiny, video
 from support.common.errors import BadData
-from support.files.features import encode_pictures, open_frames
-from support.files.video import Video
-from test_commands import call
 from test_equalities import assert_same, both_ways
 from test_train import given_for
-from toy import stages, world
 
 LION = {"memory": "none", "prune": False, "width_second": 12}
 
@@ -152,112 +145,15 @@ def test_saved_and_loaded(tmp_path):
     ({"width_second": 32}, "leave none"),
     ({"width_second": -1}, "from 1"),
     ({"width_second": 1.5}, "cannot be"),
-    ({"vision_second": 3}, "cannot be"),
 ])
 def test_settings_are_refused(changes, message):
     with pytest.raises(BadData, match=message):
         make_config(**LION | {"width": 32} | changes)
 
 
-def test_without_a_second_encoder_only_features_are_read():
-    model = tiny(**LION | {"width": 256, "width_second": 128})
-    with pytest.raises(BadData, match="features of both its encoders") as error:
-        model.vision_encoder(str(TOY / "vision"))
-    assert "\n" not in str(error.value)
-
-
-# ------------------------------------------------------------------ two encoders, and the stand-in
-
-def test_pairs():
-    """Each picture with the one before it."""
-    one, two = (np.full((2, 2, 3), k, np.uint8) for k in (1, 2))
-    made = list(pairs([one, two, two, two, one]))
-    numbers = [(pair[0, 0, 0], pair[0, 0, 3]) for pair in made]
-    assert numbers == [(1, 1), (2, 1), (2, 2), (2, 2), (1, 2)]
-    assert list(pairs([])) == []
-
-
-def test_motion_by_hand():
-    now = torch.tensor([[30, 60, 90], [0, 0, 0]])
-    before = torch.tensor([[10, 10, 10], [255, 255, 255]])
-    seen = motion(torch.cat([now, before], -1).to(torch.uint8))
-    assert seen.tolist() == [[60, 10, 152], [0, 255, 0]]
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return nar.VisionEncoder(str(TOY / "vision"))
-
-
-def test_two_encoders_are_each_alone(encoder):
-    both = TwoEncoders(encoder, encoder)
-    assert (both.width, both.image_size) == (256, 96)
-    pictures = torch.randint(0, 256, (2, 48, 96, 6), dtype=torch.uint8)
-    expected = torch.cat([encoder(pictures[..., :3]), encoder(motion(pictures))], -1)
-    assert torch.allclose(both(pictures), expected, atol=1e-5)
-
-
-def test_a_video_file_gives_pairs(encoder):
-    both = TwoEncoders(encoder, encoder)
-    config = make_config(width=256, width_second=128)
-    kitchen = str(ROOT / "toy" / "kitchen.mp4")
-    frames, _, _ = open_frames(kitchen, config, both, 4)
-    x = torch.stack(list(islice(frames, 4)))
-    pictures = islice(Video(kitchen, 2.0), 4)
-    expected = torch.stack(list(encode_pictures(pictures, both)))
-    assert torch.allclose(x, expected, atol=1e-5)
-
-
-def test_the_stand_in_learns_only_what_hands_do():
-    heads = stages.HandHeads(8)
-    x = torch.randn(4, 10, 8)
-    labels = torch.from_numpy(world.Kitchen(0, 2).labels()[:4]).long()
-    weights = [torch.ones(size) for size in world.SIZES]
-    loss = heads.loss(x, labels, weights)
-    others = labels.clone()
-    others[..., [world.TYPE, world.COLOUR, world.DOOR, world.OTHER]] = 0
-    assert torch.equal(heads.loss(x, others, weights), loss)
-    for label in (world.EFFECT, world.HAND, world.HELD):
-        others = labels.clone()
-        others[..., label] = (others[..., label] + 1) % world.SIZES[label]
-        assert not torch.isclose(heads.loss(x, others, weights), loss)
-
-
-# ------------------------------------------------------------------ the toy's training
-
-def train(*words) -> tuple[int, str]:
-    return call(train_command, [str(word) for word in words])
-
-
-@pytest.mark.slow
-def test_the_toy_is_trained_evaluated_and_moved(tmp_path, monkeypatch):
-    """--width-second: the stage egocentric, then all others with features of both; evaluate.py sees
-    the same."""
-    monkeypatch.setattr(stages, "STEPS", {"egocentric": 2, "look": 1, "recall": 1})
-    line = ["--data", "toy", "--limit", 2, "--batch", 2, "--epochs", 1, "--lora-rank", 4,
-            "--llm", TOY / "llm", "--vision", TOY / "vision", "--memory", "none", "--no-prune",
-            "--mod-keep", 0.5]
-    code, err = train(*line, "--width-second", 6, "--output", tmp_path / "odd")
-    assert code == 1 and "multiple of 4" in err
-    out = tmp_path / "out"
-    code, err = train(*line, "--width-second", 8, "--output", out)
-    assert code == 0, err
-    assert (out / "vision_second").is_dir()
-
-    moved = tmp_path / "moved"
-    out.rename(moved)
-    model = load_narrator(str(moved))
-    assert (model.config.width, model.config.width_second) == (136, 8)
-    assert model.config.vision_second == str(moved / "vision_second")
-    words = ["stream", "--data", "toy", "--limit", "1", "--model", str(moved), "--device", "cpu"]
-    code, err = call(evaluate_command, words)
-    assert code == 0, err
-
-    fine_tuned = tmp_path / "fine-tuned"
-    code, err = train("--data", "toy", "--init", moved, "--output", fine_tuned, "--limit", 1,
-                      "--batch", 1)
-    assert code == 0, err
-    assert load_narrator(str(fine_tuned)).config.vision_second == model.config.vision_second
+def test_only_features_are_read():
+    with pytest.raises(BadData, match="features of two vision encoders"):
+        tiny(**LION).vision_encoder()
 
 
 def test_features_of_two_encoders_are_trained_on(tmp_path):
@@ -266,4 +162,3 @@ def test_features_of_two_encoders_are_trained_on(tmp_path):
     model = load_narrator(str(tmp_path / "out"))
     assert model.connector[0].in_features == 10
     assert model.aggregation.connector[0].in_features == 6
-    assert model.config.vision_second is None

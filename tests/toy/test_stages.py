@@ -1,6 +1,5 @@
 """The toy's own stages (toy/stages.py): what they learn from, and that they learn."""
 import random
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,14 +7,14 @@ import torch
 from safetensors.torch import save_file
 
 import train
-from helpers import tiny, video
+from helpers import tiny
 from support.common.errors import BadData
 from toy import stages, world
 
 
-def fit_in(folder):
-    """train.py's loop, which writes its files to a folder."""
-    return partial(train.fit, options=train.Recipe(output=str(folder)))
+def options_in(folder, **options):
+    """Options of train.py, with an output folder."""
+    return train.Recipe(output=str(folder), lr=1e-3, recall=False, **options)
 
 
 def scene(seed, width):
@@ -79,7 +78,7 @@ def test_inventory():
 
 def test_the_code_head_is_linear():
     """The squared error vanishes for tokens that hold slot, type and colour as one-hot vectors."""
-    heads = stages.CellHeads(22)
+    heads = stages.Heads(22)
     with torch.no_grad():
         heads.code.weight.copy_(torch.eye(22))
         heads.code.bias.zero_()
@@ -98,47 +97,16 @@ def test_the_code_head_is_linear():
 
 # ------------------------------------------------------------- look, recall
 
-@pytest.mark.parametrize("settings", [
-    {},
-    {"memory": "recent"},
-    {"memory": "none"},
-    {"readout": "cls", "last_k": 0},
-    {"memory": "none", "prune": False},
-    {"memory": "none", "prune": False, "mod_keep": 0.2},
-    {"narration_memory": 3, "last_k": 0},
-    {"grid": 0},
-])
-@pytest.mark.parametrize("at", [(0,), (0, 2, 3)])
-def test_several_sequences_at_once_are_each_alone(settings, at):
-    """short_loss is the sum of Narrator.loss of each sequence: value and gradients."""
-    model = tiny(**settings)
-    starts = [5, 1, 12]
-    videos = [video(model, start + at[-1] + 1, at, seed=start) for start in starts]
-    x, narrations = zip(*videos)
-    together, learned = stages.short_loss(model, x, starts, narrations)
-
-    one_by_one = 0.0
-    count = 0
-    for tokens, start, sentences in zip(x, starts, narrations):
-        # The memory absorbs the frames before the sequence.
-        before = tokens[:start].flatten(0, 1)[None]
-        _, state = model.memory(before, torch.zeros(1, 0, dtype=torch.long))
-        if hasattr(model, "narration_memory"):
-            state = state, None                     # no narration came before
-        loss, number = model.loss(tokens[start:], sentences, train.Past(state, 0))
-        one_by_one = one_by_one + loss
-        count += number
-    assert learned == count
-    assert torch.allclose(together, one_by_one, rtol=1e-5)
-
-    trained = list(model.trainable().values())
-    gradients = torch.autograd.grad(together, trained, allow_unused=True)
-    expected_gradients = torch.autograd.grad(one_by_one, trained, allow_unused=True)
-    for gradient, expected in zip(gradients, expected_gradients):
-        if expected is None:
-            assert gradient is None
-        else:
-            assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3)
+def test_recall_teaches_the_memory_what_to_keep(tmp_path, monkeypatch):
+    """Gradients reach the frames before those that are shown."""
+    monkeypatch.setattr(stages, "STEPS", {"recall": 1})
+    model = tiny()
+    video = scene(0, 32)
+    assert model.state_after(video.x[:5], []).requires_grad
+    gate = model.memory.w_gate[0].weight
+    before = gate.clone()
+    stages.inventories(options_in(tmp_path), "recall", model, [video])
+    assert not torch.equal(gate, before)
 
 
 # ------------------------------------------------------------- look, taken over
@@ -149,12 +117,11 @@ def test_look_is_taken_over(tmp_path, monkeypatch, memory):
     monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 1})
     videos = [scene(0, 32)]
     first = tiny()
-    fit = fit_in(tmp_path)
-    stages.before_narrating(fit, first, videos, tmp_path, 1e-3, 0, recall=False)
+    stages.before_narrating(options_in(tmp_path), first, videos)
     second = tiny(memory=memory)
     memory_before = {name: p.clone() for name, p in second.memory.named_parameters()}
     look = str(tmp_path / stages.LOOK)
-    stages.before_narrating(fit, second, videos, tmp_path, 1e-3, 0, look, recall=False)
+    stages.before_narrating(options_in(tmp_path, look=look), second, videos)
     assert {log.name for log in tmp_path.glob("*.jsonl")} == {"look-log.jsonl"}
 
     expected = stages.look_parameters(first)
@@ -171,7 +138,7 @@ def test_look_of_an_unlike_narrator_is_refused(tmp_path):
     file = tmp_path / stages.LOOK
 
     def take_over(model):
-        stages.before_narrating(None, model, [], tmp_path, 1e-3, 0, look=str(file))
+        stages.before_narrating(options_in(tmp_path, look=str(file)), model, [])
 
     with pytest.raises(BadData, match="look.safetensors is not the look.safetensors of a training"):
         take_over(tiny())

@@ -57,8 +57,6 @@ def test_a_video_is_a_function_of_its_seed():
     ("night", "83223d686ac9e7a1", [3.92, 3.63, 3.30]),
     ("hard", "c7d2286c837fafa4", [105.27, 94.58, 85.61]),
     ("second", "9fda0401937fbf99", [95.32, 85.94, 96.92]),
-    ("dark", "356742fc4215f0f7", [6.08, 5.70, 4.97]),          # only the light is another one
-    ("clutter", "356742fc4215f0f7", [110.02, 102.25, 87.85]),  # no sentence, no label has it
 ])
 def test_the_worlds_stay_as_they_were(name, expected, means):
     """The bundled narrator and all reported numbers are of these videos."""
@@ -200,20 +198,13 @@ def test_memory_narrations_need_memory(name):
             words = video.world.words(cell[last, TYPE], cell[last, COLOUR])
             assert narration.memory_words == words
             assert last <= narrations[n - 2].frame             # a whole other segment lies between
+            assert narration.text.endswith(" ".join(words) + ".")
             delays.append(narration.frame - last)
             # If it was named here before, that was another thing that looked the same.
             for m in range(1, n):
                 if places[m] == places[n] and " ".join(words) in narrations[m].text:
                     assert brought_since(video, places, m, n)
     assert 8 < np.median(delays) < 40
-
-
-def test_memory_words_are_in_the_text():
-    for video in plain_videos():
-        for narration in video.narrations:
-            verb = narration.text.split()[1]
-            assert bool(narration.memory_words) == (verb in ("tap", "wipe"))
-            assert narration.text.endswith(" ".join(narration.memory_words) + ".")
 
 
 # ------------------------------------------------------------- documents
@@ -248,21 +239,13 @@ def test_documents_tell_the_truth():
 
 # ------------------------------------------------------------- splits
 
-def test_splits_are_reproducible():
-    for split in world.SEEDS:
-        seeds = [seed for seed, _ in world.kitchens(split, 4)]
-        assert seeds == list(world.SEEDS[split][:4])
-    first, second = (list(world.kitchens("val", 6, (2, 5))) for _ in range(2))
-    assert [video.narrations for _, video in first] == [video.narrations for _, video in second]
-    assert sum(1 for _ in world.kitchens("val")) == world.VIDEOS["val"]
-
-
 @pytest.mark.parametrize("split, segments, counts", [
     ("train", (2, 5), {2, 3, 4, 5}),
     ("test", world.SEGMENTS, {8, 9, 10, 11, 12}),
 ])
 def test_numbers_of_segments(split, segments, counts):
-    videos = world.kitchens(split, 40, segments)
+    videos = list(world.kitchens(split, 40, segments))
+    assert [seed for seed, _ in videos] == list(world.SEEDS[split][:40])
     assert {len(video.narrations) - 1 for _, video in videos} == counts        # less the opening
 
 
@@ -339,37 +322,6 @@ def test_the_second_kitchen_has_other_words():
     written = words_of(itertools.islice(world.documents(0, second), 500))
     assert words <= written
     assert not written & set(world.COLOURS)
-    for video in videos_of("second"):
-        for narration in video.narrations:
-            if narration.memory_words:
-                assert narration.memory_words[0] in second.colours
-                assert narration.text.endswith(" ".join(narration.memory_words) + ".")
-
-
-def test_it_gets_dark():
-    """At its darkest the picture is almost black."""
-    lights = []
-    for plain, video in zip(plain_videos(), videos_of("dark")):
-        lights_of_video = [video.light(frame) for frame in range(len(video))]
-        lights += lights_of_video
-        darkest = int(np.argmin(lights_of_video))
-        light = lights_of_video[darkest]
-        in_daylight = plain.render(darkest).mean()
-        assert video.render(darkest).mean() <= in_daylight * (light + 0.1) / 0.7
-    assert min(lights) < 0.05
-    assert max(lights) > 0.9
-    assert 0.2 < np.mean(np.array(lights) < 0.2) < 0.6
-
-
-def test_clutter_is_never_used():
-    """It lies in open places, and changes the pictures of these alone."""
-    for plain, video in zip(plain_videos(), videos_of("clutter")[:10]):
-        difference = np.abs(video.render(0).astype(int) - plain.render(0).astype(int))
-        for place, thing in enumerate(video.clutter):
-            x, y = world.anchor(place, (0, 0))
-            changed = difference[y + 3:y + 29, x + 3:x + 29].max()
-            assert changed > 20 if thing else changed == 0
-            assert not thing or PLACES[place] not in world.CONTAINERS
 
 
 @pytest.mark.parametrize("seed, idle", [(1000258, 0.5), (1000530, None), (1000613, 0.5)])

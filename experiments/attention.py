@@ -1,12 +1,6 @@
-"""The paper's figures, but for those of cost.py.
+"""What true narrations attend to (Fig. 10), for one or more narrators side by side.
 
-    python -m experiments.figures timeline toy/kitchen.mp4 --png out/timeline.png      (timeline.py)
-    python -m experiments.figures attention --data toy --model toy/checkpoint
-    python -m experiments.figures forgetting --png out/forgetting.png                (forgetting.py)
-
-timeline     one video: true and predicted sentences, the trigger, the cache
-attention    Fig. 10: what true narrations attend to, for one or more models
-forgetting   how memories forget (not in the paper)
+    python -m experiments.attention --data toy --model toy/checkpoint
 """
 import argparse
 from pathlib import Path
@@ -18,13 +12,9 @@ from transformers import AttentionInterface
 
 import narrator as nar
 from commands.evaluate import load_vision, narrator_of, samples, true_narrations
-from experiments.forgetting import run_forgetting
-from experiments.timeline import run_timeline
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import (
-    DEFAULT_MODEL, Parser, data_options, model_options, trigger_options,
-)
+from support.common.options import DEFAULT_MODEL, Parser, data_options, model_options
 from support.common.progress import progress
 
 GROUPS = ("past narrations", "current frames", "past frames", "memory tokens")
@@ -112,29 +102,12 @@ def run_attention(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = Parser(prog="python -m experiments.figures", description="Figures of the paper.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    timeline = commands.add_parser("timeline", help="one video as a picture")
-    timeline.set_defaults(run=run_timeline)
-    timeline.add_argument("input", metavar="VIDEO",
-                          help="a video, or frame features; its true narrations are those of a "
-                               ".json beside it, if there is one")
-    model_options(timeline, default=DEFAULT_MODEL)
-    trigger_options(timeline)
-
-    attends = commands.add_parser("attention", help="what narrations attend to, of several models")
-    attends.set_defaults(run=run_attention)
-    data_options(attends)
-    model_options(attends, nargs="+", default=[DEFAULT_MODEL])
-
-    forgets = commands.add_parser("forgetting", help="how memories forget")
-    forgets.set_defaults(run=run_forgetting)
-
-    for command in (timeline, forgets):
-        command.add_argument("--png", metavar="FILE", required=True, help="the picture")
+    parser = Parser(prog="python -m experiments.attention",
+                    description="What true narrations attend to.")
+    data_options(parser)
+    model_options(parser, nargs="+", default=[DEFAULT_MODEL])
     args = parser.parse_args()
-    command_line(lambda: args.run(args))
+    command_line(lambda: run_attention(args))
 
 
 if __name__ == "__main__":

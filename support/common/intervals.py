@@ -1,0 +1,97 @@
+"""Is one narrator above another? The difference of two means over videos, with its 95 % interval.
+
+Both narrators are measured on the same videos, each after one or more trainings (seeds). Other
+videos and other seeds would give another difference. Its variance is a sum:
+
+    videos      the variance of the difference over videos, divided by their number
+    trainings   for each narrator, the variance of its mean over seeds, divided by their number
+
+Chance that belongs to a single video of a single training is in both parts, and taken out of the
+second. The interval is the difference plus or minus t times the root of the sum. t is a quantile of
+Student's t distribution; its degrees of freedom are Welch's, so two narrators may differ much in
+how reliably they train.
+
+With one seed on a side nothing is known of how trainings differ: then the interval is of videos
+alone, and holds for these trainings alone.
+"""
+from typing import NamedTuple
+
+import numpy as np
+
+# 97.5 % quantiles of Student's t distribution, by its degrees of freedom
+FREEDOMS = np.array([1, 2, 3, 4, 5, 6, 8, 10, 15, 30, np.inf])
+STUDENT = np.array([12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.042, 1.960])
+
+
+class ConfidenceInterval(NamedTuple):
+    mean: float                                # the difference
+    low: float                                 # with 95 %, it lies between these
+    high: float
+    seeds: tuple[int, int]                     # of the first narrator, and of the second
+
+    @property
+    def shown(self) -> bool:
+        """Whether the difference has one sign in the whole interval."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def of_these_trainings(self) -> bool:
+        """Whether it says nothing of how trainings differ."""
+        return min(self.seeds) == 1
+
+
+def compare_means(first: list[dict[str, float | None]], second: list[dict[str, float | None]],
+                  same_trainings: bool = False) -> ConfidenceInterval | None:
+    """The difference first - second of the means over videos of a measure, with its interval.
+
+    first, second       of each seed, {video: the measure; None where there is nothing to measure}
+    same_trainings      both are of the same trainings, seed by seed
+
+    None without results of both. Videos count that have the measure in every result; None if these
+    are fewer than two.
+    """
+    if not first or not second:
+        return None
+    names = []
+    for name in first[0]:
+        if all(result.get(name) is not None for result in first + second):
+            names.append(name)
+    if len(names) < 2:
+        return None
+
+    of_first = np.array([[result[name] for name in names] for result in first])    # [seeds, videos]
+    of_second = np.array([[result[name] for name in names] for result in second])
+    difference = of_first.mean(0) - of_second.mean(0)                              # [videos]
+    mean = float(difference.mean())
+    seeds = len(first), len(second)
+
+    variances = [difference.var(ddof=1) / len(names)]
+    freedoms = [len(names) - 1]
+    if min(seeds) > 1:
+        for measured in [of_first - of_second] if same_trainings else [of_first, of_second]:
+            variances.append(variance_of_trainings(measured))
+            freedoms.append(len(measured) - 1)
+    error = half_width(np.array(variances), np.array(freedoms))
+    return ConfidenceInterval(mean, mean - error, mean + error, seeds)
+
+
+def variance_of_trainings(measured: np.ndarray) -> float:
+    """Of the mean over n seeds, without the chance of single videos. measured [n, videos], n > 1"""
+    n, videos = measured.shape
+    of_seeds = measured.mean(1, keepdims=True)                                     # [n, 1]
+    rest = measured - of_seeds - measured.mean(0) + measured.mean()
+    variance_of_rest = np.square(rest).sum() / ((n - 1) * (videos - 1))
+    variance = of_seeds.var(ddof=1) - variance_of_rest / videos
+    return max(0.0, variance) / n
+
+
+def half_width(variances: np.ndarray, freedoms: np.ndarray) -> float:
+    """Of an interval, from the parts of its variance and their degrees of freedom."""
+    variance = variances.sum()
+    if variance == 0:
+        return 0.0
+    # Welch and Satterthwaite: the freedom of the sum lies near that of its largest part.
+    freedom = variance ** 2 / (variances ** 2 / freedoms).sum()
+    # Over 1 / freedom, quantiles lie nearly on a line.
+    student = np.interp(-1 / freedom, -1 / FREEDOMS, STUDENT)
+    return float(student * np.sqrt(variance))

@@ -1,0 +1,90 @@
+"""Intervals of the difference of two narrators, over videos and trainings."""
+import numpy as np
+import pytest
+
+from support.common.intervals import compare_means
+
+
+def result(values) -> dict[str, float]:
+    return {f"video {number}": float(value) for number, value in enumerate(values)}
+
+
+def results(measured) -> list[dict[str, float]]:
+    """Of values [seeds, videos]."""
+    return [result(values) for values in measured]
+
+
+def test_a_difference_that_all_videos_have_is_shown():
+    """However much videos differ: they are compared one by one."""
+    values = np.random.default_rng(0).normal(0, 10, 50)
+    interval = compare_means([result(values + 0.1)], [result(values)])
+    assert interval.mean == pytest.approx(0.1)
+    assert interval.low == pytest.approx(0.1)
+    assert interval.high == pytest.approx(0.1)
+    assert interval.shown and interval.of_these_trainings
+
+
+def test_the_interval_is_that_of_a_mean():
+    """For many videos, 1.96 standard errors on each side."""
+    noise = np.random.default_rng(1).normal(0, 1, 400)
+    interval = compare_means([result(noise)], [result(np.zeros(400))])
+    error = 1.96 * noise.std() / 20
+    assert interval.high - interval.low == pytest.approx(2 * error, rel=0.02)
+    assert interval.low < interval.mean < interval.high
+
+
+def test_the_less_reliable_side_decides_the_degrees_of_freedom():
+    """CLAM and K-Means of Table 5: three trainings each, whose spreads differ thirtyfold. Worked by
+    hand with two degrees of freedom, t = 4.303."""
+    spread = [0.481, 0.447, 0.167]
+    first = results([[value] * 60 for value in (0.953, 0.959, 0.965)])
+    second = results([[value] * 60 for value in spread])
+    interval = compare_means(first, second)
+    error = 4.303 * np.std(spread, ddof=1) / np.sqrt(3)
+    assert interval.high - interval.mean == pytest.approx(error, rel=0.01)
+    assert not interval.of_these_trainings
+
+
+# Standard deviations of two narrators' trainings, and of the rest; videos differ by 1.
+SPREADS = {
+    "trainings alike": (0, 0, 1),
+    "trainings and rest": (0.3, 0.3, 1),
+    "trainings above all": (1, 1, 0.1),
+    "one side unreliable": (1, 0.03, 0.1),
+}
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (6, 3)], ids=str)
+@pytest.mark.parametrize("spread", SPREADS)
+def test_it_covers_the_true_difference(seeds, spread):
+    """95 of 100 intervals hold the truth, 0: simulated narrators on 20 videos."""
+    generator = np.random.default_rng(2)
+    *of_trainings, rest = SPREADS[spread]
+    covered = []
+    for _ in range(400):
+        videos = generator.normal(0, 1, 20)
+        sides = []
+        for count, deviation in zip(seeds, of_trainings):
+            trainings = generator.normal(0, deviation, (count, 1))
+            sides.append(results(videos + trainings + generator.normal(0, rest, (count, 20))))
+        covered.append(not compare_means(*sides).shown)
+    assert 0.92 < np.mean(covered) < 0.985
+
+
+def test_the_same_trainings_are_compared_one_by_one():
+    """Trainings that differ much do not hide what another threshold changes in each of them."""
+    values = np.random.default_rng(3).normal(0, 1, (3, 1)) + np.zeros((3, 20))
+    first = results(values + 0.1)
+    second = results(values)
+    assert not compare_means(first, second).shown
+    interval = compare_means(first, second, same_trainings=True)
+    assert interval.low == pytest.approx(0.1)
+    assert interval.high == pytest.approx(0.1)
+
+
+def test_only_videos_that_all_results_measure_count():
+    first = {"a": 1.0, "b": None, "c": 0.5, "d": 0.5}
+    second = {"a": 0.5, "b": 1.0, "d": 0.5}
+    assert compare_means([first], [second]).mean == pytest.approx(0.25)
+    assert compare_means([first], []) is None
+    assert compare_means([{"a": 1.0}], [{"a": 1.0}]) is None

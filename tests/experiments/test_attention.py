@@ -1,0 +1,67 @@
+"""What narrations attend to (Fig. 10)."""
+import pytest
+import torch
+
+import narrator as nar
+from experiments import attention
+from helpers import TOY, small, tiny, video
+from test_evaluate import command
+
+
+@pytest.mark.parametrize("changes, past_frames, memory", [
+    ({}, False, True),
+    ({"memory": "none", "prune": False}, True, False),
+    ({"memory": "none", "last_k": 0, "narration_memory": 4}, False, True),
+])
+def test_attention_is_where_it_may_be(changes, past_frames, memory):
+    """Shares of the whole; none on past frames that are pruned, some on memory where there is one.
+    """
+    model = tiny(**changes)
+    shares = attention.attention(model, *video(model))
+    assert shares.shape == (4,)
+    assert (shares >= 0).all() and shares.sum() <= 1
+    assert (shares[2] > 0) == past_frames
+    assert (shares[3] > 0) == memory
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Phi3"])
+def test_attention_is_that_of_the_models_own_weights(family):
+    """As transformers returns it for the mask of Fig. 4, with norms of queries and keys (Qwen3),
+    one matrix for queries, keys and values (Phi3)."""
+    llm = small(family, pad_token_id=0)
+    for p in llm.parameters():
+        p.data *= 4                            # attention far from uniform
+    model = tiny(llm=llm, last_k=2)
+    x, narrations = video(model)
+    inputs = {}
+
+    def keep_inputs(module, arguments, options):
+        inputs.update(options)
+
+    hook = llm.model.register_forward_pre_hook(keep_inputs, with_kwargs=True)
+    tokens = model.layout.sequence(narrations)
+    mask = nar.attention_mask(tokens, 2)
+    with torch.no_grad():
+        found, _ = attention.last_attention(model, x, narrations, mask)
+    hook.remove()
+
+    llm.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = llm.model(
+            inputs_embeds=inputs["inputs_embeds"],
+            position_ids=inputs["position_ids"],
+            attention_mask=torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))[None, None],
+            use_cache=False,
+            output_attentions=True,
+        )
+    assert torch.allclose(found, output.attentions[-1][0].mean(0), atol=1e-4)
+
+
+def test_attention_command():
+    table = command("--data", "toy", "--limit", 1, "--model", TOY, TOY,
+                    main=attention.main)
+    lines = table.splitlines()[2:]                         # below the title and the models
+    assert [line[:20].strip() for line in lines] == list(attention.GROUPS)
+    shares = [[float(number) for number in line[20:].split()] for line in lines]
+    assert all(one == other for one, other in shares)
+    assert shares[2][0] == 0 and shares[3][0] > 0          # past frames, memory tokens
