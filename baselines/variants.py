@@ -84,13 +84,11 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
 
 
 def check_vision(source: str, vision: str | None):
-    """BadData if the vision models of a narrator cannot be found; before it is loaded.
-
-    vision      replaces the first of them
+    """BadData if the vision model of a narrator (or `vision`, in its place) cannot be found; before
+    the narrator is loaded.
     """
     changes = {"vision": vision} if vision else {}
     files = checkpoint.read_checkpoint(source)
     config = checkpoint.read_config(files, make_config, None, changes)
-    for name in config.MODEL_NAMES:
-        if name != "llm" and getattr(config, name):
-            checkpoint.model_folder(getattr(config, name), "vision")
+    if config.vision:
+        checkpoint.model_folder(config.vision, "vision")
