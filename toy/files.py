@@ -81,9 +81,10 @@ def toy_videos(root: str | Path | None, split: str, limit: int | None,
     folder = Path(root) / split
     if not folder.is_dir():
         folder = Path(root)
-    files = sorted(folder.glob("*.json"))[:limit]
+    files = sorted(folder.glob("[!.]*.json"))[:limit]            # no hidden ones, as macOS has
     if not files:
-        raise BadData(f"{folder}: has no toy videos; "
+        missing = "has no toy videos" if folder.is_dir() else "no such folder"
+        raise BadData(f"{folder}: {missing}; "
                       f"make some: python data.py toy --count 10 --output {folder}")
     return map(filmed, files)
 

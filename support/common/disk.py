@@ -124,18 +124,10 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path):
-    """The content of a JSON file. BadData if it is damaged, or has a name twice in one object."""
-    def each_once(pairs: list[tuple]) -> dict:
-        content = {}
-        for name, value in pairs:
-            if name in content:
-                raise ValueError(f"{name[:60]!r} is there twice")
-            content[name] = value
-        return content
-
+    """The content of a JSON file. BadData if it is damaged."""
     text = read_text(path)
     try:
-        return json.loads(text, object_pairs_hook=each_once)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{path}: is not JSON ({first_line(error)})") from None
 

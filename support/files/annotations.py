@@ -139,7 +139,7 @@ def egoexo4d(content: dict, notes: Notes) -> Rows:
     rows_of = defaultdict(dict)
     for take, annotators in content.items():
         for number, annotator in enumerate(annotators):
-            if is_set(annotator.get("rejected")):
+            if flag_of(annotator.get("rejected")):
                 notes.add("rejected annotators left out")
                 continue
             rows = [row | {"text": row["text"].strip()} for row in annotator["descriptions"]]
@@ -173,15 +173,12 @@ def ek100_raw(path: Path, notes: Notes) -> Rows:
     return rows_of
 
 
-def is_set(flag) -> bool:
-    """A flag as releases and exports have it: false, 0, "0", "false", "False" and null are not set.
-    """
-    return flag is not None and str(flag).strip().lower() not in ("", "0", "false", "no")
-
-
-def is_visible(row: dict) -> bool:
-    """EgoExo4D: can the camera wearer see it? Where nothing is said, yes."""
-    return row.get("ego_visible") is None or is_set(row["ego_visible"])
+def flag_of(value) -> bool | None:
+    """A flag as releases and exports have it: true, 1, "0", "False", ... None if nothing is said."""
+    text = str(value).strip().lower()
+    if text in ("", "none", "null", "nan"):
+        return None
+    return text not in ("0", "0.0", "false", "f", "no", "n")
 
 
 def take_names(root: Path) -> dict[str, str]:
@@ -240,8 +237,9 @@ def in_time(rows: list[dict], place: str, notes: Notes) -> list[tuple[float, str
 
 def make_track(video: str, annotator: str, rows: list[dict], path: Path, notes: Notes) -> Track:
     place = f"{path}, video {video}, annotator {annotator}"
-    seen = [row for row in rows if is_visible(row)]
-    unseen = [row for row in rows if not is_visible(row)]
+    # only EgoExo4D says what the camera wearer cannot see
+    seen = [row for row in rows if flag_of(row.get("ego_visible")) is not False]
+    unseen = [row for row in rows if flag_of(row.get("ego_visible")) is False]
     return Track(video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes))
 
 

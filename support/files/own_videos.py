@@ -212,7 +212,8 @@ def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> li
         beyond = sum(frame >= features.frames for frame, _ in placed)
         if beyond > 1 and beyond > len(placed) / 2:
             raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
-                          f"end of the video ({features.duration:g} s); are they of another one?")
+                          f"end of the video ({features.duration:g} s); are they of another one, "
+                          f"or in milliseconds?")
         narrations = one_frame_each(placed, features.frames - 1, notes)
         narrated.append(Narrated(name, narrations, features))
     return narrated

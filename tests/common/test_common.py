@@ -19,7 +19,8 @@ from helpers import ROOT
 from streams.inputs import Input
 from streams.subtitles import Writers
 from support.common.disk import (
-    check_writable, file_name, read_json, read_jsonl, replacing, write_json, write_tensors,
+    check_writable, file_name, read_json, read_jsonl, read_text, replacing, write_json,
+    write_tensors,
 )
 from support.common.errors import BadData, NotDownloaded, command_line
 from support.common.iterate import MOST, prefetch
@@ -155,20 +156,21 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path):
 
 
 def test_what_json_may_hold(tmp_path):
-    """A byte-order mark is no content; a name that is twice in an object is refused."""
+    """A byte-order mark is no content, nor is an empty line. A text may hold any character."""
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
     assert read_json(tmp_path / "a.json") == [1]
-    (tmp_path / "a.json").write_text('{"v1": [1], "v2": {"v1": 2}, "v1": []}')
-    with pytest.raises(BadData, match="a.json: is not JSON .'v1' is there twice"):
-        read_json(tmp_path / "a.json")
-
-
-def test_a_line_of_jsonl_may_hold_any_character(tmp_path):
     rows = [{"text": "one\u2028two\x85"}, {"text": ""}]
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    for end in ("", "\n"):
+    for end in ("", "\n", "\n\n"):
         (tmp_path / "a.jsonl").write_text("\n".join(lines) + end, encoding="utf-8")
         assert read_jsonl(tmp_path / "a.jsonl") == rows
+
+
+@pytest.mark.parametrize("encoding, named", [("latin1", "latin1"), ("utf-16", "utf-16")])
+def test_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path, encoding, named):
+    (tmp_path / "a.srt").write_text("Öffne.", encoding=encoding)
+    with pytest.raises(BadData, match=f"is not UTF-8 .*: iconv -f {named} -t utf-8 FILE > NEW"):
+        read_text(tmp_path / "a.srt")
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "100%", "..", "厨" * 60, "厨/" * 40])

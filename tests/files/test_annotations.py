@@ -163,7 +163,7 @@ def test_egoexo4d(tmp_path):
 
 @pytest.mark.parametrize("flag, is_set", [
     (True, True), (False, False), (1, True), (0, False), ("1", True), ("0", False),
-    ("true", True), ("False", False), (None, None),
+    ("true", True), ("False", False), (None, None), ("", None), (float("nan"), None),
 ])
 def test_flags_of_egoexo4d(tmp_path, flag, is_set):
     """As releases and exports have them. What is not said is visible, and not rejected."""
