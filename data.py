@@ -294,7 +294,6 @@ PAPER = {
 }
 
 
-PERCENTS = (5, 50, 95, 99.5, 100)
 REFRACTORY = 4.0        # seconds in which the threshold is theta_low
 
 
@@ -303,7 +302,7 @@ def number_of_words(text: str) -> int:
 
 
 def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = number_of_words) -> dict:
-    """The columns of Table 8, and percentiles of the lengths of segments.
+    """The columns of Table 8, and what helps to choose --max-segment and --refractory.
 
     Lengths and numbers of segments are means over videos; durations of segments and words are means
     over all narrations. words_in: text -> its number of words, or of tokens.
@@ -331,10 +330,8 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
         "memory_share": with_memory_words / narrations,
     }
     if segment_seconds:
-        for percent in PERCENTS:
-            columns[f"segment_{percent:g}%"] = float(np.percentile(segment_seconds, percent))
-        within = np.mean(np.array(segment_seconds) <= REFRACTORY)
-        columns["segments_within_4_s"] = float(within)
+        columns["longest_segment"] = max(segment_seconds)
+        columns["segments_within_4_s"] = float(np.mean(np.array(segment_seconds) <= REFRACTORY))
     return columns
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from baselines.variants import make_config
-from data import PAPER, PERCENTS, load_dataset, number_of_words, statistics
+from data import PAPER, load_dataset, number_of_words, statistics
 from narrator import Config, VisionEncoder
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
@@ -72,10 +72,9 @@ def stats_command(options: argparse.Namespace) -> None:
         note = "" if options.llm else "  (tokens of Llama: --llm)"
         print("paper", ROW.format(videos, *columns) + note)
     if "segments_within_4_s" in stats:          # numbers to choose options by
-        lengths = ", ".join(f"{percent:g} % within {stats[f'segment_{percent:g}%']:.1f}"
-                            for percent in PERCENTS)
-        print(f"segments [s]: {lengths} (--max-segment); {stats['segments_within_4_s']:.0%} within "
-              f"4 s, where --theta-low holds (--refractory)")
+        print(f"longest segment: {stats['longest_segment']:.1f} s (--max-segment); "
+              f"{stats['segments_within_4_s']:.0%} of all within 4 s, where --theta-low holds "
+              f"(--refractory)")
     if options.data == "ek100":
         list_unlike(dataset_folder(options.data, options.root), split)
     if options.json:

@@ -198,11 +198,7 @@ def narrator_for(sample: data.Sample, options: Recipe, device: str,
         config = new_config(options, llm, options.vision or vision, J, width)
         config.fps = sample.fps
         narrator = variants.new_narrator(*checkpoint.load_llm(llm, dtype), config)
-    config = narrator.config
-    if (J, width, sample.fps) != (config.J, config.width, config.fps):
-        raise BadData(f"the features are {width} wide with {J} tokens a frame, "
-                      f"{sample.fps:g} frames a second; the narrator needs {config.width}, "
-                      f"{config.J} and {config.fps:g}; use its vision model, {config.vision}")
+    data.check_sample(sample, narrator.config)
     return narrator
 
 

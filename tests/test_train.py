@@ -474,7 +474,7 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     ({"data": "ego5d", "root": None}, "ego5d: no such folder; choose one of toy, ego4d"),
     ({"llm": "./nowhere"}, "nowhere"),
     ({"init": "./nowhere"}, "nowhere"),
-    ({"init": str(TOY)}, "the features are 16 wide .* the narrator needs 128"),
+    ({"init": str(TOY)}, "its features are 16 wide .* the narrator needs 128"),
     ({"data": "toy", "memory_heads": 3}, "heads"),
     ({"data": "toy", "world": "noon"}, "unknown world 'noon'"),
 ])
