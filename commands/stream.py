@@ -6,12 +6,12 @@ import atexit
 import gc
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,7 +27,7 @@ from streams.serve import HOST, PORT, Page, serve
 from streams.speech import Speaker, find_voice
 from streams.subtitles import Writers, timestamp
 from streams.suspend import State
-from support.common.devices import device_and_dtype, dtype_name, vision_dtype
+from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
@@ -42,7 +42,10 @@ from support.files.video import Video
 from toy.read_out import in_words, load_read_out
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
-TOY_SIZE = (96, 96)                     # pixels of the videos that the bundled narrator was trained on
+# The narrator of real videos, and the licence of its language model
+PUBLISHED = "zeyun-zhong/flownar-1B-ego4d"
+LICENCE = "https://huggingface.co/meta-llama/Llama-3.2-1B-Instruct"
+TOY_SIZE = (96, 96)                     # pixels of the toy's videos
 
 
 class Stream:
@@ -145,12 +148,6 @@ class Stream:
         frames, self.total, self.video = open_frames(
             source, narrator.config, encode, args.lookahead, largest, open_video, skip
         )
-        # features have no pictures, and the size of a pipe's pictures is not known yet
-        size = self.video and self.video.size
-        if args.model is None and (self.given.live or size not in (None, TOY_SIZE)):
-            say_once("The bundled narrator knows only its miniature kitchen (toy/kitchen.mp4). "
-                     "For other videos, give --model a narrator trained for them, such as "
-                     "zeyun-zhong/flownar-1B-ego4d")
         if args.pace:
             frames = paced(frames, args.pace * narrator.config.fps)
         return frames
@@ -214,11 +211,12 @@ def run_inputs(args: argparse.Namespace) -> None:
         url = serve(streams[0].page, args.serve)
         print(f"page: {url}", file=sys.stderr, flush=True)
 
-    narrator, encoder = load_models(args, live)
+    model = args.model or default_model(args, live)
+    narrator, encoder = load_models(model, args, live)
     failed = []
     with ExitStack() as stack:
         speaker = stack.enter_context(Speaker(voice)) if voice else None
-        printer = Printer(narrator, args, speaker)
+        printer = Printer(narrator, model, args, speaker)
         for stream in streams:
             try:
                 printer.show(stream, stream.decisions(narrator, encoder, args))
@@ -235,28 +233,33 @@ def run_inputs(args: argparse.Namespace) -> None:
             time.sleep(3600)
 
 
-def load_models(args: argparse.Namespace,
+def default_model(args: argparse.Namespace, live: bool) -> str:
+    """The narrator of a command without --model: the bundled one for the toy's videos and for
+    features, the published one for all other videos.
+    """
+    for source in args.input:
+        if is_features(source):
+            continue
+        if live or is_pipe_or_url(source) or Video(source).size != TOY_SIZE:
+            return PUBLISHED
+    return DEFAULT_MODEL
+
+
+def load_models(model: str, args: argparse.Namespace,
                 live: bool) -> tuple[Narrator, VisionEncoder | None]:
     """The narrator of a command line, and its vision encoder if there are pictures to encode."""
-    model = DEFAULT_MODEL if args.model is None else args.model
-    has_videos = not all(is_features(source) for source in args.input)
-    if has_videos:
-        check_vision(model, args.vision)
-    device, dtype = device_and_dtype(args.device, args.dtype)
-    if args.dtype == "auto" and device == "cpu":
-        dtype = None                                    # what is faster here
-    changes = config_changes(args)
-    narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
-    if dtype is None and dtype_name(narrator.llm.dtype) == "bfloat16":
-        say_once("The language model computes in bfloat16, which is faster on this processor; "
-                 "--dtype float32 is exact")
-    if args.dtype == "auto":
-        args.dtype = dtype_name(narrator.llm.dtype)     # the vision encoder's, too
-    encoder = None
-    if has_videos:
-        encoder = narrator.vision_encoder(args.vision, vision_dtype(args))
+    try:
+        narrator, encoder = load(model, args)
+    except BadData as error:
+        if args.model or model == DEFAULT_MODEL:
+            raise
+        raise BadData(f"a video that is not the toy's is narrated by {PUBLISHED}, which cannot be "
+                      f"loaded: {error}. Accept Meta's licence at {LICENCE}, run `hf auth login` "
+                      f"and try again; or give --model toy/checkpoint, which knows only the words "
+                      f"of a miniature kitchen") from error
     if live:
-        print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
+        bounds = live_bounds(narrator, config_changes(args))
+        print(f"live: newest pictures first; {bounds}", file=sys.stderr)
     if args.compile:
         compile_narrator(narrator)
     else:
@@ -266,16 +269,38 @@ def load_models(args: argparse.Namespace,
     return narrator, encoder
 
 
+def load(model: str, args: argparse.Namespace) -> tuple[Narrator, VisionEncoder | None]:
+    """See `load_models`."""
+    has_videos = not all(is_features(source) for source in args.input)
+    if has_videos:
+        check_vision(model, args.vision)
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    chooses = args.dtype == "auto" and device == "cpu"
+    if chooses:
+        dtype = None                                    # what is faster here
+    narrator = load_narrator(model, args.llm, device, dtype, **config_changes(args)).merge()
+    dtype = narrator.llm.dtype
+    if chooses and dtype == torch.bfloat16:
+        say_once("The language model computes in bfloat16, which is faster on this processor; "
+                 "--dtype float32 is exact")
+    if not has_videos:
+        return narrator, None
+    if args.vision_dtype:
+        _, dtype = device_and_dtype(args.device, args.vision_dtype)
+    return narrator, narrator.vision_encoder(args.vision, dtype)
+
+
 class Printer:
     """Prints decisions as they come: the narrations, and with --explain each frame."""
 
-    def __init__(self, narrator: Narrator, args: argparse.Namespace, speaker: Speaker | None):
+    def __init__(self, narrator: Narrator, model: str, args: argparse.Namespace,
+                 speaker: Speaker | None):
         self.narrator = narrator
         self.args = args
         self.speaker = speaker
         self.read_out = None                            # says what the memory holds
         if args.explain:
-            self.read_out = load_read_out(args.model or DEFAULT_MODEL)
+            self.read_out = load_read_out(model)
             print(LEGEND, flush=True)
             if self.read_out is not None:
                 print(LEGEND_OF_MEMORY, flush=True)
@@ -314,15 +339,32 @@ class Printer:
         return lines
 
 
-def input_options(parser: ArgumentParser) -> None:
-    """Options of inputs (streams/live.py), and of bounds for streams without end
-    (streams/bounds.py).
-    """
+def output_options(parser: argparse._ArgumentGroup) -> None:
+    """Options of what is printed and written, and where it is shown."""
+    for form in ("jsonl", "srt", "vtt"):
+        parser.add_argument(f"--{form}", metavar="FILE", help=f"also write {form.upper()}")
+    parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     parser.add_argument(
-        "input", nargs="+",
-        help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; "
-             "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several files, "
-             "the output options name folders")
+        "--html", metavar="FILE", help="also write a page that plays the video with its narrations")
+    parser.add_argument(
+        "--explain", action="store_true", help="print what each frame fed, decided and pruned")
+    parser.add_argument(
+        "--serve", nargs="?", const=PORT, metavar="PORT",
+        type=in_range(int, 0, 65535, "a port, 0 to 65535 (0: any free one)"),
+        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port")
+    parser.add_argument(
+        "--speak", action="store_true",
+        help="speak the narrations (espeak-ng; on macOS also say)")
+    parser.add_argument(
+        "--pace", type=positive_float, metavar="X",
+        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve and "
+             "--speak (default: as fast as possible)")
+
+
+def endless_options(parser: argparse._ArgumentGroup) -> None:
+    """Options of cameras, and of streams without end (streams/live.py, bounds.py, suspend.py)."""
+    parser.add_argument(
+        "--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
     parser.add_argument(
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
@@ -332,30 +374,21 @@ def input_options(parser: ArgumentParser) -> None:
              "(default: never)")
     parser.add_argument(
         "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
-        help="an option of FFmpeg for sources that are no files, such as rtsp_transport=udp")
-    parser.add_argument(
-        "--pace", type=positive_float, metavar="X",
-        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve and "
-             "--speak (default: as fast as possible)")
+        help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")
     parser.add_argument(
         "--max-segment", type=positive_float, metavar="S",
         help="begin a segment anew, silently, after S seconds (default: live 30, else never)")
     parser.add_argument(
         "--max-position", type=positive_int, metavar="N",
         help="beyond position N, turn back to the prompt (default: live 16384, else never)")
-
-
-def main() -> None:
-    parser = Parser(description="Narrate a video as it plays.")
-    input_options(parser)
-    parser.add_argument(
-        "--fps", type=frame_rate, help="frames per second (default: the checkpoint's, 2)")
-    model_options(parser)
-    trigger_options(parser)
     parser.add_argument(
         "--keep-newline", action="store_true", default=None,
         help="with --last-k: keep every newline, as the published code does (the cache then "
              "grows)")
+
+
+def speed_options(parser: argparse._ArgumentGroup) -> None:
+    """Options that change how fast a stream is, and none of its narrations."""
     parser.add_argument(
         "--lookahead", type=positive_int, metavar="K",
         help=f"frames in one pass of the language model (default {LOOKAHEAD}; live 1); the "
@@ -367,23 +400,29 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="stream.py", description="Narrate a video as it plays.")
     parser.add_argument(
-        "--explain", action="store_true", help="print what each frame fed, decided and pruned")
-    for form in ("jsonl", "srt", "vtt"):
-        parser.add_argument(f"--{form}", metavar="FILE", help=f"also write {form.upper()}")
-    parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
-    parser.add_argument(
-        "--state", metavar="FILE", help="save all that a stream carries; go on if FILE is there")
-    parser.add_argument(
-        "--html", metavar="FILE", help="also write a page that plays the video with its narrations")
-    parser.add_argument(
-        "--serve", nargs="?", const=PORT, metavar="PORT",
-        type=in_range(int, 0, 65535, "a port, 0 to 65535 (0: any free one)"),
-        help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port")
-    parser.add_argument(
-        "--speak", action="store_true",
-        help="speak the narrations (espeak-ng; on macOS also say)")
-    args = parser.parse_args()
+        "input", nargs="+",
+        help="video file; frame features [T, J, D]: FILE.safetensors[:NAME] or FILE.pt; "
+             "camera[:N], /dev/video0, rtsp://..., http://..., - (stdin); of several files, "
+             "the output options name folders")
+    models = parser.add_argument_group("model")
+    model_options(models, help="checkpoint folder or hub id (default: the bundled one for the "
+                               f"toy's videos and for features, else {PUBLISHED})")
+    models.add_argument(
+        "--fps", type=frame_rate, help="frames per second (default: the checkpoint's, 2)")
+    trigger_options(parser.add_argument_group("when it narrates"))
+    output_options(parser.add_argument_group("outputs"))
+    endless_options(parser.add_argument_group("cameras and streams without end"))
+    speed_options(parser.add_argument_group("speed"))
+    return parser
+
+
+def main() -> None:
+    args = make_parser().parse_args()
     # without it, Ctrl-C takes seconds to free torch
     atexit.register(gc.freeze)
     command_line(lambda: run_inputs(args))

@@ -3,6 +3,7 @@ method/test_equalities.py."""
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,18 +304,39 @@ def test_explain(kitchen_features, tmp_path):
     assert re.fullmatch(r"memory: (\w+: \w+ \w+ \(\d\.\d\d, \d+ s\)(; )?)+", memories[10])
 
 
-def test_the_bundled_narrator_says_what_it_knows(tmp_path):
-    """Other videos without --model: one line of warning. A name whose bytes are no text is written
-    into the page, and finds the file."""
+@pytest.mark.parametrize("cached", [True, False])
+def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path):
+    """Without --model, for a video that is not the toy's: from the hub's cache, here one with the
+    toy's narrator in it. Where the hub gives nothing, one line says what to do.
+    """
+    write_video(tmp_path / "a.mp4", [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
+    if cached:
+        folder = tmp_path / "hub" / "models--zeyun-zhong--flownar-1B-ego4d"
+        shutil.copytree(TOY, folder / "snapshots" / "0123")
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("0123")
+    run = subprocess.run(
+        [sys.executable, "stream.py", str(tmp_path / "a.mp4")], cwd=ROOT, text=True,
+        capture_output=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")})
+    if cached:
+        assert run.returncode == 0 and run.stdout.startswith("[00:00:00.5] You"), run.stderr
+    else:
+        assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
+        for says in ("zeyun-zhong/flownar-1B-ego4d", "licence", "--model toy/checkpoint"):
+            assert says in run.stderr
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    """A name whose bytes are no text is written into the page, and finds the file."""
     videos = [tmp_path / "a.mp4", tmp_path / os.fsdecode(b"a\xff.mp4")]
     for file in videos:
         write_video(file, [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
-    code, errors = call(stream_command, [*map(str, videos), "--html", str(tmp_path)])
-    assert code == 0 and errors.count("--model") == 1 and "miniature kitchen" in errors
+    code, errors = call(stream_command, [*map(str, videos), "--model", str(TOY),
+                                         "--html", str(tmp_path)])
+    assert code == 0, errors
     page = (tmp_path / os.fsdecode(b"a\xff.html")).read_text(encoding="utf-8")
     assert 'src="a%FF.mp4"' in page and "<title>a?.mp4" in page
-    code, errors = call(stream_command, [str(videos[0]), "--model", str(TOY)])
-    assert code == 0 and "--model" not in errors
 
 
 # ------------------------------------------------------------------ output files

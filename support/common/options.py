@@ -93,8 +93,8 @@ def data_options(parser: ArgumentParser, required: bool = True):
 
 def model_options(parser: ArgumentParser, **model):
     """`model`: arguments of --model for argparse, such as its default."""
-    parser.add_argument("--model", help="checkpoint folder or hub id (default: the bundled toy)",
-                        **model)
+    options = {"help": "checkpoint folder or hub id (default: the bundled toy)"} | model
+    parser.add_argument("--model", **options)
     parser.add_argument("--last-k", type=kept_narrations, metavar="K",
                         help='FlowNar-C: keep only the last K narrations, or "all" '
                              '(default: what the checkpoint says)')

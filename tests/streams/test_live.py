@@ -1,5 +1,4 @@
 """streams/live.py: sources that are no files, without hardware. Only 127.0.0.1 is contacted."""
-import argparse
 import gc
 import json
 import os
@@ -250,10 +249,7 @@ class Eyes:
 
 
 def arguments(*words):
-    parser = argparse.ArgumentParser()
-    stream_command.input_options(parser)
-    args = parser.parse_args(["x", *words])
-    return argparse.Namespace(**vars(args), lookahead=1, guesses=3, static=False, model="x")
+    return stream_command.make_parser().parse_args(["x", "--lookahead=1", *words])
 
 
 def now_and_then(**changes):
