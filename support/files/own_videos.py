@@ -17,6 +17,7 @@ refused by name.
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -44,40 +45,41 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """{name: (file of narrations, video)}, sorted by name. The video is None if only its features
     are left.
     """
-    files = sorted(path for path in folder.iterdir()
-                   if path.is_file() and not path.name.startswith("."))
+    names = {file.stem for file in folder.glob("features/*.safetensors")}
     videos = {}
-    for file in files:
-        check_name(file)
-        if file.suffix.lower() not in VIDEOS:
+    texts = []                                 # files of narrations
+    for file in sorted(folder.iterdir()):
+        ending = file.suffix.lower()
+        if file.name.startswith(".") or ending not in VIDEOS + NARRATIONS or not file.is_file():
             continue
-        if file.stem in videos:
+        check_name(file)
+        if ending in NARRATIONS:
+            texts.append(file)
+        elif file.stem in videos:
             raise BadData(f"{file}: {videos[file.stem].name} has the same name; "
                           f"keep one of them, or rename one")
-        videos[file.stem] = file
-    encoded = {file.stem for file in folder.glob("features/*.safetensors")}
+        else:
+            videos[file.stem] = file
+    names |= videos.keys()
 
-    narrations = {}                            # name of a video: its files
-    alone = []
-    for file in files:
-        name = video_of(file, videos.keys() | encoded)
-        if name:
-            narrations.setdefault(name, []).append(file)
-        elif file.suffix.lower() in SUBTITLES:
-            alone.append(file.name)
-    if not narrations:
-        raise BadData(f"{folder}: has no video with narrations beside it, "
-                      f"such as a.mp4 and a.srt, .vtt, .csv or .json")
-
-    taken = {}
-    for name, candidates in sorted(narrations.items()):
-        taken[name], *others = sorted(candidates, key=lambda file: preference(file, name))
-        notes.add("files of narrations left out, because another one of the video is taken",
-                  len(others), [f"{file.name}: {taken[name].name} is taken" for file in others])
-    silent = [video.name for name, video in videos.items() if name not in narrations]
-    notes.add("videos without narrations left out", len(silent), silent)
+    texts_of = defaultdict(list)               # name of a video: its files
+    for file in texts:
+        texts_of[video_of(file, names)].append(file)
+    alone = [file.name for file in texts_of.pop(None, []) if file.suffix.lower() in SUBTITLES]
     notes.add("subtitles without a video left out", len(alone), alone)
-    return {name: (file, videos.get(name)) for name, file in taken.items()}
+    silent = [video.name for name, video in videos.items() if name not in texts_of]
+    notes.add("videos without narrations left out", len(silent), silent)
+    if not texts_of:
+        raise BadData(f"{folder}: has no video with narrations beside it, "
+                      f"such as a.mp4 and a.srt, .vtt, .csv or .json; {notes}")
+
+    listed = {}
+    for name, candidates in sorted(texts_of.items()):
+        taken, *others = sorted(candidates, key=lambda file: preference(file, name))
+        notes.add("files of narrations left out, because another one of the video is taken",
+                  len(others), [f"{file.name}: {taken.name} is taken" for file in others])
+        listed[name] = taken, videos.get(name)
+    return listed
 
 
 def video_of(file: Path, names: set[str]) -> str | None:
@@ -86,9 +88,7 @@ def video_of(file: Path, names: set[str]) -> str | None:
     if file.suffix.lower() in SUBTITLES:
         while name not in names and "." in name:
             name, _, _ = name.rpartition(".")
-    if name in names and file.suffix.lower() in NARRATIONS:
-        return name
-    return None
+    return name if name in names else None
 
 
 def preference(file: Path, name: str) -> tuple:
