@@ -24,7 +24,7 @@ from support.files.encoding import encode_videos
 from support.files.epic import UNLIKE
 from support.files.tracks import Notes
 from toy.files import write_kitchen
-from toy.world import WORLDS, find_world, lasting
+from toy.world import WORLDS, Kitchen, find_world, lasting
 
 
 # ---------------------------------------------------------------------- the three commands
@@ -32,18 +32,23 @@ from toy.world import WORLDS, find_world, lasting
 
 def toy_command(options: argparse.Namespace) -> None:
     output = Path(options.output)
-    seeds = range(options.seed, options.seed + options.count)
-    world = find_world(options.world)
     if options.count == 1:
-        kitchen = lasting(options.seed, 60 * options.minutes, world)
-        write_kitchen(kitchen, output)
+        kitchen = write_toy(options.seed, options.minutes, output, options.world)
         print(f"{output}, {output.with_suffix('.json')}: {len(kitchen.narrations)} narrations")
         return
     if output.suffix.lower() == ".mp4":
         raise BadData(f"{options.count} videos need a folder as --output, not {output}")
+    seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):
-        write_kitchen(lasting(seed, 60 * options.minutes, world), output / f"toy-{seed:07d}.mp4")
+        write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)
     print(f"{output}: {options.count} videos")
+
+
+def write_toy(seed: int, minutes: float, output: Path, world: str = "plain") -> Kitchen:
+    """Write a video of the named world, about `minutes` long, and its ground truth."""
+    kitchen = lasting(seed, 60 * minutes, find_world(world))
+    write_kitchen(kitchen, output)
+    return kitchen
 
 
 # Table 8: videos, length and its deviation, segments, seconds of a segment, words of a narration

@@ -17,7 +17,7 @@ import stream
 from baselines import variants
 from commands.scores import print_scores
 from streams.bounds import open_stream
-from support.common.devices import device_and_dtype, rank, vision_dtype
+from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_distinct, check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -72,7 +72,7 @@ def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionE
     """
     if args.data != "toy":
         return None
-    return narrator.vision_encoder(args.vision, vision_dtype(args))
+    return narrator.vision_encoder(args.vision, narrator.llm.dtype)
 
 
 def split_of(args: argparse.Namespace) -> str:

@@ -285,8 +285,6 @@ def load(model: str, args: argparse.Namespace) -> tuple[Narrator, VisionEncoder 
                  "--dtype float32 is exact")
     if not has_videos:
         return narrator, None
-    if args.vision_dtype:
-        _, dtype = device_and_dtype(args.device, args.vision_dtype)
     return narrator, narrator.vision_encoder(args.vision, dtype)
 
 

@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import evaluate
+from experiments.answers import Answers
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -30,7 +31,6 @@ from support.common.options import Parser
 from support.common.progress import progress
 from support.common.text import one_line
 from support.files.annotations import summarised
-from support.files.answers import Answers
 from support.files.narrations import Sentence, Truth, paired, read_predictions, read_truth
 from support.files.tracks import Interval, Notes
 from toy.world import FPS

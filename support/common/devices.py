@@ -1,7 +1,6 @@
 """Devices, number formats and processes."""
 from __future__ import annotations
 
-import argparse
 import os
 import re
 
@@ -37,16 +36,6 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return device, getattr(torch, dtype)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def vision_dtype(args: argparse.Namespace) -> torch.dtype:
-    """The dtype of a command's vision encoder: --vision-dtype, or else --dtype."""
-    _, dtype = device_and_dtype(args.device, args.vision_dtype or args.dtype)
-    return dtype
 
 
 def synchronise(where: torch.device | torch.Tensor) -> None:

@@ -104,13 +104,10 @@ def model_options(parser: ArgumentParser, **model):
                         help="vision encoder: folder or hub id (default: the checkpoint's)")
     parser.add_argument("--device", default="auto",
                         help="cpu, cuda, mps (default: the best there is)")
-    choices = ["auto", *DTYPES]
-    parser.add_argument("--dtype", default="auto", choices=choices,
-                        help="number format of the language model (default: bfloat16 on CUDA, else "
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES],
+                        help="number format of both models (default: bfloat16 on CUDA, else "
                              "float32; stream.py takes bfloat16 for a large model on a processor "
                              "that multiplies it)")
-    parser.add_argument("--vision-dtype", choices=choices,
-                        help="number format of the vision encoder (default: as --dtype)")
 
 
 def trigger_options(parser: ArgumentParser):

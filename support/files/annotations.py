@@ -139,7 +139,7 @@ def egoexo4d(content: dict, notes: Notes) -> Rows:
     rows_of = defaultdict(dict)
     for take, annotators in content.items():
         for number, annotator in enumerate(annotators):
-            if flag_of(annotator.get("rejected")):
+            if is_true(annotator.get("rejected")):
                 notes.add("rejected annotators left out")
                 continue
             rows = [row | {"text": row["text"].strip()} for row in annotator["descriptions"]]
@@ -173,7 +173,7 @@ def ek100_raw(path: Path, notes: Notes) -> Rows:
     return rows_of
 
 
-def flag_of(value) -> bool | None:
+def is_true(value) -> bool | None:
     """A flag as releases and exports have it: true, 1, "0", "False", ... None if nothing is said."""
     text = str(value).strip().lower()
     if text in ("", "none", "null", "nan"):
@@ -238,8 +238,8 @@ def in_time(rows: list[dict], place: str, notes: Notes) -> list[tuple[float, str
 def make_track(video: str, annotator: str, rows: list[dict], path: Path, notes: Notes) -> Track:
     place = f"{path}, video {video}, annotator {annotator}"
     # only EgoExo4D says what the camera wearer cannot see
-    seen = [row for row in rows if flag_of(row.get("ego_visible")) is not False]
-    unseen = [row for row in rows if flag_of(row.get("ego_visible")) is False]
+    seen = [row for row in rows if is_true(row.get("ego_visible")) is not False]
+    unseen = [row for row in rows if is_true(row.get("ego_visible")) is False]
     return Track(video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes))
 
 

@@ -1,14 +1,14 @@
-"""support/files/answers.py: questions to a language model, with and without a chat template, each
+"""experiments/answers.py: questions to a language model, with and without a chat template, each
 asked once.
 """
 import json
 
 import pytest
 
+from experiments import answers
 from helpers import TOY, grouped
 from support.common.errors import BadData
 from support.engine.checkpoint import load_tokenizer
-from support.files import answers
 
 TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
             "{% if add_generation_prompt %}<assistant>{% endif %}"
