@@ -84,7 +84,9 @@ class CLAM(nn.Module):
         self.heads = heads
         keys = width // 2                                               # key channels, h * c
         self.z = nn.Parameter(torch.empty(M, width))
-        self.target = nn.Parameter(torch.empty(M, width)) if target else None
+        self.target = None
+        if target:
+            self.target = nn.Parameter(torch.empty(M, width))
 
         # Z -> the queries Q
         self.self_attn = nn.MultiheadAttention(width, heads, dropout=dropout, batch_first=True)
@@ -95,7 +97,8 @@ class CLAM(nn.Module):
         # frame tokens -> k, v, G (Eq. 2)
         self.w_k = nn.Linear(width, keys, bias=False)
         self.w_v = nn.Linear(width, width, bias=False)
-        self.w_gate = nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, keys))
+        to_rank = nn.Linear(width, rank, bias=False)
+        self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, keys))
 
         # Q S -> memory tokens
         self.w_output_gate = nn.Linear(width, width, bias=False)
@@ -139,17 +142,19 @@ class CLAM(nn.Module):
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
         """
         check(x, read_at, self.width)
-        s = self.initial_state(len(x)) if state is None else state
-        states = [s]                                                    # S_0 .. S_L
+        if state is None:
+            state = self.initial_state(len(x))
+        states = [state]                                                # S_0 .. S_L
         for x_j in x.unbind(1):                                         # [B, D]
             k, v, log_gate = self.project(x_j)
-            gate = log_gate.exp()[..., None]                            # [B, h, c, 1]
-            update = k[..., :, None] * v[..., None, :]                  # k^T v, [B, h, c, e]
-            s = gate * s + update                                       # Eq. 2
-            states.append(s)
+            gate = log_gate.exp()
+            update = einsum(k, v, "b h c, b h e -> b h c e")            # k^T v
+            state = gate[..., None] * state + update                    # Eq. 2
+            states.append(state)
         states = torch.stack(states, dim=1)                             # [B, L + 1, h, c, e]
-        videos = torch.arange(len(x))[:, None]
-        return self.read(states[videos, read_at]), s
+        videos = torch.arange(len(x))
+        at_read_outs = states[videos[:, None], read_at]                 # [B, N, h, c, e]
+        return self.read(at_read_outs), state
 
     # ------------------------------------------------------------------ M_t = Q S_t
 
@@ -160,14 +165,18 @@ class CLAM(nn.Module):
         The self-attention (App. B.6) starts from a target, a vector for each memory token: zero, as
         published, or learned (not in the paper).
         """
-        target = torch.zeros_like(self.z) if self.target is None else self.target
-        with_z = (target + self.z)[None]                                # its queries and keys
-        attended, _ = self.self_attn(with_z, with_z, target[None], need_weights=False)
-        residual = self.norm_a(target + self.dropout(attended[0]))      # [M, D]
+        target = self.target
+        if target is None:
+            target = torch.zeros_like(self.z)
+        with_z = target + self.z                                        # its queries and keys
+        attended, _ = self.self_attn(with_z, with_z, target, need_weights=False)
+        residual = self.norm_a(target + self.dropout(attended))         # [M, D]
 
         query_input = residual + self.z
-        q = rearrange(self.w_q(query_input), "m (h c) -> h m c", h=self.heads)
-        q = q * q.shape[-1] ** -0.5                                     # the scale, as published
+        q = self.w_q(query_input)
+        q = rearrange(q, "m (h c) -> h m c", h=self.heads)
+        c = q.shape[2]
+        q = q * c ** -0.5                                               # the scale, as published
         output_gate = F.silu(self.w_output_gate(query_input))
         return q, output_gate, residual
 
@@ -176,7 +185,9 @@ class CLAM(nn.Module):
 
         queries     the result of `queries`; a stream computes it once
         """
-        q, output_gate, residual = self.queries() if queries is None else queries
+        if queries is None:
+            queries = self.queries()
+        q, output_gate, residual = queries
         o = einsum(q.float(), state, "h m c, ... h c e -> ... m h e")   # Q S, in fp32
         # Norm, output gate and projection of gated linear attention (published; not in the paper).
         o = self.norm_o(o.to(residual.dtype))
@@ -202,13 +213,15 @@ class CLAM(nn.Module):
         """
         decay = log_gate.sum(-3).exp()                                  # [.., h, c]
         decay_after = sum_after(log_gate).exp()                         # [.., L, h, c]
-        update = einsum(k * decay_after, v, "... l h c, ... l h e -> ... h c e")
+        decayed = k * decay_after
+        update = einsum(decayed, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         """Streaming (Alg. 2, line 5): a frame x [B, L, D] -> the new state."""
         assert len(x) == len(state), "each stream has its own state"
-        decay, update = self.absorb(*self.project(x))
+        k, v, log_gate = self.project(x)
+        decay, update = self.absorb(k, v, log_gate)
         return decay[..., None] * state + update
 
     def chunked(self, x: Tensor, read_at: Tensor,
@@ -221,29 +234,32 @@ class CLAM(nn.Module):
         check(x, read_at, self.width)
         if state is None:
             state = self.initial_state(len(x))
-        videos = zip(x, read_at, state, strict=True)
-        results = [self.states_of_video(*video) for video in videos]
-        states, last = (torch.stack(of_videos) for of_videos in zip(*results))
+        states = []
+        for x_b, read_at_b, state_b in zip(x, read_at, state, strict=True):
+            states.append(self.states_of_video(x_b, read_at_b, state_b))
+        states = torch.stack(states)                                    # [B, N + 1, h, c, e]
+        at_read_outs = states[:, :-1]
+        last = states[:, -1]
         if read_at.shape[1] == 0:                                       # read nowhere
             return x.new_zeros(len(x), 0, self.M, self.width), last
-        return self.read(states), last
+        return self.read(at_read_outs), last
 
-    def states_of_video(self, x: Tensor, read_at: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """x [L, D], read_at [N] and the state before -> states at the read-outs [N, h, c, e], and
-        the last one [h, c, e].
+    def states_of_video(self, x: Tensor, read_at: Tensor, state: Tensor) -> Tensor:
+        """x [L, D], read_at [N] and the state before -> states [N + 1, h, c, e]: one at each
+        read-out, and the last one.
         """
-        # N + 1 pieces: one before each read-out, and the rest. (split, not slices: the gradient of
-        # each slice would be as large as all of k)
-        ends = torch.tensor([0, *read_at.tolist(), len(x)])
-        lengths = ends.diff().tolist()
-        k, v, log_gate = [whole.split(lengths) for whole in self.project(x)]
+        # N + 1 pieces: one before each read-out, and the rest
+        bounds = torch.tensor([0, *read_at.tolist(), len(x)])
+        lengths = bounds.diff().tolist()
+        k, v, log_gate = self.project(x)
+        # split, not slices: the gradient of each slice would be as large as all of k
+        pieces = zip(k.split(lengths), v.split(lengths), log_gate.split(lengths))
         states = []
-        for piece in zip(k, v, log_gate):
+        for piece in pieces:
             decay, update = self.absorb(*piece)
-            s = decay[..., None] * s + update                           # Eq. 2, piece by piece
-            states.append(s)
-        states = torch.stack(states)
-        return states[:-1], states[-1]
+            state = decay[..., None] * state + update                   # Eq. 2, piece by piece
+            states.append(state)
+        return torch.stack(states)
 
     forward = chunked
 
@@ -284,21 +300,34 @@ def sum_after(g: Tensor) -> Tensor:
     Summed backwards from the end, so that it is exact near the end. (A difference of prefix sums
     would be a difference of large numbers.)
     """
-    none_after_the_last = torch.zeros_like(g[..., :1, :, :])
-    of_next = torch.cat([g[..., 1:, :, :], none_after_the_last], dim=-3)
-    return of_next.flip(-3).cumsum(-3).flip(-3)
+    of_next = g.roll(-1, dims=-3)                       # (1, 2, 3) -> (2, 3, 1)
+    of_next[..., -1:, :, :] = 0                         # none comes after the last
+    from_the_end = of_next.flip(-3).cumsum(-3)
+    return from_the_end.flip(-3)
 
 
 def check(x: Tensor, read_at: Tensor, width: int):
     """Assert that x is [B, L, D], and that read_at [B, N] never decreases and stays within 0..L."""
-    assert x.dim() == 3 and x.shape[2] == width, f"[B, L, {width}] tokens, not {list(x.shape)}"
-    assert read_at.dim() == 2 and len(read_at) == len(x), f"read-outs [{len(x)}, N]"
+    assert x.dim() == 3, f"tokens [B, L, {width}], not {list(x.shape)}"
+    assert x.shape[2] == width, f"tokens of width {width}, not {x.shape[2]}"
+    assert read_at.dim() == 2, f"read-outs [B, N], not {list(read_at.shape)}"
+    assert len(read_at) == len(x), f"read-outs of {len(x)} videos, not of {len(read_at)}"
+    L = x.shape[1]
     for row in read_at.tolist():
-        bounds = [0, *row, x.shape[1]]
-        assert bounds == sorted(bounds), f"read-outs must rise within 0..{x.shape[1]}, not {row}"
+        bounds = [0, *row, L]
+        assert bounds == sorted(bounds), f"read-outs must rise within 0..{L}, not {row}"
 
 
 # ------------------------------------------------------ python clam.py
+
+def written(matrix: Tensor) -> str:
+    """A matrix, row by row; or a vector."""
+    rows = []
+    for row in torch.atleast_2d(matrix).tolist():
+        numbers = [f"{number:g}" for number in row]
+        rows.append(" ".join(numbers))
+    return "[" + " ; ".join(rows) + "]"
+
 
 def worked_example():
     """Eq. 2 with a state of 2 x 2 and three tokens: one head, keys and values of two channels."""
@@ -312,33 +341,29 @@ def worked_example():
                          [0.5, 1.0],
                          [0.5, 0.5]])
 
-    def row(vector: Tensor) -> str:
-        return " ".join(f"{number:g}" for number in vector.tolist())
-
-    def show(matrix: Tensor) -> str:
-        return "[" + " ; ".join(row(vector) for vector in matrix) + "]"
-
-    state = torch.zeros(2, 2)
     print("S_j = G_j * S_{j-1} + k_j^T v_j; a matrix is written row by row; "
           "G decays its rows, the key channels")
+    state = torch.zeros(2, 2)
     for j, (k_j, v_j, gate_j) in enumerate(zip(k, v, gate), start=1):
         decayed = gate_j[:, None] * state                               # G_j * S_{j-1}
-        added = k_j[:, None] * v_j[None]                                # k_j^T v_j
+        added = torch.outer(k_j, v_j)                                   # k_j^T v_j
         state = decayed + added
-        equation = f"({row(gate_j)}) * S_{j - 1} + ({row(k_j)})^T ({row(v_j)})"
-        print(f"S_{j} = {equation} = {show(decayed)} + {show(added)} = {show(state)}")
+        print(f"S_{j} = {written(gate_j)} * S_{j - 1} + {written(k_j)}^T {written(v_j)}")
+        print(f"    = {written(decayed)} + {written(added)}")
+        print(f"    = {written(state)}")
 
-    q = torch.tensor([[1.0, 0.0],
-                      [0.0, 1.0]])
-    print(f"M = Q S_3 with Q = {show(q)}: {show(q @ state)}")
+    q = torch.eye(2)
+    memory = q @ state
+    print(f"M = Q S_3 with Q = {written(q)}: {written(memory)}")
     print("Query (1 0) reads what keys (1 0) stored: "
           "a quarter of v_1 (after two gates of 1/2) and all of v_3.")
     print("Query (0 1) reads what key (0 1) stored: half of v_2 (after one gate of 1/2).")
 
-    # `absorb` has a dimension for the heads: [L, 1, 2].
-    decay, update = CLAM.absorb(k[:, None], v[:, None], gate[:, None].log())
-    print(f"The three tokens at once (`absorb`): decay ({row(decay[0])}), "
-          f"update {show(update[0])}")
+    # `absorb` has a dimension for the heads, of which there is one here: [3, 1, 2]
+    log_gate = gate.log()
+    decay, update = CLAM.absorb(k[:, None], v[:, None], log_gate[:, None])
+    print(f"The three tokens at once (`absorb`): decay {written(decay)}, "
+          f"update {written(update[0])}")
 
 
 def main():

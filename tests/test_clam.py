@@ -81,7 +81,7 @@ def test_example_is_right(monkeypatch, capsys):
     main()
     printed = capsys.readouterr().out
     assert "= [3 2.5 ; 0 4]" in printed
-    assert "decay (0.125 0.25), update [3 2.5 ; 0 4]" in printed
+    assert "decay [0.125 0.25], update [3 2.5 ; 0 4]" in printed
 
 
 def test_initialise_makes_pictures_of_the_past():
