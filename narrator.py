@@ -532,8 +532,7 @@ class Narrator(nn.Module):
             position_ids=positions[None],
             attention_mask=None if mask is None else mask[None, None],
             segments=segments,
-            cache=cache,
-            use_cache=cache is not None,
+            **family.with_cache(self.llm.model, cache),
         )
         return output.last_hidden_state[0]
 

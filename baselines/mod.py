@@ -31,6 +31,7 @@ from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
 from support.engine.checkpoint import published_name
+from support.engine.family import cache_name
 from support.engine.settings import LEAST
 
 # Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
@@ -110,7 +111,7 @@ class MoDLayer(nn.Module):
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
         if attention_mask is not None:          # None: all tokens before them, too
-            cache = options.get("cache")
+            cache = options.get(cache_name(self.inner))
             attention_mask = self.mask(attention_mask, cache, len(kept))
         cos, sin = position_embeddings
         before = h[:, kept]

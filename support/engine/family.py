@@ -7,6 +7,8 @@ more than keys and values are found, whatever a family is called.
 """
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 
@@ -78,7 +80,7 @@ def computes_the_same(llm: nn.Module) -> bool:
     trained = run(0, 4, segments=[(first, first), (others, others)], use_cache=False)[1:]
     # streaming: one token, then the two others, with a cache
     causal = torch.ones(3, 3, dtype=torch.bool, device=llm.device).tril()[None, None]
-    past = {"cache": DynamicCache(), "use_cache": True}
+    past = with_cache(llm.model, DynamicCache())
     begun = run(1, 2, attention_mask=causal[..., :1, :1], **past)
     went_on = run(2, 4, attention_mask=causal[..., 1:, :], **past)
     streamed = torch.cat([begun, went_on])
@@ -86,6 +88,17 @@ def computes_the_same(llm: nn.Module) -> bool:
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     difference = torch.stack([trained, streamed]) - own
     return bool(difference.norm() <= tolerance * own.norm())
+
+
+def with_cache(module: nn.Module, cache) -> dict:
+    """The arguments that give a module of transformers its cache; None: it has none."""
+    return {cache_name(module): cache, "use_cache": cache is not None}
+
+
+def cache_name(module: nn.Module) -> str:
+    """`cache` since transformers 5.24, before that `past_key_values`."""
+    arguments = inspect.signature(type(module).forward).parameters
+    return "cache" if "cache" in arguments else "past_key_values"
 
 
 def rope_type(model: nn.Module) -> str:
