@@ -153,19 +153,18 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
         pictures = prefetch(video, 2 * batch)
     # Whole batches are skipped: the last bits of a picture's tokens depend on its batch.
     skipped = skip // batch * batch
-    frames = encode_pictures(pictures, encode, batch, skipped)
+    frames = encode_pictures(islice(pictures, skipped, None), encode, batch)
     return islice(frames, skip - skipped, None), video.frames, video
 
 
 def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
-                    batch: int = 1, skip: int = 0) -> Iterator[Tensor]:
-    """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size) from `skip` on.
+                    batch: int = 1) -> Iterator[Tensor]:
+    """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size).
 
     vision      uint8 [B, H, W, 3] -> [B, J, D]
     batch       pictures per call of `vision`, which gets no batch of which every picture is the
                 same array as the last picture before it (a still one)
     """
-    pictures = islice(pictures, skip, None)
     last = None
     for chunk in chunks(pictures, batch):
         if any(picture is not last for picture in chunk):
