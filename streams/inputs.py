@@ -9,6 +9,7 @@ from pathlib import Path
 from streams.live import is_live
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
+from support.common.text import without_controls
 from support.files.features import file_and_name
 from support.files.own_videos import NARRATIONS
 
@@ -67,8 +68,7 @@ def inputs_of(args: Namespace) -> list[Input]:
 def name_of(source: str) -> str:
     """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
     path, tensor = file_and_name(source)
-    name = Path(tensor or path).stem
-    return "".join(filter(str.isprintable, name))       # it is shown, and a terminal obeys the others
+    return without_controls(Path(tensor or path).stem)
 
 
 def files_in_folders(name: str, folders: dict[str, str | None]) -> dict[str, str | None]:

@@ -20,11 +20,15 @@ def one_line(text: str) -> str:
     return " ".join("".join(characters).split())
 
 
+def without_controls(text: str) -> str:
+    """A name for terminals: without the characters that they obey instead of showing."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)
+
+
 def without_secrets(source: str) -> str:
     """A source for messages and files: an address is shown as scheme://host/..., because a user, a
-    password, a path and a query may all be secret. Everything else is shown as it is, but for
-    characters that a terminal would obey."""
-    source = "".join(filter(str.isprintable, source))
+    password, a path and a query may all be secret. Everything else is shown as it is."""
+    source = without_controls(source)
     scheme, separator, rest = source.partition("://")
     if not separator:
         return source

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import ROOT
-from streams.inputs import Input
+from streams.inputs import Input, name_of
 from streams.subtitles import Writers
 from support.common.disk import (
     check_writable, file_name, read_json, read_jsonl, read_text, replacing, write_json,
@@ -250,3 +250,7 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
 def test_of_an_address_only_the_host_is_shown(source, shown):
     assert without_secrets(source) == shown
     assert without_secrets(shown) == shown
+
+
+def test_names_of_inputs_give_a_terminal_no_orders():
+    assert name_of("x/a\x1b[31mred.mp4") == name_of("b.safetensors:a\x1b[31mred") == "a[31mred"
