@@ -119,8 +119,7 @@ def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
         raise BadData(f"{folder}: the {split} split of {name} has no narrations")
     process, _ = rank()
     if process == 0:
-        separator = "; " if str(notes) else ""
-        print(f"{name} {split}: {len(samples)} samples{separator}{notes}", file=sys.stderr)
+        print(notes.after(f"{name} {split}: {len(samples)} samples"), file=sys.stderr)
     return iter(samples)
 
 

@@ -108,7 +108,7 @@ def encode_command(options: argparse.Namespace) -> None:
         config.vision = portable_path(config.vision)
         notes = Notes()
         videos = own_videos.to_encode(folder, notes)
-        print(f"{folder}: {len(videos)} videos with narrations; {notes}", file=sys.stderr)
+        print(notes.after(f"{folder}: {len(videos)} videos with narrations"), file=sys.stderr)
         output = folder / "features"
     else:
         videos = options.videos

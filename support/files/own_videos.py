@@ -70,8 +70,8 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     silent = [video.name for name, video in videos.items() if name not in texts_of]
     notes.add("videos without narrations left out", len(silent), silent)
     if not texts_of:
-        raise BadData(f"{folder}: has no video with narrations beside it, "
-                      f"such as a.mp4 and a.srt, .vtt, .csv or .json; {notes}")
+        raise BadData(notes.after(f"{folder}: has no video with narrations beside it, "
+                                  f"such as a.mp4 and a.srt, .vtt, .csv or .json"))
 
     listed = {}
     for name, candidates in sorted(texts_of.items()):

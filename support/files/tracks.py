@@ -51,6 +51,10 @@ class Notes:
         self.counts[what] += n
         self.examples[what] += examples
 
+    def after(self, beginning: str) -> str:
+        """A line: its beginning, and what was counted."""
+        return "; ".join(filter(None, [beginning, str(self)]))
+
     def __str__(self) -> str:
         """One line, with the first examples."""
         parts = []
