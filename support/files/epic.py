@@ -68,10 +68,15 @@ def has_verb(narration: str, verb: str) -> bool:
 
 def words_of(narration: str) -> tuple[list[str], list[str]]:
     """An adverb before the verb, if there is one, and the other words: in lower case, without
-    punctuation around them.
+    punctuation around them. A comma between two words becomes "and".
     """
-    words = [word.strip("\"'.,;:!?()") for word in narration.lower().split()]
-    words = [word for word in words if word]
+    words = []
+    for part in narration.lower().split(","):
+        more = [word.strip("\"'.;:!?()") for word in part.split()]
+        more = [word for word in more if word]
+        if words and more and more[0] != "and":
+            words.append("and")
+        words += more
     if len(words) > 1 and words[0] in ADVERBS:
         return words[:1], words[1:]
     return [], words
