@@ -22,7 +22,7 @@ from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream
 from streams.inputs import Input, inputs_of
-from streams.live import Camera, Recording, is_live, is_pipe_or_url, paced, source_option
+from streams.live import Camera, is_live, paced, source_option
 from streams.serve import HOST, PORT, Page, serve
 from streams.speech import Speaker, find_voice
 from streams.subtitles import Writers, timestamp
@@ -38,7 +38,7 @@ from support.common.text import without_secrets
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
-from support.files.video import Video
+from support.files.video import Video, is_pipe_or_url
 from toy.read_out import in_words, load_read_out
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
@@ -143,8 +143,6 @@ class Stream:
         if self.given.live:
             open_video = partial(Camera, options=options, retries=args.retries)
             skip = 0
-        elif is_pipe_or_url(source):
-            open_video = partial(Recording, options=options)
         frames, self.total, self.video = open_frames(
             source, narrator.config, encode, args.lookahead, largest, open_video, skip
         )

@@ -1,16 +1,15 @@
-"""Pictures from cameras, pipes and the network (not in the paper).
+"""Pictures as they come, from cameras, pipes and the network (not in the paper).
 
     for picture in Camera("rtsp://10.0.0.7/door"): ...     uint8 [H, W, 3], at most `fps` a second
 
     camera camera:1 /dev/video0                     a camera of this machine
     rtsp://... rtmp://... udp://... tcp://...       live, like every address but http
     lavfi:testsrc=rate=25,realtime                  live: FFmpeg's test pictures
-    http://... https://... -                        a recording, or live with --live; - is standard
-                                                    input
+    http://... https://... -                        live with --live; - is standard input. Else a
+                                                    recording (support/files/video.py)
 
-Of a recording no picture is left out. Of a live source the newest pictures count: at most QUEUE of
-them wait for a slow narrator, and when another one comes, the oldest is dropped. While no pictures
-come there are none: no black ones, and none twice.
+The newest pictures count: at most QUEUE of them wait for a slow narrator, and when another one
+comes, the oldest is dropped. While no pictures come there are none: no black ones, and none twice.
 """
 from __future__ import annotations
 
@@ -31,25 +30,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from support.common.errors import BadData
-from support.common.iterate import prefetch
 from support.common.text import without_secrets
-from support.files.video import Video, open_container, scaled_size, to_rgb, video_stream
+from support.files.video import PATIENCE, is_pipe_or_url, scaled_size, to_rgb, video_stream
 
 LIVE = re.compile(
     r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*"
 )
-PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
 
 QUEUE = 4                               # pictures that wait for the narrator
-PATIENCE = 10.0                         # seconds without data, or a picture, until a source is lost
 LONGEST_PAUSE = 30                      # seconds between two attempts to open it again
 OUTAGE = 10.0                           # seconds without pictures after which the view has changed
 REPEAT = 30.0                           # seconds within which the same sentence is a repeat
 EARLY = 0.25                            # of 1 / fps: a picture may come so early, as clocks jitter
-# errors that do not pass by themselves
-NEVER = (av.error.ProtocolNotFoundError, av.error.DemuxerNotFoundError,
-         av.error.OptionNotFoundError, av.error.HTTPUnauthorizedError,
-         av.error.HTTPForbiddenError)
 
 # FFmpeg's format for cameras, and its name of the one with a number, by operating system
 CAMERAS = {
@@ -57,14 +49,14 @@ CAMERAS = {
     "darwin": ("avfoundation", "{}"),
     "win32": ("dshow", "video={}"),
 }
-# Options of FFmpeg. For all live sources: do not hold pictures back
+# Options of FFmpeg: do not hold pictures back
 LIVE_OPTIONS = {
     "fflags": "nobuffer+discardcorrupt",
     "flags": "low_delay",
     "analyzeduration": "1000000",
     "probesize": "1000000",
 }
-# For a format or a protocol
+# Further ones, for a format or a protocol
 OPTIONS = {
     "rtsp": {"rtsp_transport": "tcp", "max_delay": "500000"},
     "udp": {"overrun_nonfatal": "1", "fifo_size": "50000"},
@@ -74,11 +66,6 @@ OPTIONS = {
 
 
 # ---------------------------------------------------------------------- what an input is
-
-def is_pipe_or_url(source: str) -> bool:
-    """Whether an input comes through a pipe or the network. It is a recording without --live."""
-    return PIPE_OR_URL.fullmatch(source) is not None
-
 
 def is_live(source: str, live: bool = False) -> bool:
     """Whether an input is live, by its name or by --live (`live`).
@@ -93,9 +80,8 @@ def is_live(source: str, live: bool = False) -> bool:
     return live
 
 
-def address(source: str, live: bool,
-            given: dict[str, str]) -> tuple[str, str | None, dict[str, str]]:
-    """What FFmpeg opens for a source: file, format, options.
+def address(source: str, given: dict[str, str]) -> tuple[str, str | None, dict[str, str]]:
+    """What FFmpeg opens for a live source: file, format, options.
 
     The format is None where FFmpeg finds it in the file. Options that are `given` replace ours.
     """
@@ -115,8 +101,7 @@ def address(source: str, live: bool,
     protocol = form or source.partition(":")[0].lower().removesuffix("s")       # rtsps, https
     if protocol == "rtp":
         protocol = "udp"                            # which carries it
-    options = LIVE_OPTIONS if live else {}
-    return file, form, options | OPTIONS.get(protocol, {}) | given
+    return file, form, LIVE_OPTIONS | OPTIONS.get(protocol, {}) | given
 
 
 def source_option(text: str) -> tuple[str, str]:
@@ -126,50 +111,6 @@ def source_option(text: str) -> tuple[str, str]:
         # the message must not repeat the text, which may hold a password
         raise ArgumentTypeError("must be NAME=VALUE, such as rtsp_transport=udp")
     return name, value
-
-
-# ---------------------------------------------------------------------- recordings
-
-class Recording:
-    """A recording through a pipe or the network: as a Video, but a thread opens and reads it, so
-    that Ctrl-C works while nothing comes.
-
-    options: of FFmpeg, beside ours
-    """
-    frames = None                                   # as in Video; not known before
-    size = None
-
-    def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None):
-        self.source = source
-        self.name = without_secrets(source)
-        self.fps = fps
-        self.largest = largest
-        self.options = options or {}
-        self.video = None
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return prefetch(self._read(), QUEUE)
-
-    def _read(self) -> Iterator[np.ndarray]:
-        file, _, options = address(self.source, False, self.options)
-        container = open_container(file, self.name, options=options, timeout=patience(self.source))
-        self.video = Video(self.source, self.fps, self.largest, container)
-        yield from self.video
-        # A damaged file is narrated as far as it goes. Here it may be the connection that has ended.
-        if self.video.broke_off and self.source != "-":
-            raise BadData(f"{self.name}: broke off before its end; with --state, the same command "
-                          f"goes on when the connection is there again")
-
-    def report(self) -> None:
-        if self.video is not None:
-            self.video.report()
-
-
-def patience(source: str) -> tuple[float, float] | None:
-    """PyAV's time limits [s] for opening and reading a source. Whoever writes into a pipe may rest.
-    """
-    return None if source == "-" else (PATIENCE, PATIENCE)
 
 
 def paced(items: Iterable, rate: float) -> Iterator:
@@ -190,13 +131,15 @@ class Camera:
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, beside ours
     retries     how often in a row it is opened again without a picture, until it is given up;
-                None: for ever
+                None: for ever, but the first opening must succeed
 
     size        of the present picture
     arrived     when it came (time.monotonic)
     wall        the time of day when it came (time.time)
     time        seconds from the first picture to the end of this one
-    gap         seconds between the picture before and this one
+    gap         seconds between the picture before and this one; inf: there was none
+    begin       the time from which on pictures have come without an outage: more than OUTAGE
+                seconds without one, or three pictures where these are rare
     late        seconds from the arrival of a picture to its sentence: the newest, and the longest
     reported    the last sentence that was no repeat, and its end (s)
 
@@ -210,18 +153,20 @@ class Camera:
         self.name = without_secrets(source)
         self.fps = float(fps)
         self.largest = largest
-        self.options = options or {}
+        self.address = address(source, options or {})
         self.retries = retries
+        self.outage = max(OUTAGE, 3 / self.fps)
         self.waiting = Queue(QUEUE)                 # (arrived, wall, picture), an error, or None
         self.closed = Event()
         self.thread = Thread(target=self._run, daemon=True)
 
         self.size = None
-        self.arrived = None
+        self.arrived = -inf
         self.first = None                           # when the first picture came
         self.wall = 0.0
         self.time = 0.0
-        self.gap = 0.0
+        self.gap = inf
+        self.begin = 0.0
         self.late = (0.0, 0.0)
         self.reported = ("", -inf)
         # counts for the report
@@ -232,7 +177,6 @@ class Camera:
         # of the thread
         self.reformatter = VideoReformatter()
         self.due = -inf                             # when the next picture is wanted
-        self.lost = False                           # an outage has been reported, and lasts
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.thread.start()
@@ -257,10 +201,12 @@ class Camera:
         """Make a picture the present one."""
         if self.first is None:
             self.first = arrived
-        if self.arrived is not None:
-            self.gap = arrived - self.arrived
+        self.gap = arrived - self.arrived
         self.arrived = arrived
-        self.time = round(arrived - self.first + 1 / self.fps, 3)
+        before = arrived - self.first
+        self.time = round(before + 1 / self.fps, 3)
+        if self.gap > self.outage:
+            self.begin = round(before, 3)
         self.wall = wall
         self.size = picture.shape[:2]
         self.taken += 1
@@ -268,22 +214,25 @@ class Camera:
 
     def restart_after_outage(self, frames: Iterable[Tensor],
                              restart: Callable[[], None]) -> Iterator[Tensor]:
-        """The frames of these pictures; calls restart() before the first one after an outage: more
-        than OUTAGE seconds, or three pictures where these are rare."""
+        """The frames of these pictures; calls restart() before the first one after an outage."""
         for x in frames:
-            if self.gap > max(OUTAGE, 3 / self.fps):
+            if self.gap > self.outage:
                 restart()
             yield x
 
     def with_time_of_day(self, row: dict) -> dict:
         """The row of a sentence about the present picture (subtitles.py) with the time of day.
 
-        It is marked as a repeat if it has been reported within REPEAT seconds.
+        It does not reach back over an outage, and is marked as a repeat if it has been reported
+        within REPEAT seconds.
         """
         late = time.monotonic() - self.arrived
         self.late = (late, max(late, self.late[1]))
         time_of_day = datetime.fromtimestamp(self.wall, timezone.utc)
-        row = row | {"wall": time_of_day.isoformat(timespec="milliseconds")}
+        row = row | {
+            "start": max(row["start"], self.begin),
+            "wall": time_of_day.isoformat(timespec="milliseconds"),
+        }
         text, end = self.reported
         if row["text"] == text and row["end"] - end <= REPEAT:
             return row | {"repeat": True}
@@ -327,42 +276,53 @@ class Camera:
             reason = "it ended"
             try:
                 yield from self._watch()
-            except (av.FFmpegError, BadData, IndexError) as error:      # IndexError: as in video.py
-                reason = reason_of(error)
-                if isinstance(error, NEVER) and self.decoded == 0:
-                    raise BadData(f"{self.name}: cannot be opened ({reason}); "
-                                  f"check the address") from error
-            if self.closed.is_set():
+            except av.error.ExitError:
+                reason = f"nothing came for {PATIENCE:g} s"
+            except av.FFmpegError as error:
+                reason = error.strerror
+            except (BadData, IndexError) as error:  # IndexError: as in video.py
+                reason = str(error)
+            is_pipe = self.source == "-"
+            # a pipe that has ended stays so
+            if self.closed.is_set() or is_pipe and self.decoded > 0:
                 return
-            if self.source == "-" and self.decoded > 0:         # a pipe that has ended stays so
-                return
-            if self.decoded > decoded_before:
-                failures = 0
-            failures += 1
-            if self.source == "-" or self.retries is not None and failures > self.retries:
-                raise BadData(f"{self.name}: no pictures at attempt {failures} ({reason}); "
-                              f"check the source")
-            if not self.lost:
+
+            failures = 1 if self.decoded > decoded_before else failures + 1
+            retries = self.retries
+            if retries is None:
+                retries = inf if self.decoded > 0 else 0
+            if is_pipe or failures > retries:
+                raise BadData(self._no_pictures(reason))
+            if failures == 1:
                 self.say(f"no pictures ({reason}); trying again")
-                self.lost = True
             self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))
+
+    def _no_pictures(self, reason: str) -> str:
+        file, form, _ = self.address
+        if form in (None, "lavfi"):
+            return f"{self.name}: no pictures ({reason}); check the source"
+        return (f"{self.name}: no pictures from {file} ({reason}); give another camera (camera:1), "
+                f"or lavfi:testsrc=size=96x96:rate=25,realtime, which needs none")
 
     def _watch(self) -> Iterator[tuple[float, float, np.ndarray]]:
         """Open the source, and give its pictures as they are due, until it ends or fails."""
-        file, form, options = address(self.source, True, self.options)
-        with av.open(file, format=form, options=options, timeout=patience(self.source),
+        file, form, options = self.address
+        # whoever writes into a pipe may rest
+        timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
+        with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
             newest_at = time.monotonic()
-            connected = False
+            is_back = self.decoded == 0             # whether it is known that pictures come
             for packet in container.demux():
                 if self.closed.is_set():
                     return
                 frames = undamaged(packet) if packet.stream is stream else []
-                if frames and not connected:
-                    self._connected()
-                    connected = True
+                if frames and not is_back:
+                    is_back = True
+                    self.reconnects += 1
+                    self.say("pictures come again")
                 for frame in frames:
                     newest_at = time.monotonic()
                     self.decoded += 1
@@ -371,14 +331,6 @@ class Camera:
                         yield newest_at, time.time(), to_rgb(frame, self.reformatter, *size)
                 if time.monotonic() - newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
-
-    def _connected(self) -> None:
-        """Count and report the first picture after an opening."""
-        if self.decoded > 0:
-            self.reconnects += 1
-        if self.lost:
-            self.say("pictures come again" if self.decoded else "pictures come")
-        self.lost = False
 
     def _is_due(self, now: float) -> bool:
         """Whether it is the turn of a picture that comes now; then the next one is due later."""
@@ -389,15 +341,6 @@ class Camera:
             self.due = now
         self.due += period
         return True
-
-
-def reason_of(error: Exception) -> str:
-    """Why a source has no pictures, for a message."""
-    if isinstance(error, av.error.ExitError):
-        return f"nothing came for {PATIENCE:g} s"
-    if isinstance(error, av.FFmpegError):
-        return error.strerror
-    return str(error)
 
 
 def undamaged(packet) -> list[av.VideoFrame]:

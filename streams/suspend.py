@@ -46,11 +46,12 @@ from narrator import Tokens
 from stream import Cache
 from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
-from streams.live import Camera, is_pipe_or_url
+from streams.live import Camera
 from streams.subtitles import Writers, hash_of_end, timestamp
 from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.common.text import without_secrets
+from support.files.video import is_pipe_or_url
 from support.files.features import file_and_name
 
 FORMAT = 3

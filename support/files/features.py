@@ -147,7 +147,8 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     if is_features(source):
         x = load_features(source, tokens=config.J, width=config.width)
         return iter(x[skip:]), len(x), None
-    video = open_video(source, config.fps, largest)
+    # in a thread, because Ctrl-C does not reach FFmpeg while it waits for a pipe
+    video = next(prefetch((open_video(source, config.fps, largest) for _ in range(1)), 1))
     pictures = video
     if isinstance(video, Video):               # other sources have a thread already
         pictures = prefetch(video, 2 * batch)

@@ -1,6 +1,7 @@
 """Videos, picture by picture (§3.1): decoding by presentation time, and writing.
 
     for picture in Video("kitchen.mp4", fps=2): ...       uint8 [H, W, 3], whatever the file's rate
+    Video("https://example.org/kitchen.mp4"), Video("-")  through the network; from standard input
 
 damaged     packets of a video file that could not be decoded faithfully
 gap         time between two pictures. If a gap is implausibly long, the file's clock is assumed to
@@ -36,45 +37,45 @@ BACKWARDS = 3.0                                # seconds; a larger step back in 
 # duration are believed, but none above the second number
 LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
-HDR = (16, 18)                                 # transfer functions: PQ and HLG
+PATIENCE = 10.0                                # seconds without data until a sender is given up
+PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
+PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
 
 
 class Video:
     """The RGB pictures of a video file at a fixed rate. They can be read once, as from a pipe.
 
-    path        the file
+    path        the file; http://, https:// or "-", standard input: what it sends, from its beginning
     fps         pictures to give per second
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
-    container   PyAV's, if the file is open already
     options     of FFmpeg, such as {"framerate": "10"} for a file without times
     size        height and width of the pictures as given (rotated as the file asks)
     duration    seconds from time 0 to the end that the file's header states, or None
     frames      the number of pictures expected from `duration`, or None
     damaged     until now, the number of packets not decoded faithfully; at the end, one more if the
                 end is missing
-    broke_off   at the end: whether more than a second of the end is missing
     gaps        until now, seconds of each gap that was too long to be believed. The next picture
                 follows without a gap
 
     Time 0 is that of the file, whose sound may begin before its pictures. Until the first picture
     that can be decoded, that picture is given. Repeated frames are the same array. Mirroring and
     the aspect ratio of non-square pixels are ignored. If the size changes on the way, all pictures
-    are scaled to the first size.
+    are scaled to the first size. HDR pictures get the colours of ordinary video.
 
-    Raises BadData if the file is missing, is no video, or has no picture that can be decoded.
+    Raises BadData if the file is missing, is no video, is encrypted, or has no picture that can be
+    decoded; of what is sent, also if it breaks off.
     """
 
     def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None,
-                 container=None, options: dict[str, str] | None = None):
+                 options: dict[str, str] | None = None):
         self.path = path
         self.name = without_secrets(str(path))
         self.fps = float(fps)
         self.largest = largest
         self.damaged = 0
-        self.broke_off = False
         self.gaps = []
         self._read = False                     # whether an iteration has begun
-        self._container = container or open_file(path, options)
+        self._container = open_file(path, options)
         self._stream = video_stream(self._container, self.name, "AUTO")
         self.duration = promised(self._container, self._stream)
         self.frames = None
@@ -84,8 +85,8 @@ class Video:
         pictures = self._decode()
         first = list(islice(pictures, 16))     # these show the size and the clock
         if not first:
-            cure = "damaged or encrypted; get the file again"
-            if container is not None:          # a pipe or an address: FFmpeg cannot go back in it
+            cure = "damaged? get the file again"
+            if is_pipe_or_url(str(path)):      # FFmpeg cannot go back in it
                 cure = ("if it is an .mp4 whose index stands at its end, give the file itself, or "
                         "rewrite it (ffmpeg -i IN -c copy -movflags +faststart OUT)")
             raise BadData(f"{self.name}: not one picture can be decoded; {cure}")
@@ -105,9 +106,6 @@ class Video:
         if self._container.format.flags & av.format.Flags.no_timestamps.value:
             self._problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
                                   f"(--source-option framerate=N)")
-        if first[0].color_trc in HDR:
-            self._problems.append("is HDR, and its colours are taken as they are: "
-                                  "the narrator may not know them (docs/streams.md)")
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """uint8 [H, W, 3], frame by frame.
@@ -130,8 +128,11 @@ class Video:
         # a file that was cut between two packets shows no other sign of it
         missing = (self.duration or 0) - end - sum(self.gaps)
         if missing > 1 + 2 * self._step:
-            self.broke_off = True
             self.damaged += 1
+            # a damaged file is narrated as far as it goes, but this may have been the connection
+            if "://" in str(self.path):
+                raise BadData(f"{self.name}: broke off before its end; with --state, the same "
+                              f"command goes on when the connection is there again")
 
     def report(self) -> None:
         """Print what is wrong with the file in one line on stderr; after an iteration."""
@@ -153,7 +154,7 @@ class Video:
             try:
                 packet = next(packets, None)
             except av.error.ExitError as error:
-                # a time limit is set for network sources only (streams/live.py)
+                # a time limit is set for senders only
                 raise BadData(f"{self.name}: nothing came any more; "
                               f"is the sender still there?") from error
             except (av.FFmpegError, IndexError) as error:
@@ -166,6 +167,8 @@ class Video:
                 continue
             if packet is None:
                 return
+            if packet.has_sidedata("encryption_info"):
+                raise BadData(f"{self.name}: is encrypted; decrypt it first")
             failures = 0
             frames = []
             # A marked packet was cut short, and would spoil the pictures before it. Only in .ts is
@@ -227,16 +230,28 @@ def is_sorted(times: Iterable[int | None]) -> bool:
     return known == sorted(known)
 
 
+def is_pipe_or_url(source: str) -> bool:
+    """Whether an input comes through a pipe or the network. It is a recording without --live."""
+    return PIPE_OR_URL.fullmatch(source) is not None
+
+
 def open_file(path: str | Path, options: dict[str, str] | None = None):
-    """The open container of a video file; `options` are FFmpeg's.
+    """The open container of a video; `options` are FFmpeg's.
 
     Raises BadData if it is missing, no file, damaged, or no video.
     """
-    name = without_secrets(str(path))
+    source = str(path)
+    name = without_secrets(source)
+    options = options or {}
+    if source == "-":                          # whoever writes into a pipe may rest
+        return open_container("pipe:0", name, options=options)
+    if is_pipe_or_url(source):
+        return open_container(source, name, options={"reconnect": "1"} | options,
+                              timeout=(PATIENCE, PATIENCE))
     if not Path(path).is_file():
         raise BadData(f"{name}: no such file")
     # with "file:", FFmpeg does not take a name with a ':' for a URL
-    return open_container(f"file:{path}", name, options=options or {})
+    return open_container(f"file:{path}", name, options=options)
 
 
 def open_container(file: str, name: str, **settings):
@@ -277,14 +292,15 @@ def start_of(container) -> float | None:
 def promised(container, stream) -> float | None:
     """The seconds from time 0 to the end of the pictures that a file's header states, or None."""
     start = start_of(container) or 0.0
-    # Matroska: a tag of the stream
+    # Matroska: a tag has the end of the stream, and FFmpeg may guess another one from the sound
     tag = re.fullmatch(r"(\d{1,9}):(\d{1,9}):(\d{1,9}(?:\.\d*)?)",
                        stream.metadata.get("DURATION", ""))
-    if stream.duration is not None:
+    if tag:
+        hours, minutes, seconds = map(float, tag.groups())
+        end = 3600 * hours + 60 * minutes + seconds
+    elif stream.duration is not None:
         begin = float(stream.start_time * stream.time_base) if stream.start_time else start
         end = begin + float(stream.duration * stream.time_base)
-    elif tag:
-        end = 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])
     elif container.duration is None:
         return None
     else:
@@ -309,9 +325,34 @@ def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter, width: int,
     scaling = {}
     if (frame.width, frame.height) != (width, height):
         scaling = {"interpolation": "BICUBIC"}
-    rgb = reformatter.reformat(frame, width, height, "rgb24", **scaling).to_ndarray()  # [H, W, 3]
+    is_hdr = frame.color_trc in (PQ, HLG)
+    form = "rgb48le" if is_hdr else "rgb24"
+    rgb = reformatter.reformat(frame, width, height, form, **scaling).to_ndarray()     # [H, W, 3]
+    if is_hdr:
+        rgb = hdr_to_sdr(rgb, frame.color_trc)
     # `rotation` and rot90 both turn counter-clockwise
     return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))
+
+
+def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:
+    """uint16 [H, W, 3] in the colours of HDR (BT.2020, PQ or HLG) -> uint8 in those of ordinary
+    video (BT.709, gamma 2.4). Its white is that of ITU-R BT.2408, 203 cd/m2; brighter is white, too.
+    """
+    x = rgb / np.float32(65535)
+    if transfer == PQ:
+        y = x ** (1 / 78.84375)
+        light = np.maximum(y - 0.8359375, 0) / (18.8515625 - 18.6875 * y)
+        light = 10_000 * light ** (1 / 0.1593017578125)                        # cd/m2
+    else:                                      # as a display of 1000 cd/m2 shows it
+        bright = (np.exp((x - 0.55991073) / 0.17883277) + 0.28466892) / 12
+        scene = np.where(x <= 0.5, x ** 2 / 3, bright)
+        luminance = scene @ np.float32([0.2627, 0.6780, 0.0593])
+        light = 1000 * scene * luminance[..., None] ** 0.2
+    to_bt709 = np.float32([[1.6605, -0.5876, -0.0728],
+                           [-0.1246, 1.1329, -0.0083],
+                           [-0.0182, -0.1006, 1.1187]])
+    light = np.clip(light / 203 @ to_bt709.T, 0, 1)
+    return np.round(255 * light ** (1 / 2.4)).astype(np.uint8)
 
 
 def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18) -> None:

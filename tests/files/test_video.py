@@ -48,9 +48,10 @@ def steady(count: int, rate: float) -> list[float]:
 
 def record(path: Path, times, movflags: str = "", turn: int | None = None, bframes: int = 3,
            gop: int = 12, picture=picture_of, container: str | None = None, codec: str = "libx264",
-           seconds_of_sound: float = 0, hdr: bool = False) -> Path:
+           options: dict[str, str] | None = None,
+           seconds_of_sound: float = 0, transfer: int = 0) -> Path:
     """Write picture(k) at times[k] [s], and silence from time 0 on."""
-    options = {"movflags": movflags} if movflags else {}
+    options = (options or {}) | ({"movflags": movflags} if movflags else {})
     with av.open(str(path), "w", format=container, options=options) as file:
         stream = file.add_stream(codec, rate=30)
         stream.height, stream.width = picture(0).shape[:2]
@@ -59,8 +60,8 @@ def record(path: Path, times, movflags: str = "", turn: int | None = None, bfram
         stream.options = {"crf": "20", "bf": str(bframes), "b-adapt": "0", "g": str(gop)}
         if turn is not None:
             stream.set_display_rotation(turn)
-        if hdr:
-            stream.codec_context.color_trc = 16
+        if transfer:
+            stream.codec_context.color_trc = transfer
         if seconds_of_sound:
             sound = file.add_stream("aac", rate=48000)
             for k in range(round(seconds_of_sound * 48000 / 1024)):
@@ -149,10 +150,11 @@ def test_containers_without_presentation_times(tmp_path, name, codec, rate):
 def test_time_0_is_that_of_the_file(tmp_path, name):
     """The sound begins 3 s before the pictures. The first picture is given until it is shown."""
     times = steady(40, 10)
-    path = record(tmp_path / name, [3 + time for time in times], bframes=0, seconds_of_sound=7)
+    path = record(tmp_path / name, [3 + time for time in times], bframes=0, seconds_of_sound=9)
     video = Video(path)
     numbers = numbers_in(video)
-    assert video.frames == len(numbers)
+    # the sound is longer, too, and nothing is missing
+    assert video.frames == len(numbers) and video.damaged == 0
     # the file begins with the sound, which an encoder begins a little before its first sample
     assert numbers[:6] == [0] * 6
     assert numbers[6:14] == pytest.approx(on_screen(times, 2, 8), abs=1)
@@ -169,10 +171,37 @@ def test_without_times_a_rate_is_assumed(tmp_path, capsys):
     assert len(numbers_in(Video(path))) >= 3
 
 
-def test_hdr_is_said(tmp_path, capsys):
-    video = Video(record(tmp_path / "a.mp4", [0, 1], hdr=True))
-    video.report()
-    assert "is HDR" in capsys.readouterr().err
+def graded(plain: np.ndarray, transfer: int) -> np.ndarray:
+    """uint8 [H, W, 3] as a phone would store it in HDR, uint16: its white at 203 cd/m2."""
+    to_bt2020 = np.array([[0.6274, 0.3293, 0.0433], [0.0691, 0.9195, 0.0114],
+                          [0.0164, 0.0880, 0.8956]])
+    light = 203 * (plain / 255) ** 2.4 @ to_bt2020.T                   # cd/m2
+    if transfer == decoder.PQ:
+        y = (light / 10_000) ** 0.1593017578125
+        code = ((0.8359375 + 18.8515625 * y) / (1 + 18.6875 * y)) ** 78.84375
+    else:                                                              # HLG
+        light = light / 1000
+        luminance = (light @ [0.2627, 0.6780, 0.0593])[..., None]
+        scene = light * np.maximum(luminance, 1e-6) ** (1 / 1.2 - 1)
+        bright = 0.17883277 * np.log(np.maximum(12 * scene - 0.28466892, 1e-9)) + 0.55991073
+        code = np.where(scene <= 1 / 12, np.sqrt(3 * scene), bright)
+    return np.round(65535 * code).astype(np.uint16)
+
+
+@pytest.mark.parametrize("transfer", [decoder.PQ, decoder.HLG])
+def test_hdr_gets_the_colours_of_ordinary_video(tmp_path, transfer):
+    plain = np.random.default_rng(0).integers(0, 256, (32, 32, 3)).astype(np.uint8)
+    stored = graded(plain, transfer)
+    sdr = decoder.hdr_to_sdr(stored, transfer)
+    error = np.abs(sdr.astype(int) - plain)             # near black, the curve is steep
+    assert sdr.dtype == np.uint8 and error.mean() < 0.1 and error.max() < 10
+    assert decoder.hdr_to_sdr(np.full((1, 1, 3), 65535, np.uint16), transfer).tolist() == [[[255] * 3]]
+
+    grey = np.full((64, 96, 3), 120, np.uint8)
+    as_stored = (graded(grey, transfer) >> 8).astype(np.uint8)
+    picture, *_ = Video(record(tmp_path / "a.mp4", [0, 1], picture=lambda k: as_stored,
+                               transfer=transfer))
+    assert np.abs(picture.astype(int) - 120).max() <= 4
 
 
 @pytest.mark.parametrize("second_start", [0, 4])
@@ -422,6 +451,11 @@ def write_without_index(path: Path) -> None:
     keep_share(path, 0.97)
 
 
+def write_encrypted(path: Path) -> None:
+    record(path, TIMES, options={"encryption_scheme": "cenc-aes-ctr", "encryption_key": "0" * 32,
+                                 "encryption_kid": "1" * 32})
+
+
 def write_diary(path: Path) -> None:
     path.write_text("dear diary\n" * 100)
 
@@ -435,6 +469,7 @@ def write_diary(path: Path) -> None:
     ("text.txt", write_diary, "text file"),
     ("pipe.mp4", os.mkfifo, "no such file"),
     ("hollow.mp4", write_hollow, "not one picture"),
+    ("locked.mp4", write_encrypted, "is encrypted"),
     ("sound.mp4", write_sound, "no video stream"),
 ])
 def test_what_is_no_video_is_named(tmp_path, name, make, message):
