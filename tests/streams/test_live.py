@@ -20,7 +20,6 @@ import av
 import pytest
 
 from commands import stream as stream_command
-from commands.data import write_toy
 from commands.explain import restarted
 from helpers import ROOT, TOY, tiny
 from streams import live, suspend
@@ -30,6 +29,7 @@ from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.files.video import Video, is_pipe_or_url
 from test_commands import call
+from test_data import write_toy
 from test_video import number, picture_of
 
 LONG = 5                                # seconds to end after Ctrl-C; 0.3 to 0.8 on a quiet machine
@@ -572,7 +572,7 @@ def test_pipe_and_network_are_as_the_file(tmp_path, monkeypatch, kept_signals):
     connection that breaks off is no end: the state goes on when the server is well again, and the
     files are as if nothing had been. They stay as long as there is no picture."""
     file = tmp_path / "a.mp4"
-    write_toy(1, 0.5, file)
+    write_toy(file, 1, 0.5)
     expected = narrations(str(file), tmp_path)
     assert expected.count("\n") > 3
     with file_at_stdin(file):
