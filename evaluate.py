@@ -86,8 +86,8 @@ def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
     matches = iou >= TAU                            # [N, P]
     is_right = matches.any(axis=0)                  # predicted segments that match a true one
     is_found = matches.any(axis=1)                  # true segments that match a predicted one
-    precision = float(is_right.mean())
-    recall = float(is_found.mean())
+    precision = is_right.mean().item()
+    recall = is_found.mean().item()
     f1 = 2 * precision * recall / max(precision + recall, 1e-8)
     return {"precision": precision, "recall": recall, "f1": f1}
 
@@ -181,13 +181,14 @@ def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
     groups = {"<= 2 min": [], "2 - 4 min": [], "4 - 8 min": [], ">= 8 min": []}
     for name, length in minutes.items():
         if length >= 8:
-            groups[">= 8 min"].append(name)
+            label = ">= 8 min"
         elif length > 4:
-            groups["4 - 8 min"].append(name)
+            label = "4 - 8 min"
         elif length > 2:
-            groups["2 - 4 min"].append(name)
+            label = "2 - 4 min"
         else:
-            groups["<= 2 min"].append(name)
+            label = "<= 2 min"
+        groups[label].append(name)
     return [(label, names) for label, names in groups.items() if names]
 
 
@@ -203,18 +204,10 @@ def caption_scores(pairs: list[Pair],
                    with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
     """All scores of the corpus, and all scores of each pair; both by name.
 
-    CIDEr-D and ROUGE-L of the corpus are means over its pairs; BLEU and METEOR have ways of their
-    own.
+    CIDEr-D and ROUGE-L of the corpus are means over its pairs; METEOR has a way of its own.
     """
-    each = {
-        "cider": cider(pairs),
-        "rouge_l": rouge_l(pairs),
-    }
+    each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
     corpus = {name: average(scores) for name, scores in each.items()}
-    bleu_of_pairs, bleu_of_corpus = bleu(pairs)
-    for n in N_GRAMS:
-        each[f"bleu_{n}"] = [scores[n - 1] for scores in bleu_of_pairs]
-        corpus[f"bleu_{n}"] = bleu_of_corpus[n - 1]
     if with_meteor:
         each["meteor"], corpus["meteor"] = meteor(pairs)
     return corpus, each
@@ -325,42 +318,6 @@ def longest_common_subsequence(r: list[str], s: list[str]) -> int:
     return above[-1]
 
 
-def bleu(pairs: list[Pair]) -> tuple[list[list[float]], list[float]]:
-    """BLEU-1 to 4 (Papineni et al., 2002) of each pair [pairs, 4], and of the corpus [4].
-
-        p_m     = n-grams of length m that s shares with r / n-grams of length m in s
-        brevity = exp(min(0, 1 - length of r / length of s))
-        BLEU-n  = (p_1 * ... * p_n)^(1 / n) * brevity
-
-    For the corpus, numerators, denominators and lengths are first summed over all pairs.
-    """
-    def score(shared, possible, true_length, predicted_length) -> list[float]:
-        tiny = 1e-15                           # both as in pycocoevalcap
-        small = 1e-9
-        length_ratio = (predicted_length + tiny) / (true_length + small)
-        brevity = exp(min(0.0, 1 - 1 / length_ratio))
-        product = 1.0                          # p_1 * ... * p_n
-        scores = []
-        for n in N_GRAMS:
-            precision = (shared[n - 1] + tiny) / (possible[n - 1] + small)
-            product *= precision
-            scores.append(product ** (1 / n) * brevity)
-        return scores
-
-    of_pairs = []
-    counts_of_pairs = []                       # [pairs, 10]
-    for true, predicted in pairs:
-        r = true.split()
-        s = predicted.split()
-        shared = [(ngrams(s, n) & ngrams(r, n)).total() for n in N_GRAMS]
-        possible = [max(0, len(s) - n + 1) for n in N_GRAMS]
-        of_pairs.append(score(shared, possible, len(r), len(s)))
-        counts_of_pairs.append([*shared, *possible, len(r), len(s)])
-    sums = np.sum(counts_of_pairs, axis=0).tolist()
-    of_corpus = score(sums[:4], sums[4:8], sums[8], sums[9])
-    return of_pairs, of_corpus
-
-
 def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
     """METEOR 1.5 (Denkowski and Lavie, 2014) of each pair, and of the corpus.
 
@@ -428,7 +385,8 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
         logits = narrator.logits(hidden[of_words])
         target = labels[of_words].to(hidden.device)
         is_right = logits.argmax(-1) == target
-        right_words = int(is_right.long().cumprod(0).sum())         # before the first wrong one
+        until_first_wrong = is_right.long().cumprod(0)
+        right_words = int(until_first_wrong.sum())
         words = len(target)
         ppl = F.cross_entropy(logits, target).exp().item()
         score = SegmentScores(ppl, right_words / words)
@@ -441,11 +399,11 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
         if True in ends:
             score.difference = frames - 1 - ends.index(True)        # too early
         else:
-            more = 0                                    # frames that it can still be fed
+            more = 0                                                # frames that it can still be fed
             if n + 1 < len(narrations):
                 next_frame, _ = narrations[n + 1]
                 more = min(next_frame - frame, frames - 1)
-            late = more                                 # it ends at none of these
+            late = more                                             # it ends at none of these
             if more:
                 later = later_frames(narrator, x, cache, n, more)
                 ends = ends_segment(narrator, later, reply_theta)

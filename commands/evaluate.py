@@ -1,7 +1,6 @@
 """python evaluate.py: both protocols over a data set, and scores of files."""
 import argparse
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import sha256
@@ -15,6 +14,7 @@ import evaluate
 import narrator as nar
 import stream
 from baselines import variants
+from commands.compare import run_compare
 from commands.scores import print_scores
 from streams.bounds import open_stream
 from support.common.devices import device_and_dtype, rank
@@ -22,23 +22,25 @@ from support.common.disk import check_distinct, check_writable, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DATASETS, DEFAULT_MODEL, Parser, config_changes, data_options, dataset_folder, model_options,
-    positive_int, probability, trigger_options,
+    DEFAULT_MODEL, Parser, config_changes, data_options, model_options, positive_int, probability,
+    trigger_options,
 )
 from support.common.progress import progress
 from support.engine.cpu import speed_up
-from support.files import own_videos
 from support.files.narrations import (
     Sentence, Truth, check_unit, paired, read_predictions, read_truth, to_sentences,
 )
 from support.files.predictions import Predictions, digest
-from support.files.tracks import Notes, time_of
+from support.files.tracks import time_of
 
 
 # ---------------------------------------------------------------------- scores of files
 
 
 def run_score(args: argparse.Namespace):
+    for given in (args.pred, args.gt):
+        check_distinct(given, args.per_video or "")
+    check_writable(args.per_video)
     truths = read_truth(Path(args.gt))
     predictions = read_predictions(Path(args.pred))
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
@@ -49,49 +51,32 @@ def run_score(args: argparse.Namespace):
 # ---------------------------------------------------------------------- narrator and data set
 
 
-def narrator_of(args: argparse.Namespace, model: str) -> nar.Narrator:
-    """A narrator with the settings of the command line.
+def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool = False,
+                         ) -> tuple[nar.Narrator, nar.VisionEncoder | None, list[data.Sample]]:
+    """A narrator with the settings of the command line, its vision encoder for the toy (which has
+    pictures; the other data sets have features), and the samples of the data set.
 
-    A missing data set or vision encoder is refused before the narrator is loaded.
+    The data set comes first: what is missing there is refused before a model is loaded.
     """
-    if getattr(args, "data", None):
-        root = dataset_folder(args.data, args.root)
-        if args.data == "toy" or not root.is_dir():
-            data.load_dataset(args.data, args.root, split_of(args), args.limit, variant=args.world)
-        elif args.data not in DATASETS:
-            own_videos.read_folder(root, split_of(args), args.limit, Notes())
-        if args.data == "toy":
-            variants.check_vision(model, args.vision)
+    dataset = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
+                                args.world)
+    if args.data == "toy":
+        variants.check_vision(model, args.vision)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    return variants.load_narrator(model, args.llm, device, dtype, **config_changes(args))
-
-
-def load_vision(args: argparse.Namespace, narrator: nar.Narrator) -> nar.VisionEncoder | None:
-    """The narrator's vision encoder for the toy, which has pictures. The other data sets have
-    features.
-    """
-    if args.data != "toy":
-        return None
-    return narrator.vision_encoder(args.vision, narrator.llm.dtype)
+    narrator = variants.load_narrator(model, args.llm, device, dtype, **config_changes(args))
+    vision = None
+    if args.data == "toy":
+        vision = narrator.vision_encoder(args.vision, narrator.llm.dtype)
+    samples = list(dataset)
+    for sample in samples:
+        data.check_sample(sample, narrator.config)
+    return narrator, vision, samples
 
 
 def split_of(args: argparse.Namespace) -> str:
     if args.split:
         return args.split
     return "test" if args.data == "toy" else "val"
-
-
-def samples(args: argparse.Namespace, narrator: nar.Narrator,
-            streaming: bool = False) -> Iterator[data.Sample]:
-    """The samples of the data set, as the narrator needs them."""
-    config = narrator.config
-    max_frames = getattr(args, "max_frames", None)             # an option of `teacher`
-    for sample in data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
-                                    args.world):
-        data.check_sample(sample, config)
-        if max_frames:
-            sample = data.shorten(sample, max_frames)
-        yield sample
 
 
 # ---------------------------------------------------------------------- self-conditioned (§4.1)
@@ -164,6 +149,8 @@ def run_stream(args: argparse.Namespace):
     Under torchrun each process narrates a part of the videos, and the first one prints the scores
     of all.
     """
+    settings = Path(args.output) / "settings.json" if args.output else None
+    check_writable(args.per_video, settings)
     process, processes = rank()
     if processes > 1:
         if not args.output:
@@ -171,10 +158,8 @@ def run_stream(args: argparse.Namespace):
                           "a folder where they put their predictions")
         # a process may wait for days until the others have narrated their videos
         torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
-    narrator = narrator_of(args, args.model)
-    vision = load_vision(args, narrator)
+    narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
     folder = Predictions(args.output) if args.output else None
-    every = list(samples(args, narrator, streaming=True))
     if folder and process == 0:
         folder.keep_settings(stream_settings(args, narrator, vision))
     if processes > 1:
@@ -183,7 +168,7 @@ def run_stream(args: argparse.Namespace):
     narrator = narrator.merge()
     speed_up(narrator)
     rows_of = {}                               # video -> rows
-    for sample in progress(every[process::processes], "streaming", unit="video"):
+    for sample in progress(samples[process::processes], "streaming", unit="video"):
         rows_of[sample.name] = narrated(sample, narrator, vision, args, folder)
     if processes > 1:
         torch.distributed.barrier()            # all predictions are in the folder
@@ -191,13 +176,15 @@ def run_stream(args: argparse.Namespace):
         if process != 0:
             return
 
+    truths = {}
     predictions = {}
-    for sample in every:
+    minutes = {}
+    for sample in samples:
         if sample.name not in rows_of:         # another process has narrated it
             rows_of[sample.name] = folder.load_rows(sample.name)
+        truths[sample.name] = truth_of(sample)
         predictions[sample.name] = to_sentences(rows_of[sample.name], sample.name)
-    truths = {sample.name: truth_of(sample) for sample in every}
-    minutes = {sample.name: sample.duration / 60 for sample in every}
+        minutes[sample.name] = sample.duration / 60
     print_scores(truths, predictions, minutes, args)
 
 
@@ -214,12 +201,13 @@ def true_narrations(narrator: nar.Narrator, sample: data.Sample) -> list[tuple[i
 
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples."""
-    narrator = narrator_of(args, args.model)
-    vision = load_vision(args, narrator)
+    check_writable(args.per_video)
+    narrator, vision, samples = narrator_and_samples(args, args.model)
     speed_up(narrator)
     each = {}                                  # sample -> its measures
     minutes = {}
-    for sample in progress(samples(args, narrator), "teacher", unit="video"):
+    for sample in progress(samples, "teacher", unit="video"):
+        sample = data.shorten(sample, args.max_frames)
         narrations = true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))           # [T, J, D]
         cache = variants.context_class(narrator)(narrator).cache
@@ -227,16 +215,11 @@ def run_teacher(args: argparse.Namespace):
         each[sample.name] = evaluate.summary(scores, sample.fps)
         minutes[sample.name] = sample.duration / 60
 
-    def mean(names: list[str]) -> dict:
-        means = {"videos": len(names)}
-        for measure in next(iter(each.values())):
-            means[measure] = float(np.mean([each[name][measure] for name in names]))
-        return means
-
-    result = mean(list(each))
+    result = means_of(list(each.values()))
     rows = [("all", result)]
     if args.by_duration:
-        rows += [(label, mean(names)) for label, names in evaluate.by_duration(minutes)]
+        for label, names in evaluate.by_duration(minutes):
+            rows.append((label, means_of([each[name] for name in names])))
         result = result | {"by_duration": dict(rows[1:])}
     print_table(rows)
     if args.json:
@@ -245,19 +228,29 @@ def run_teacher(args: argparse.Namespace):
         write_json(args.per_video, each)
 
 
+def means_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The number of videos, and the mean of each measure."""
+    means = {"videos": len(rows)}
+    for measure in rows[0]:
+        means[measure] = evaluate.average([row[measure] for row in rows])
+    return means
+
+
 # ---------------------------------------------------------------------- the command line
+
+
+def json_file(text: str) -> str:
+    """An argparse type: a video, mistaken for the name of an output, is safe."""
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"must be the name of a .json file, not {text!r}")
+    return text
 
 
 def main():
     parser = Parser(description="Evaluate a narrator.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable, text: str) -> argparse.ArgumentParser:
-        command_parser = commands.add_parser(name, help=text, description=text)
-        command_parser.set_defaults(run=run)
-        return command_parser
-
-    score = command("score", run_score, "score predictions against ground truth, both from files")
+    score = commands.add_parser("score", help="score predictions, both they and the truth in files")
     score.add_argument("--pred", required=True,
                        help='JSON {video: [{"time", "text"}]}, JSONL of stream.py, .srt, .vtt or '
                             '.csv, or a folder of such files')
@@ -266,47 +259,45 @@ def main():
                             "toy's .json")
     score.add_argument("--partial", action="store_true",
                        help="score only the videos that have predictions")
+    score.set_defaults(run=run_score)
 
-    streams = command("stream", run_stream, "self-conditioned protocol over a split of a data set")
-    streams.add_argument("--output",
-                         help="keep the predictions in this folder; finished videos are skipped")
-    trigger_options(streams)
-    streams.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
-                         help="frames in one pass of the language model; the narrations are the "
-                              "same in float32, in bfloat16 up to rounding (default %(default)s)")
+    streams = commands.add_parser("stream", help="self-conditioned protocol over a data set")
+    group = streams.add_argument_group("narration")
+    trigger_options(group)
+    group.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
+                       help="frames in one pass of the language model; the narrations are the same "
+                            "in float32, in bfloat16 up to rounding (default %(default)s)")
+    group.add_argument("--output", metavar="DIR",
+                       help="keep the predictions in this folder; finished videos are skipped")
+    streams.set_defaults(run=run_stream)
 
-    teacher = command("teacher", run_teacher,
-                      "teacher-forced protocol: PPL, TimeDiff, Fluency, LM-Correctness")
-    teacher.add_argument("--reply-theta", type=probability, default=0.0,
-                         help="also end a segment where p([SKIP]) is below this "
-                              "(default 0, as published)")
-    teacher.add_argument("--max-frames", type=positive_int, default=1200,
-                         help="cut samples to at most this many frames "
-                              "(default 1200, as published)")
+    teacher = commands.add_parser("teacher", help="teacher-forced protocol: PPL, TimeDiff, Fluency, "
+                                                  "LM-Correctness")
+    group = teacher.add_argument_group("teacher forcing")
+    group.add_argument("--reply-theta", type=probability, default=0.0,
+                       help="also end a segment where p([SKIP]) is below this "
+                            "(default 0, as published)")
+    group.add_argument("--max-frames", type=positive_int, default=1200,
+                       help="cut samples to at most this many frames (default 1200, as published)")
+    teacher.set_defaults(run=run_teacher)
 
-    for command_parser in (streams, teacher):
-        data_options(command_parser)
-        model_options(command_parser, default=DEFAULT_MODEL)
-        command_parser.add_argument("--by-duration", action="store_true",
-                                    help="also by the length of the videos: up to 2, 4, 8 minutes, "
-                                         "and longer")
-    for command_parser in (score, streams, teacher):
-        command_parser.add_argument("--per-video", metavar="FILE.json",
-                                    help="write each video's results as JSON")
-        command_parser.add_argument("--json", action="store_true",
-                                    help="one JSON object as the last line")
+    compare = commands.add_parser("compare", help="two evaluations of the same videos side by side, "
+                                                  "with intervals of the differences")
+    for name in ("first", "second"):
+        compare.add_argument(name, metavar=f"{name.upper()}.json",
+                             help="what evaluate.py has written with --per-video")
+    compare.set_defaults(run=run_compare)
+
+    for command in (score, streams, teacher, compare):
+        command.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    for command in (score, streams, teacher):
+        command.add_argument("--per-video", metavar="FILE.json", type=json_file,
+                             help="write each video's results as JSON (see compare)")
+    for command in (streams, teacher):
+        command.add_argument("--by-duration", action="store_true",
+                             help="also by the length of the videos: up to 2, 4, 8 minutes, and "
+                                  "longer")
+        data_options(command.add_argument_group("data set"))
+        model_options(command.add_argument_group("narrator"), default=DEFAULT_MODEL)
     args = parser.parse_args()
-
-    def run():
-        output_file = getattr(args, "output", None)            # of the command `stream`
-        if output_file:
-            output_file = Path(output_file) / "settings.json"
-        if args.per_video:
-            if not args.per_video.endswith(".json"):           # a video, mistaken for it, is safe
-                raise BadData(f"--per-video {args.per_video}: must be the name of a .json file")
-            for name in ("pred", "gt"):                        # of the command `score`
-                check_distinct(getattr(args, name, ""), args.per_video)
-        check_writable(args.per_video, output_file)
-        args.run(args)
-
-    command_line(run)
+    command_line(lambda: args.run(args))

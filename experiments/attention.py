@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 import narrator as nar
-from commands.evaluate import load_vision, narrator_of, samples, true_narrations
+from commands.evaluate import narrator_and_samples, true_narrations
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, data_options, model_options
@@ -82,13 +82,12 @@ def last_attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int
 def run_attention(args: argparse.Namespace) -> None:
     columns = []
     for model in args.model:
-        narrator = narrator_of(args, model)
+        narrator, vision, samples = narrator_and_samples(args, model)
         if getattr(narrator, "routing", None) is not None:
             raise BadData(f"{model}: in a layer with a router, few tokens attend; its attention "
                           "cannot be compared")
-        vision = load_vision(args, narrator)
         shares = []
-        for sample in progress(samples(args, narrator), model, unit="video", leave=False):
+        for sample in progress(samples, model, unit="video", leave=False):
             x = torch.stack(list(sample.tokens(vision)))                       # [T, J, D]
             narrations = true_narrations(narrator, sample)
             if len(narrations) > 1:

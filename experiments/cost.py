@@ -13,17 +13,17 @@ stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-Mo
 training    the loss of one video and its gradient
 full-size   a narrator of the published size with random weights, from pixels to sentences
 
-frame and word are the passes of the language model that read a frame, and a word of a narration
-(without guessed words); rest is all else, CLAM above all. Bytes in use are those of keys and values
-in the cache, of CLAM's state and of memory tokens. A window is the number of frames after which
-speed and memory are reported.
+"ms a frame" and "ms a word" are of the passes of the language model that read a frame, and a word of
+a narration (without guessed words). Bytes in use are those of keys and values in the cache, of
+CLAM's state and of memory tokens. A window is the number of frames after which speed and memory are
+reported.
 """
 import argparse
 import json
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
@@ -148,8 +148,9 @@ def state_bytes(context: stream.Context) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: int) -> dict:
-    """Stream so many frames.
+def measure_stream(narrator: nar.Narrator, x: Iterable[Tensor], frames: int, window: int,
+                   lookahead: int) -> dict:
+    """Stream frames x, each [J, D]; `frames` is their number.
 
     windows     of each: frames until its end, frames/s, and bytes in use at its end
     """
@@ -160,8 +161,7 @@ def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: 
     used = []                                  # bytes in use after each frame
     most_tokens = 0
     began = time.perf_counter()
-    decisions = stream.narrate(narrator, random_frames(narrator, frames), given=given,
-                               context=context)
+    decisions = stream.narrate(narrator, x, given=given, context=context)
     for decision in progress(decisions, "stream", frames, "frame", leave=False):
         now = time.perf_counter()
         seconds.append(now - began)
@@ -181,7 +181,6 @@ def measure_stream(narrator: nar.Narrator, frames: int, window: int, lookahead: 
         "fps": frames / sum(seconds),
         "ms_a_frame": 1e3 * passes["frame"] / frames,
         "ms_a_word": 1e3 * passes["word"] / words,
-        "ms_rest": 1e3 * (sum(seconds) - passes.total()) / frames,
         "cache_tokens": most_tokens,
         "cache_mb": used[-1] / 1e6,
         "windows": windows,
@@ -212,7 +211,6 @@ def lines_of_stream(costs: dict) -> dict:
         "frames/s": costs["fps"],
         "ms a frame": costs["ms_a_frame"],
         "ms a word": costs["ms_a_word"],
-        "ms a frame, rest": costs["ms_rest"],
     }
     for window in costs["windows"]:
         lines[f"frames/s up to {window['frames']}"] = window["fps"]
@@ -229,8 +227,11 @@ def run_streams(args: argparse.Namespace) -> None:
         sizes = {"gmacs": macs(narrator, counted) / 1e9,
                  "weights_bytes": sum(p.nbytes for p in narrator.parameters())}
         speed_up(narrator)
-        measure_stream(narrator, 5 * EVERY, EVERY, args.lookahead)     # the first calls allocate
-        costs = measure_stream(narrator, args.frames, window, args.lookahead)
+        # the first calls allocate
+        first = random_frames(narrator, 5 * EVERY)
+        measure_stream(narrator, first, 5 * EVERY, EVERY, args.lookahead)
+        x = random_frames(narrator, args.frames)
+        costs = measure_stream(narrator, x, args.frames, window, args.lookahead)
         results[name] = costs | sizes
         del narrator                           # before the next one is built
     print(f"{args.frames} frames; GMACs of the first {counted}")
@@ -306,15 +307,6 @@ def make_narrator(folder: Path, layers: int | None) -> None:
     new_narrator(llm, tokenizer, config).save(folder)
 
 
-def pictures_720p(frames: int) -> Iterator[np.ndarray]:
-    """Stripes that move: [720, 1280, 3] uint8."""
-    stripes = np.linspace(0, 8 * np.pi, 1280)[:, None]
-    rows = np.linspace(0.5, 1, 720)[:, None, None]
-    for t in range(frames):
-        waves = 127 + 127 * np.sin(stripes + [0.0, 2.0, 4.0] + 0.7 * t)        # [1280, 3]
-        yield (rows * waves).astype(np.uint8)
-
-
 def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     """Load a narrator and narrate pictures, as stream.py does. Times are those of the clock on the
     wall."""
@@ -326,25 +318,19 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     speed_up(encoder)
     loading = time.perf_counter() - began
 
-    pictures = list(pictures_720p(args.frames))
+    pictures = np.random.default_rng(0).integers(0, 256, (args.frames, 720, 1280, 3), np.uint8)
     began = time.perf_counter()
     x = list(encode_pictures(pictures, encoder, args.lookahead))
     synchronise(narrator.device)
     encoding = time.perf_counter() - began
-    context = open_stream(narrator, lookahead=args.lookahead, guesses=0)
-    passes = time_passes(context)
-    given = given_narrations(narrator, args.frames)
-    began = time.perf_counter()
-    for _ in stream.narrate(narrator, x, given=given, context=context):
-        pass
-    streaming = time.perf_counter() - began
+    costs = measure_stream(narrator, x, args.frames, args.frames, args.lookahead)
     return {
         "load, s": loading,
         "peak memory, GB": peak_memory(narrator.device) / 1e9,
         "encoder, s a frame": encoding / args.frames,
-        "ms a frame": 1e3 * passes["frame"] / args.frames,
-        "ms a word": 1e3 * passes["word"] / (len(given) * (SENTENCE + 1)),
-        "frames/s": args.frames / (encoding + streaming),
+        "ms a frame": costs["ms_a_frame"],
+        "ms a word": costs["ms_a_word"],
+        "frames/s": args.frames / (encoding + args.frames / costs["fps"]),
     }
 
 
@@ -366,23 +352,13 @@ def main() -> None:
     parser = Parser(prog="python -m experiments.cost", description="What FlowNar costs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run, text: str, **numbers: tuple[int, str]) -> argparse.ArgumentParser:
-        """A command with its options. numbers: {option: (default, help)}"""
-        options = commands.add_parser(name, help=text, description=text)
-        options.set_defaults(run=run)
-        for number, (default, meaning) in numbers.items():
-            options.add_argument(f"--{number}", type=positive_int, default=default,
-                                 help=f"{meaning} (default %(default)s)")
-        options.add_argument("--device", default="auto",
-                             help="cpu, cuda, mps (default: the best there is)")
-        options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-        return options
-
-    lookahead = (4, "frames in one pass of the models; 1: live")
-    streams = command("stream", run_streams, "a stream of each variant",
-                      frames=(2000, "frames to stream"),
-                      window=(500, "frames after which speed and memory are reported"),
-                      lookahead=lookahead)
+    streams = commands.add_parser("stream", help="a stream of each variant")
+    streams.set_defaults(run=run_streams)
+    streams.add_argument("--frames", type=positive_int, default=2000,
+                         help="frames to stream (default %(default)s)")
+    streams.add_argument("--window", type=positive_int, default=500,
+                         help="frames after which speed and memory are reported "
+                              "(default %(default)s)")
     streams.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
                          metavar="NAME",
                          help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
@@ -391,19 +367,32 @@ def main() -> None:
     streams.add_argument("--model", metavar="DIR", help="a trained narrator instead")
     streams.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
-    training = command("training", run_training, "a training step of a variant (§3.5)",
-                       frames=(400, "frames of the video"),
-                       steps=(3, "steps that are timed"),
-                       layers=(2, "of the language model"),
-                       width=(1024, "of its hidden states"))
+    training = commands.add_parser("training", help="a training step of a variant (§3.5)")
+    training.set_defaults(run=run_training)
+    for name, default, meaning in (("frames", 400, "frames of the video"),
+                                   ("steps", 3, "steps that are timed"),
+                                   ("layers", 2, "of the language model"),
+                                   ("width", 1024, "of its hidden states")):
+        training.add_argument(f"--{name}", type=positive_int, default=default,
+                              help=f"{meaning} (default %(default)s)")
     training.add_argument("--variant", choices=list(VARIANTS), default="FlowNar",
                           help="default: FlowNar")
     training.add_argument("--checkpointing", action="store_true",
                           help="compute activations again in the backward pass")
 
-    full_size = command("full-size", run_full_size, "a narrator of the published size",
-                        frames=(40, "pictures"), lookahead=lookahead)
+    full_size = commands.add_parser("full-size", help="a narrator of the published size")
+    full_size.set_defaults(run=run_full_size)
+    full_size.add_argument("--frames", type=positive_int, default=40,
+                           help="pictures (default %(default)s)")
     full_size.add_argument("--layers", type=positive_int, help="of both models (default: all)")
+
+    for command in (streams, full_size):
+        command.add_argument("--lookahead", type=positive_int, default=4,
+                             help="frames in one pass of the models; 1: live (default %(default)s)")
+    for command in (streams, training, full_size):
+        command.add_argument("--device", default="auto",
+                             help="cpu, cuda, mps (default: the best there is)")
+        command.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
     args = parser.parse_args()
     command_line(lambda: args.run(args))
 

@@ -166,16 +166,15 @@ def run_knowledge(args: argparse.Namespace) -> None:
     if not narrator.layout.M:
         raise BadData(f"{args.model}: has no memory that could be read out")
     encoder = narrator.vision_encoder()
-    features = Path(args.features) if args.features else None
     trained_world = world.find_world("plain", TRAINING_IDLE)
     train_kitchens = list(world.kitchens("train", world.VIDEOS["train"], world=trained_world))
-    training_videos = stages.scenes(encoder, narrator.layout, train_kitchens, features)
+    training_videos = stages.scenes(encoder, narrator.layout, train_kitchens)
     read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
     if args.save:
         save_read_out(read_out, args.model, Path(args.save))
 
     kitchens = [(seed, world.Kitchen(seed, SEGMENTS, LONG_IDLE)) for seed in TEST_SEEDS]
-    videos = stages.scenes(encoder, narrator.layout, kitchens, features)
+    videos = stages.scenes(encoder, narrator.layout, kitchens)
     by_age = score(read_out, moments_of(narrator, videos))
     print_table(list(by_age.items()))
     if args.json:
@@ -186,7 +185,6 @@ def main():
     parser = Parser(prog="python -m experiments.knowledge",
                     description="What a memory knows, by a linear read-out.")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a narrator of the toy")
-    parser.add_argument("--features", help="file that keeps the frame tokens for the next narrator")
     parser.add_argument("--save", metavar="FILE",
                         help="keep the read-out; stream.py --explain reads that of the file "
                              "MODEL/read_out.safetensors")

@@ -142,7 +142,6 @@ TRAININGS = {
 # {keep}: the folder of predictions, with which an evaluation can be resumed
 # {each}: the file of each video's results, for the intervals of claims
 # {videos}: the folder of VIDEOS; {long}: the predictions of the evaluation "long"
-# {features}: the file that keeps frame tokens
 STREAM_TOY = "evaluate.py stream --data toy --limit 60 --output {keep} --per-video {each}"
 EVALUATIONS = {
     "stream": STREAM_TOY,
@@ -156,7 +155,7 @@ EVALUATIONS = {
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.cost stream --frames 480",
     "summary": "-m experiments.summary --llm none --pred {long} --gt {videos}",
-    "knowledge": "-m experiments.knowledge --features {features}",
+    "knowledge": "-m experiments.knowledge",
 }
 
 # The commands that make the toy's long videos: 1, 3, 6 and 11 minutes

@@ -1,7 +1,7 @@
 """Carries out the experiments of `paper.py`: trains and evaluates the narrators that lack a result.
 
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a line of
-experiments/results/EVALUATION.jsonl: its commands, its commits and its seed, the recipe (paper.py),
+experiments/results/EVALUATION.jsonl: its commands, its commit and its seed, the recipe (paper.py),
 fingerprints of the toy's worlds and of the base, the losses at the end of the training's stages,
 the measures, and some of them for each video. Results of other commands, recipes, worlds or bases
 are not shown.
@@ -93,8 +93,7 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     model = f"{folder}/{experiment.training}-{experiment.seed}"
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
     places = {"keep": f"{model}/{kept}", "each": f"{model}/{kept}.json",
-              "videos": f"{folder}/videos", "long": f"{model}/kept-long-0/predictions",
-              "features": f"{folder}/features.safetensors"}
+              "videos": f"{folder}/videos", "long": f"{model}/kept-long-0/predictions"}
     words = [word.format(**places) for word in command.split()]     # a folder may have spaces
     if "--pred" not in command:
         words += ["--model", model]
@@ -219,7 +218,7 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     init = TRAININGS[training].init
     if init:
         train_once(train_command(init, seed, folder), folder)
-    commit = train_once(train_command(training, seed, folder), folder)
+    train_once(train_command(training, seed, folder), folder)
     if "{long}" in EVALUATIONS[evaluation]:    # it reads predictions of that evaluation
         long = experiment._replace(evaluation="long")
         run_command(evaluate_command(long, folder), folder)
@@ -230,33 +229,29 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     if "--per-video" in command:
         videos = measures_of_videos(ROOT / command[command.index("--per-video") + 1])
     add_result(experiment, {
-        "commits": {"train": commit, "evaluate": present_commit()},
+        "commit": present_commit(),
         "losses": losses_of(ROOT / folder / f"{training}-{seed}"),
         "measures": measures(json.loads(printed.splitlines()[-1])),
         "videos": videos,
     })
 
 
-def train_once(command: list[str], folder: str) -> str:
-    """Carry out a `train_command`, unless that is done -> the commit at which it began.
+def train_once(command: list[str], folder: str) -> None:
+    """Carry out a `train_command`, unless that is done.
 
-    BadData if the narrator there was not made as it would be today. Another commit is allowed.
+    BadData if the narrator there was not made as it would be today.
     """
     output = ROOT / command[-1]
     file = output / MADE
-    resumed = output.exists()
-    if resumed:
-        made = read_json(file) if file.exists() else {}
-        if not origin(command).items() <= made.items():
-            raise BadData(f"{output} was not trained as it would be today; delete it, or choose "
-                          "another --output")
+    if not output.exists():
+        write_json(file, origin(command))      # before the training: an interrupted one has it, too
+    elif not file.exists() or read_json(file) != origin(command):
+        raise BadData(f"{output} was not trained as it would be today; delete it, or choose "
+                      "another --output")
     else:
-        made = origin(command) | {"commit": present_commit()}
-        output.mkdir(parents=True)
-        write_json(file, made)                 # before the training: an interrupted one has it, too
+        command = [*command, "--resume"]
     if not (output / "narrator.json").exists():            # the training has not ended
-        run_command([*command, "--resume"] if resumed else command, folder)
-    return made["commit"]
+        run_command(command, folder)
 
 
 @cache

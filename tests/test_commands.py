@@ -43,7 +43,7 @@ CANNOT_WORK = [
     "evaluate.py stream --data toy --output p.json/new",
     "evaluate.py stream --data toy --vision owner/nowhere",
     "evaluate.py teacher --data toy --vision ./nowhere",
-    "evaluate.py teacher --data toy --per-video p.json/new",
+    "evaluate.py teacher --data toy --per-video p.json/new.json",
     "evaluate.py stream --data toy --model toys",
     "evaluate.py score --pred p.json --gt p.json --per-video p.json",
     "train.py --data toy --output p.json/new",

@@ -208,8 +208,36 @@ def test_each_video_in_a_file(tmp_path):
     line = ["score", "--pred", predicted, "--gt", write(tmp_path / "g.json", TRUE), "--per-video"]
     command(*line, tmp_path / "each.json")
     assert json.loads((tmp_path / "each.json").read_text())["a"]["rouge_l"] == pytest.approx(1)
-    error = command(*line, tmp_path / "p.mp4", ok=False)
-    assert "p.mp4: must be the name of a .json file" in error
+    with (redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit),
+          mock.patch("sys.argv", ["evaluate.py", *map(str, line), "p.mp4"])):
+        evaluate_command.main()
+    assert "must be the name of a .json file, not 'p.mp4'" in err.getvalue()
+
+
+def test_two_evaluations_side_by_side(tmp_path):
+    """Means over the videos that both measure, and the interval of their difference: by hand, with
+    Student's t of two degrees of freedom."""
+    first = {"a": {"f1": 0.5, "ppl": 1.0}, "b": {"f1": 0.7, "ppl": None}, "c": {"f1": 0.9}}
+    second = {"a": {"f1": 0.4, "ppl": 1.0}, "b": {"f1": 0.4, "ppl": 2.0}, "c": {"f1": 0.7}}
+    files = write(tmp_path / "a.json", first), write(tmp_path / "b.json", second)
+    compared = command("compare", *files, "--json")
+    assert compared.keys() == {"f1"}           # no two videos have a perplexity in both
+    error = 4.303 * np.std([0.1, 0.3, 0.2], ddof=1) / 3 ** 0.5
+    assert compared["f1"] == pytest.approx({
+        "first": 0.7, "second": 0.5, "difference": 0.2, "low": 0.2 - error, "high": 0.2 + error,
+        "videos": 3})
+    assert "of these two narrators" in command("compare", *files)
+
+
+@pytest.mark.parametrize("second, says", [
+    ({"a": {"f1": 1.0}}, "1 videos are in one of the two files alone, such as b"),
+    ({"a": {"ppl": 1.0}, "b": {"ppl": 1.0}}, "nothing to compare"),
+    ({"a": [{"time": 2.0, "text": "x"}], "b": []}, "expected files of --per-video"),
+    ([], "expected files of --per-video"),
+], ids=["other videos", "other measures", "predictions", "a list"])
+def test_files_that_cannot_be_compared(tmp_path, second, says):
+    first = write(tmp_path / "a.json", {"a": {"f1": 0.5}, "b": {"f1": 0.7}})
+    assert says in command("compare", first, write(tmp_path / "b.json", second), ok=False)
 
 
 @pytest.mark.parametrize("predicted, true, message", [

@@ -84,6 +84,7 @@ def ring(x: float, y: float, radius: float, inner_radius: float) -> np.ndarray:
 def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
     return (x0 <= U) & (U < x1) & (y0 <= V) & (V < y1)
 
+
 def stroke(x0: float, y0: float, x1: float, y1: float, r: float,
            r1: float | None = None) -> np.ndarray:
     """A round-ended line of radius r, tapering to r1."""
@@ -150,95 +151,63 @@ def sprite(kind: int, rgb: Colour, small: bool = False) -> np.ndarray:
         shades = Shades(rgb, tone(rgb, 0.55), light=tone(rgb, 0.8), blade=METAL)
     else:
         shades = Shades(rgb, tone(rgb, 0.55), light=tone(rgb, 1.55), blade=tone(rgb, 1.45))
-    functions = {
-        "cup": cup,
-        "bowl": bowl,
-        "pan": pan,
-        "knife": knife,
-        "bottle": bottle,
-        "apple": apple,
-    }
-    layers = functions[TYPES[kind - 1]](shades)
+    things = (cup, bowl, pan, knife, bottle, apple)            # in the order of TYPES
+    layers = things[kind - 1](shades)
     return paint(layers, outline=0.8, pixels=20 if small else CELL)
 
 
 def cup(shades: Shades) -> Layers:
-    handle = ring(-6, 1, 5.5, 2.6)
-    body = stroke(2, -6, 2, 6, 8, 6) & box(-16, -9, 16, 10)
-    opening = ellipse(2, -8.5, 7.2, 2.3)
-    highlight = box(-2.5, -4, -0.5, 7)
     return [
-        (handle, shades.plain),
-        (body, shades.plain),
-        (opening, shades.dark),
-        (highlight, shades.light),
+        (ring(-6, 1, 5.5, 2.6), shades.plain),                 # handle
+        (stroke(2, -6, 2, 6, 8, 6) & box(-16, -9, 16, 10), shades.plain),
+        (ellipse(2, -8.5, 7.2, 2.3), shades.dark),             # opening
+        (box(-2.5, -4, -0.5, 7), shades.light),                # highlight
     ]
 
 
 def bowl(shades: Shades) -> Layers:
-    body = ellipse(0, -3, 11, 11) & (V >= -3)
-    foot = box(-5, 7, 5, 10)
-    opening = ellipse(0, -3, 11, 3)
-    highlight = stroke(-6.5, 2.5, -4, 5.5, 0.9)
     return [
-        (body, shades.plain),
-        (foot, shades.dark),
-        (opening, shades.dark),
-        (highlight, shades.light),
+        (ellipse(0, -3, 11, 11) & (V >= -3), shades.plain),
+        (box(-5, 7, 5, 10), shades.dark),                      # foot
+        (ellipse(0, -3, 11, 3), shades.dark),                  # opening
+        (stroke(-6.5, 2.5, -4, 5.5, 0.9), shades.light),       # highlight
     ]
 
 
 def pan(shades: Shades) -> Layers:
-    handle = stroke(-10, -10, -4, -4, 1.9)
-    rim = ellipse(2.5, 2.5, 8.8, 8.8)
-    wall = ellipse(2.5, 2.5, 6.2, 6.2)
-    bottom = ellipse(2.5, 2.5, 5.2, 5.2)
     return [
-        (handle, INK),
-        (rim, shades.plain),
-        (wall, shades.dark),
-        (bottom, tone(shades.plain, 0.8)),
+        (stroke(-10, -10, -4, -4, 1.9), INK),                  # handle
+        (ellipse(2.5, 2.5, 8.8, 8.8), shades.plain),           # rim
+        (ellipse(2.5, 2.5, 6.2, 6.2), shades.dark),            # wall
+        (ellipse(2.5, 2.5, 5.2, 5.2), tone(shades.plain, 0.8)),
     ]
 
 
 def knife(shades: Shades) -> Layers:
-    blade = stroke(-1, 1, 10.5, -10.5, 3.2, 0.4)
-    handle = stroke(-9, 9, -3, 3, 3)
-    lower_rivet = ellipse(-8, 8, 1, 1)
-    upper_rivet = ellipse(-4.5, 4.5, 1, 1)
     return [
-        (blade, shades.blade),
-        (handle, shades.plain),
-        (lower_rivet, shades.dark),
-        (upper_rivet, shades.dark),
+        (stroke(-1, 1, 10.5, -10.5, 3.2, 0.4), shades.blade),
+        (stroke(-9, 9, -3, 3, 3), shades.plain),               # handle
+        (ellipse(-8, 8, 1, 1), shades.dark),                   # rivets
+        (ellipse(-4.5, 4.5, 1, 1), shades.dark),
     ]
 
 
 def bottle(shades: Shades) -> Layers:
-    neck = box(-1.8, -9, 1.8, 0)
-    shoulders = ellipse(0, -1, 5, 4.5)
-    body = box(-5, -1, 5, 11)
-    cap = box(-2.4, -11, 2.4, -8.4)
-    label = box(-5, 2.5, 5, 7)
     return [
-        (neck, shades.plain),
-        (shoulders, shades.plain),
-        (body, shades.plain),
-        (cap, INK),
-        (label, shades.light),
+        (box(-1.8, -9, 1.8, 0), shades.plain),                 # neck
+        (ellipse(0, -1, 5, 4.5), shades.plain),                # shoulders
+        (box(-5, -1, 5, 11), shades.plain),
+        (box(-2.4, -11, 2.4, -8.4), INK),                      # cap
+        (box(-5, 2.5, 5, 7), shades.light),                    # label
     ]
 
 
 def apple(shades: Shades) -> Layers:
-    halves = ellipse(-3.6, 2, 6.6, 8.2) | ellipse(3.6, 2, 6.6, 8.2)
-    highlight = ellipse(-4.5, -1.5, 1.7, 2.4)
-    stem = stroke(0, -4, 1.2, -9.5, 0.9)
-    leaf = stroke(1.6, -7, 6.5, -9.5, 1.8, 0.5)
     return [
-        (halves, shades.plain),
-        (highlight, shades.light),
-        (stem, (92, 58, 30)),
-        (leaf, (70, 130, 40)),
+        (ellipse(-3.6, 2, 6.6, 8.2) | ellipse(3.6, 2, 6.6, 8.2), shades.plain),
+        (ellipse(-4.5, -1.5, 1.7, 2.4), shades.light),         # highlight
+        (stroke(0, -4, 1.2, -9.5, 0.9), (92, 58, 30)),         # stem
+        (stroke(1.6, -7, 6.5, -9.5, 1.8, 0.5), (70, 130, 40)),     # leaf
     ]
 
 
@@ -263,10 +232,8 @@ def water(phase: int) -> Layers:
     layers = []
     for i, x in enumerate((-12, -7.5, -2.5, 2.5, 7.5, 12)):
         y = -13 + (i * 9 + phase * 6) % 20     # drops fall at different times
-        drop = stroke(x, y, x, y + 3, 0.5, 1.6)
-        bright_spot = ellipse(x - 0.5, y + 3, 0.5, 0.7)
-        layers.append((drop, (120, 205, 250)))
-        layers.append((bright_spot, (255, 255, 255)))
+        layers.append((stroke(x, y, x, y + 3, 0.5, 1.6), (120, 205, 250)))
+        layers.append((ellipse(x - 0.5, y + 3, 0.5, 0.7), (255, 255, 255)))
     return layers
 
 
@@ -276,20 +243,15 @@ def flames(phase: int) -> Layers:
     inner = []
     for i, x in enumerate((-12, -7, -2, 3, 8)):
         y = 3.5 + (i * 2 + phase) % 3 * 2
-        orange = stroke(x, 14.5, x, y, 2.6, 0.4)
-        yellow = stroke(x, 15, x, y + 5, 1.4, 0.3)
-        outer.append((orange, (250, 110, 10)))
-        inner.append((yellow, (255, 232, 90)))
+        outer.append((stroke(x, 14.5, x, y, 2.6, 0.4), (250, 110, 10)))
+        inner.append((stroke(x, 15, x, y + 5, 1.4, 0.3), (255, 232, 90)))
     return outer + inner
 
 
 def shake() -> Layers:
     """Two lines on each side of a thing that is shaken."""
-    layers = []
-    for x, half in ((-14, 3), (-11.5, 6), (11.5, 6), (14, 3)):
-        line = stroke(x, -half, x, half, 0.7)
-        layers.append((line, (250, 250, 250)))
-    return layers
+    lines = ((-14, 3), (-11.5, 6), (11.5, 6), (14, 3))         # x, half of the length
+    return [(stroke(x, -half, x, half, 0.7), (250, 250, 250)) for x, half in lines]
 
 
 def cloth() -> Layers:
@@ -320,7 +282,11 @@ def knock(phase: int) -> Layers:
 def hand_sprite(pose: str) -> np.ndarray:
     """[32, 32, 4], the palm in the middle. Your pose, or "glove" for the other cook."""
     if pose == "act":
-        return paint(fist(), outline=0.7)
+        # A fist; darker lines separate its fingers.
+        layers = [(ellipse(0, 0, 5.4, 5), SKIN)]
+        for x in (-3, -0.5, 2):
+            layers.append((stroke(x, -4.2, x + 0.4, 0.5, 0.45), tone(SKIN, 0.7)))
+        return paint(layers, outline=0.7)
     if pose == "reach":
         rgb = SKIN
         palm = ellipse(1, 1, 4.6, 4.6)
@@ -338,18 +304,8 @@ def hand_sprite(pose: str) -> np.ndarray:
         width = 2.0
     layers = [(palm, rgb)]
     for x, y in fingertips:
-        finger = stroke(0.3 * x, 1, x, y, width)
-        layers.append((finger, rgb))
+        layers.append((stroke(0.3 * x, 1, x, y, width), rgb))
     return paint(layers, outline=0.7)
-
-
-def fist() -> Layers:
-    """A closed hand; darker lines separate its fingers."""
-    layers = [(ellipse(0, 0, 5.4, 5), SKIN)]
-    for x in (-3, -0.5, 2):
-        line = stroke(x, -4.2, x + 0.4, 0.5, 0.45)
-        layers.append((line, tone(SKIN, 0.7)))
-    return layers
 
 
 @lru_cache(maxsize=None)
@@ -369,128 +325,96 @@ def arm_strip(whose: str) -> np.ndarray:
 def tile(name: str, opened: bool) -> np.ndarray:
     """A piece of furniture: [32, 32, 4]; `opened` shows its inside, if it is a container."""
     if opened:
-        functions = {"fridge": open_fridge, "drawer": open_drawer, "cupboard": open_cupboard}
-        return paint(functions[name]())
-    functions = {
-        "shelf": shelf,
-        "rack": rack,
-        "fridge": fridge,
-        "stove": stove,
-        "counter": counter,
-        "sink": sink,
-        "drawer": drawer,
-        "table": table,
-        "cupboard": cupboard,
-    }
-    layers = functions[name]()
+        wall, door, colour = INSIDES[name]
+        return paint(inside(wall) + [(door, colour)])
     edge = WHOLE_CELL & ~box(-15.3, -15.3, 15.3, 15.3)
-    layers.append((edge, (88, 82, 78)))
-    return paint(layers)
+    return paint(FURNITURE[name]() + [(edge, (88, 82, 78))])
 
 
 def shelf() -> Layers:
-    boards = box(-16, 10, 16, 13.5) | box(-16, -16, 16, -13.5)
     return [
         (WHOLE_CELL, (176, 150, 122)),
-        (boards, (120, 93, 67)),
+        (box(-16, 10, 16, 13.5) | box(-16, -16, 16, -13.5), (120, 93, 67)),    # boards
     ]
 
 
 def rack() -> Layers:
-    layers = [(WHOLE_CELL, (112, 116, 120))]
-    for x in range(-14, 16, 5):
-        bar = box(x, -16, x + 1.2, 16)
-        layers.append((bar, (164, 168, 172)))
-    return layers
+    bars = [(box(x, -16, x + 1.2, 16), (164, 168, 172)) for x in range(-14, 16, 5)]
+    return [(WHOLE_CELL, (112, 116, 120))] + bars
 
 
 def fridge() -> Layers:
-    gap = box(-16, -5, 16, -4)
-    handles = box(-13, -1, -11, 10) | box(-13, -12, -11, -7)
     return [
         (WHOLE_CELL, (196, 200, 204)),
-        (gap, (140, 144, 148)),
-        (handles, (90, 94, 98)),
+        (box(-16, -5, 16, -4), (140, 144, 148)),                               # gap
+        (box(-13, -1, -11, 10) | box(-13, -12, -11, -7), (90, 94, 98)),        # handles
     ]
 
 
 def stove() -> Layers:
-    layers = [(WHOLE_CELL, (70, 70, 74))]
-    for radius in (8, 13):
-        burner = ring(0, 0, radius, radius - 1.3)
-        layers.append((burner, (118, 112, 108)))
-    return layers
+    burners = [(ring(0, 0, radius, radius - 1.3), (118, 112, 108)) for radius in (8, 13)]
+    return [(WHOLE_CELL, (70, 70, 74))] + burners
 
 
 def counter() -> Layers:
-    layers = [(WHOLE_CELL, (174, 170, 162))]
     xs = (-12, -9, -3, 2, 6, 11, -13, 13, -6, 4, 9, -1)
     ys = (-11, 3, -13, -4, 9, -8, 11, 4, 8, 13, 1, 3)
-    for x, y in zip(xs, ys):
-        speckle = ellipse(x, y, 1, 0.7)
-        layers.append((speckle, (132, 126, 120)))
-    return layers
+    speckles = [(ellipse(x, y, 1, 0.7), (132, 126, 120)) for x, y in zip(xs, ys)]
+    return [(WHOLE_CELL, (174, 170, 162))] + speckles
 
 
 def sink() -> Layers:
-    basin = stroke(-8, 0, 8, 0, 13) & box(-14, -14, 14, 14)
-    drain = ellipse(0, 0, 2, 2)
     return [
         (WHOLE_CELL, (136, 142, 148)),
-        (basin, (174, 182, 188)),
-        (drain, (90, 94, 98)),
+        (stroke(-8, 0, 8, 0, 13) & box(-14, -14, 14, 14), (174, 182, 188)),    # basin
+        (ellipse(0, 0, 2, 2), (90, 94, 98)),                                   # drain
     ]
 
 
 def drawer() -> Layers:
-    groove = box(-14, -14, 14, 14) & ~box(-12.8, -12.8, 12.8, 12.8)
-    handle = box(-6, -2, 6, 0.5)
     return [
         (WHOLE_CELL, (178, 144, 108)),
-        (groove, (134, 104, 76)),
-        (handle, (80, 76, 72)),
+        (box(-14, -14, 14, 14) & ~box(-12.8, -12.8, 12.8, 12.8), (134, 104, 76)),      # groove
+        (box(-6, -2, 6, 0.5), (80, 76, 72)),                                   # handle
     ]
 
 
 def table() -> Layers:
-    layers = [(WHOLE_CELL, (136, 104, 78))]
-    for y in range(-13, 16, 6):
-        gap = box(-16, y, 16, y + 0.9)
-        layers.append((gap, (110, 82, 60)))
-    return layers
+    gaps = [(box(-16, y, 16, y + 0.9), (110, 82, 60)) for y in range(-13, 16, 6)]
+    return [(WHOLE_CELL, (136, 104, 78))] + gaps
 
 
 def cupboard() -> Layers:
-    gap = box(-0.6, -16, 0.6, 16)
-    knobs = ellipse(-3, 2, 1.3, 1.3) | ellipse(3, 2, 1.3, 1.3)
     return [
         (WHOLE_CELL, (134, 98, 72)),
-        (gap, (82, 58, 42)),
-        (knobs, (158, 162, 166)),
+        (box(-0.6, -16, 0.6, 16), (82, 58, 42)),                               # gap
+        (ellipse(-3, 2, 1.3, 1.3) | ellipse(3, 2, 1.3, 1.3), (158, 162, 166)),     # knobs
     ]
 
 
-def open_fridge() -> Layers:
-    door = box(-16, -16, -13, 16)
-    return inside(wall=(112, 122, 128)) + [(door, (214, 218, 220))]
-
-
-def open_drawer() -> Layers:
-    front = box(-16, 12.5, 16, 16)
-    return inside(wall=(92, 74, 58)) + [(front, (178, 144, 108))]
-
-
-def open_cupboard() -> Layers:
-    doors = box(-16, -16, -13.5, 16) | box(13.5, -16, 16, 16)
-    return inside(wall=(74, 66, 62)) + [(doors, (134, 98, 72))]
+FURNITURE = {
+    "shelf": shelf,
+    "rack": rack,
+    "fridge": fridge,
+    "stove": stove,
+    "counter": counter,
+    "sink": sink,
+    "drawer": drawer,
+    "table": table,
+    "cupboard": cupboard,
+}
+# Of an open container: the colour of its wall, the door in front of it (seen from the edge) and the
+# door's colour
+INSIDES = {
+    "fridge": ((112, 122, 128), box(-16, -16, -13, 16), (214, 218, 220)),
+    "drawer": ((92, 74, 58), box(-16, 12.5, 16, 16), (178, 144, 108)),
+    "cupboard": ((74, 66, 62), box(-16, -16, -13.5, 16) | box(13.5, -16, 16, 16), (134, 98, 72)),
+}
 
 
 def inside(wall: Colour) -> Layers:
-    """The inside of a container. Its door comes in front of it, seen from the edge."""
-    back = box(-14, -14, 14, 14)
-    floor = box(-14, 11, 14, 12)
     return [
         (WHOLE_CELL, tone(wall, 0.55)),
-        (back, wall),
-        (floor, tone(wall, 0.7)),
+        (box(-14, -14, 14, 14), wall),                                         # back
+        (box(-14, 11, 14, 12), tone(wall, 0.7)),                               # floor
     ]

@@ -20,7 +20,6 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ from support.common.errors import BadData, first_line
 from support.common.progress import progress
 from support.engine.checkpoint import load_parameters
 from support.files.features import encode_pictures
-from support.files.predictions import digest
 from toy import world
 from train import Past, Recipe, fit
 
@@ -331,34 +329,18 @@ class Scene:
 Kitchens = Iterable[tuple[int, world.Kitchen]]  # (seed, video)
 
 
-def scenes(vision: nar.VisionEncoder, layout: nar.Layout, kitchens: Kitchens,
-           cache: Path | None = None) -> list[Scene]:
-    """Videos as they are trained on. A file `cache` keeps their frame tokens for the next time."""
-    stored = {}
-    if cache and cache.exists():
-        try:
-            stored = load_file(cache)
-        except (OSError, SafetensorError) as error:
-            raise BadData(f"{cache}: is damaged ({first_line(error)}); delete it") from error
-    stored_before = len(stored)
-    encoder = digest(vision)
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout, kitchens: Kitchens) -> list[Scene]:
+    """Videos as they are trained on."""
     videos = []
-    for seed, kitchen in progress(kitchens, "encoding", unit="video"):
-        # Some pictures stand for all: a change of the world, or of how it is painted, is seen in them.
-        mark = crc32(encoder.encode())
-        for frame in range(0, len(kitchen), 8):
-            mark = crc32(kitchen.render(frame), mark)
-        key = f"{seed} {len(kitchen)} {mark:08x}"
-        if key not in stored:
-            pictures = map(kitchen.render, range(len(kitchen)))
-            stored[key] = torch.stack(list(encode_pictures(pictures, vision, 64))).half()
+    for _, kitchen in progress(kitchens, "encoding", unit="video"):
+        pictures = map(kitchen.render, range(len(kitchen)))
+        x = torch.stack(list(encode_pictures(pictures, vision, 64)))           # [T, J, D]
+        x = x.half().float()                   # all results are of tokens in half precision
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
         narrations = []
         for narration in kitchen.narrations:
             narrations.append((narration.frame, layout.encode(" " + narration.text)))
-        videos.append(Scene(stored[key].float(), narrations, labels, kitchen.world))
-    if cache and len(stored) > stored_before:
-        write_tensors(cache, stored)
+        videos.append(Scene(x, narrations, labels, kitchen.world))
     return videos
 
 

@@ -16,7 +16,7 @@ ONLINE = {"memory": "none", "prune": False}
 def test_bytes_in_use_are_those_of_all_that_a_stream_keeps(changes):
     """Keys and values of each token in each layer, in fp32, and the memories."""
     model = tiny(**changes).merge()
-    costs = cost.measure_stream(model, 20, window=10, lookahead=4)
+    costs = cost.measure_stream(model, cost.random_frames(model, 20), 20, window=10, lookahead=4)
     assert costs["frames"] == 20
     assert [window["frames"] for window in costs["windows"]] == [10, 20]
     context = cost.open_stream(model, guesses=0)
@@ -63,8 +63,7 @@ def test_the_variants_of_a_stream():
     assert result["VideoLLM-MoD"]["cache_mb"] < result["VideoLLM-online"]["cache_mb"]
     for costs in result.values():
         assert costs["gmacs"] > 0
-        parts = costs["ms_a_frame"] + costs["ms_rest"]
-        assert 0 < parts < 1e3 / costs["fps"]              # and the words
+        assert 0 < costs["ms_a_frame"] < 1e3 / costs["fps"]            # which has the words, too
 
 
 def printed(*options) -> dict[str, float]:

@@ -107,14 +107,13 @@ def test_a_table_is_completed_once(small, monkeypatch, tmp_path):
     kind is refused."""
     folder = tmp_path / "out" / "small-0"
     folder.mkdir(parents=True)                             # a training that was interrupted
-    made = runs.origin(train_command("small", 0, small)) | {"commit": "earlier"}
+    made = runs.origin(train_command("small", 0, small))
     (folder / runs.MADE).write_text(json.dumps(made))
     shown = complete("--output", small)
     kept = result(Experiment("small", "short", "", 0))
     assert f"| small | *1.0* | {kept['measures']['f1']:.3f} | 1 |" in shown
     assert kept["losses"].keys() == {"narrator"}
     assert kept["videos"]["f1"].keys() == {"toy-3000000", "toy-3000001"}
-    assert kept["commits"]["train"] == "earlier"
     file = tmp_path / "results" / "short.jsonl"
     complete("--output", small)
     complete("--output", tmp_path / "empty")               # the results are enough
@@ -155,7 +154,6 @@ def test_tables_show_means_deviations_and_intervals(monkeypatch, tmp_path, secon
     for training, numbers in (("flownar", {0: 0.5, 1: 0.75}), ("retnet", second)):
         for seed, words in numbers.items():
             runs.add_result(Experiment(training, "stream", "", seed), {
-                "commits": {"train": "a", "evaluate": "a"},
                 "losses": {"narrator": 0.1}, "measures": {"memory_words": words},
                 "videos": {"memory_words": {"a": words, "b": words}}})
     expected = [

@@ -215,10 +215,6 @@ def test_teacher_forced(name, monkeypatch):
 
 # published name -> ours
 NAMES = {
-    "Bleu_1": "bleu_1",
-    "Bleu_2": "bleu_2",
-    "Bleu_3": "bleu_3",
-    "Bleu_4": "bleu_4",
     "METEOR": "meteor",
     "ROUGE_L": "rouge_l",
     "CIDEr": "cider",

@@ -1,6 +1,5 @@
 """The toy's own stages (toy/stages.py): what they learn from, and that they learn."""
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,57 +148,3 @@ def test_look_of_an_unlike_narrator_is_refused(tmp_path):
     save_file({"other": torch.zeros(1)}, file)
     with pytest.raises(BadData, match="is of another narrator: it lacks .*connector"):
         take_over(tiny())
-
-
-# ------------------------------------------------------------- the training videos
-
-class Brightness(torch.nn.Module):
-    """An encoder of pictures: each token is the mean of the picture, multiplied by `times`."""
-
-    def __init__(self, times=1.0):
-        super().__init__()
-        self.register_buffer("times", torch.tensor(times))
-
-    def forward(self, frames):
-        mean = frames.float().mean((1, 2, 3), keepdim=True)[..., 0]            # [T, 1, 1]
-        return self.times * mean.expand(-1, 10, 1)
-
-
-def make_scenes(cache, limit, name="plain", times=1.0):
-    layout = SimpleNamespace(encode=lambda text: [len(text)])
-    kitchens = list(world.kitchens("train", limit, world=world.WORLDS[name]))
-    return stages.scenes(Brightness(times), layout, kitchens, cache)
-
-
-def test_kept_features_are_not_written_again(tmp_path):
-    cache = tmp_path / "x.safetensors"
-    make_scenes(cache, 1)
-    written = cache.stat().st_ino              # a new file replaces the old one
-    make_scenes(cache, 1)
-    assert cache.stat().st_ino == written
-    make_scenes(cache, 2)
-    assert cache.stat().st_ino != written
-    cache.write_text("text")
-    with pytest.raises(BadData, match="x.safetensors: is damaged .*; delete it"):
-        make_scenes(cache, 1)
-
-
-def test_scenes_of_two_worlds_share_a_file(tmp_path, monkeypatch):
-    """Frame tokens kept for one world or encoder are not used for another world or encoder, nor
-    where the same world is painted otherwise.
-    """
-    cache = tmp_path / "x.safetensors"
-    plain = make_scenes(cache, 2)
-    night = make_scenes(cache, 2, "night")
-    again = make_scenes(cache, 2)
-    for first, dark, second in zip(plain, night, again):
-        assert torch.equal(first.x, second.x)
-        assert len(dark.x) == len(dark.labels) == len(first.x) + 240
-        assert dark.variant.kinds == ("dark",)
-        lit = dark.x[:, 0, 0] > 10
-        assert (dark.labels.flatten(1).any(1) == lit).all()
-    twice = make_scenes(cache, 2, times=2.0)
-    assert torch.allclose(twice[0].x, 2 * plain[0].x, rtol=1e-2)
-    painted = world.Kitchen.render
-    monkeypatch.setattr(world.Kitchen, "render", lambda self, frame: 255 - painted(self, frame))
-    assert torch.allclose(make_scenes(cache, 2)[0].x, 255 - plain[0].x, rtol=1e-2)

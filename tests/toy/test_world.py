@@ -249,18 +249,6 @@ def test_numbers_of_segments(split, segments, counts):
     assert {len(video.narrations) - 1 for _, video in videos} == counts        # less the opening
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (("dev",), "unknown split"),
-    (("val", 0), "give from 1"),
-    (("val", 10 ** 6), "give from 1"),
-    (("val", 1, (0, 3)), "segments"),
-    (("val", 1, (4, 3)), "segments"),
-])
-def test_refusals_of_splits(arguments, says):
-    with pytest.raises(BadData, match=says):
-        world.kitchens(*arguments)
-
-
 # ------------------------------------------------------------- idle time
 
 def stretches(video: Kitchen) -> list[np.ndarray]:
