@@ -20,8 +20,10 @@ from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.tracks import Notes, Sentence
 
-# <i>, <v Ann>, <00:01.5>, {\an8}
-MARKUP = re.compile(r"</?[A-Za-z][^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
+# {\p1} and the drawing after it, {\an8}, {y:i}, <i>, <v Ann>, <00:01.5>
+MARKUP = re.compile(r"\{\\p[1-9].*|\{[^{}]*\}|</?[A-Za-z][^<>]*>|<\d[\d:.]*>")
+# 00:00:01,500 --> 00:00:02,000 and settings. Some write another arrow, or begin before time 0
+TIMES = re.compile(r"\s*(-?[\d:.,]+)\s*(?:-+>|→)\s*([\d:.,]+)(?:\s.*)?")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
 END_OF_SENTENCE = re.compile(r"""[.!?…。！？]['")\]’”»]*$""")
@@ -75,32 +77,36 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
     its number or name, or the head or a comment of a .vtt file.
     """
     lines = read_text(path).split("\n")
-    is_vtt = path.suffix.lower() == ".vtt"
-    if is_vtt and not lines[0].startswith("WEBVTT"):
+    if not any(lines[1::2]):                   # each line ends twice: \r\r\n
+        lines = lines[::2]
+    is_vtt = lines[0].startswith("WEBVTT")
+    if path.suffix.lower() == ".vtt" and not is_vtt:
         raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT")
 
     cues = []                                  # (end, lines)
     in_cue = False
     for number, line in enumerate(lines, 1):
-        next_line_has_times = number < len(lines) and "-->" in lines[number]
-        if "-->" in line:
+        text = line.strip()
+        next_line_has_times = number < len(lines) and has_times(lines[number])
+        if has_times(line):
             cues.append((end_of_cue(line, f"{path}, line {number}"), []))
             in_cue = True
         elif line == "":                       # some texts have a line of one blank
             in_cue = False
-        elif next_line_has_times and line.strip().isdecimal():
+        elif next_line_has_times and text.isdecimal():
             in_cue = False                     # a number without an empty line before it
         elif in_cue:
-            cues[-1][1].append(unescape(MARKUP.sub("", line)).strip())
-        elif line.strip() and not is_vtt and not next_line_has_times:
+            with_breaks = re.sub(r"\\[Nnh]", " ", MARKUP.sub("", text))
+            cues[-1][1].append(unescape(with_breaks).strip())
+        elif text and not is_vtt and not next_line_has_times:
             raise BadData(f"{path}, line {number}: expected a cue's number and times, "
                           f"not {line[:60]!r}; is there an empty line inside a text?")
 
     shown = []
     texts = []
     for end, lines in cues:
-        # captions that roll: the first of several lines has been shown in the cue before
-        rolling = len(lines) > 1 and lines[0] in shown
+        # captions that roll: several lines, of which the first one has been shown before
+        rolling = max(len(lines), len(shown)) > 1 and lines and lines[0] in shown
         if rolling:
             notes.add("lines that the cue before has shown left out")
         texts.append((end, " ".join(lines[1:] if rolling else lines)))
@@ -108,14 +114,20 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
     return texts
 
 
+def has_times(line: str) -> bool:
+    """Whether a line is, or tries to be, one with the times of a cue; an arrow may be in a text."""
+    return TIMES.fullmatch(line) is not None or re.match(r"\s*[-\d].*-->", line) is not None
+
+
 def end_of_cue(line: str, place: str) -> float:
-    """"00:01:02,500 --> 00:01:04,000" -> 64.0. Settings after the times are ignored.
+    """"00:01:02,500 --> 00:01:04,000" -> 64.0.
 
     place: file and line, for errors.
     """
-    before, _, after = line.partition("-->")
-    start = read_clock(before)
-    end = read_clock(after.split()[0]) if after.strip() else None
+    times = TIMES.fullmatch(line)
+    begin, end = times.groups() if times else ("", "")
+    start = 0.0 if begin.startswith("-") else read_clock(begin)
+    end = read_clock(end)
     if start is None or end is None:
         raise BadData(f"{place}: expected times such as 00:01:02,500 --> 00:01:04,000, "
                       f"not {line[:60]!r}")

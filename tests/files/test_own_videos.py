@@ -234,15 +234,25 @@ SENTENCES = {
         "00:02.000 --> 00:03.000\nYou go.\n \n",
         [(2, "You sit."), (3, "You go.")],
         {}),
-    # captions that roll show each line twice; a cue of its own may repeat a sentence
+    # captions that roll show each line twice or more; other cues may repeat a sentence
     "c.vtt": (
         "WEBVTT\n\n00:01.000 --> 00:03.000\n \nYou<00:01.300><c> sit</c>\n\n"
         "00:03.000 --> 00:03.010\nYou sit\n \n\n"
-        "00:03.010 --> 00:05.000\nYou sit\nYou go.\n\n00:05.000 --> 00:06.000\nYou go.\n",
-        [(3, "You sit."), (5, "You go."), (6, "You go.")],
+        "00:03.010 --> 00:05.000\nYou sit\nYou go.\n\n00:05.000 --> 00:06.000\nYou go.\n\n"
+        "00:06.000 --> 00:07.000\nYou go.\n",
+        [(3, "You sit."), (5, "You go."), (7, "You go.")],
         {"sentences without a full stop given one": 1,
-         "narrations without words left out": 1,
-         "lines that the cue before has shown left out": 2}),
+         "narrations without words left out": 2,
+         "lines that the cue before has shown left out": 3}),
+    # a line ends twice; other arrows, and one in a text; before time 0; markup of other programs
+    "b.srt": (
+        "1\n00:00:01,000 -> 00:00:02,000\nYou turn A --> B.\n\n"
+        "2\n-00:00:01,000 → 00:00:03,000\n{y:i}You\\Nsit.\n\n"
+        "3\n00:00:03,000 --> 00:00:04,000\n{\\p1}m 0 0 l 1 0{\\p0}\n".replace("\n", "\n\n"),
+        [(2, "You turn A --> B."), (3, "You sit.")],
+        {"narrations without words left out": 1}),
+    "c.srt": (VTT, [(2, "You sit."), (3604, "You cut a <3 shaped cake!")],
+              {"sentences without a full stop given one": 1}),
     "a.csv": (
         "62.5,You sit.\n0:01,\"You cut, then stir.\"\n\n00:00:03.5,\n",
         [(1, "You cut, then stir."), (62.5, "You sit.")],
@@ -273,7 +283,7 @@ def test_sentences_of_subtitles_and_tables(tmp_path, name):
 
 
 @pytest.mark.parametrize("name, content, message", [
-    ("a.srt", "1\n00:00:01,000 -> 00:00:02,000\nYou sit.\n", "line 1: expected a cue's number"),
+    ("a.srt", "1\n00: 00: 01 --> 00: 00: 02\nYou sit.\n", "line 2: expected times"),
     ("a.srt", "1\n00:00:01,000 --> 2,x\nYou sit.\n", "line 2: expected times"),
     ("a.srt", "1\n00:61:00,000 --> 00:62:00,000\nYou sit.\n", "line 2: expected times"),
     ("a.srt", "1\n00:00:03,000 --> 00:00:02,000\nYou sit.\n", "line 2: the cue ends before"),
