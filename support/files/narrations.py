@@ -69,8 +69,6 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
 
     Raises BadData, which names the videos that only one of the two has.
     """
-    if not truths and not predictions:
-        raise BadData("there is nothing to score")
     if len(truths) == 1 and len(predictions) == 1:
         predictions = dict(zip(truths, predictions.values()))
     missing = sorted(truths.keys() - predictions.keys())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     texts = []                                 # files of narrations
     for file in sorted(folder.iterdir()):
         ending = file.suffix.lower()
-        if file.name.startswith(".") or ending not in VIDEOS + NARRATIONS or not file.is_file():
+        if ending not in VIDEOS + NARRATIONS:
+            continue
+        if file.name.startswith(".") or not file.is_file():
             continue
         check_name(file)
         if ending in NARRATIONS:
@@ -75,9 +78,11 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
 
     listed = {}
     for name, candidates in sorted(texts_of.items()):
-        taken, *others = sorted(candidates, key=lambda file: preference(file, name))
-        notes.add("files of narrations left out, because another one of the video is taken",
-                  len(others), [f"{file.name}: {taken.name} is taken" for file in others])
+        candidates.sort(key=partial(preference, name))
+        taken = candidates[0]
+        for file in candidates[1:]:
+            notes.add("files of narrations left out, because another one of the video is taken",
+                      examples=[f"{file.name}: {taken.name} is taken"])
         listed[name] = taken, videos.get(name)
     return listed
 
@@ -91,7 +96,7 @@ def video_of(file: Path, names: set[str]) -> str | None:
     return name if name in names else None
 
 
-def preference(file: Path, name: str) -> tuple:
+def preference(name: str, file: Path) -> tuple:
     """The file of the video `name` for which this is least is taken."""
     language = file.stem.removeprefix(name)
     ending = NARRATIONS.index(file.suffix.lower())

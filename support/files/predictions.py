@@ -31,8 +31,13 @@ class Predictions:
         Raises BadData if the folder has predictions that were made with other settings.
         """
         file = self.folder / "settings.json"
-        kept = read_json(file) if file.exists() else settings
-        different = [key for key in settings | kept if kept.get(key, ...) != settings.get(key, ...)]
+        kept = settings
+        if file.exists():
+            kept = read_json(file)
+        different = []
+        for name in settings | kept:
+            if kept.get(name, ...) != settings.get(name, ...):
+                different.append(name)
         if different:
             raise BadData(f"{self.folder} holds predictions made with other settings "
                           f"({', '.join(different)}): choose another --output, or delete it")
@@ -43,27 +48,34 @@ class Predictions:
 
         Raises BadData if the folder has another video with this name.
         """
-        mark = self.path("videos", f"{name}.json")
-        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
+        mark = self.mark_of(name)
+        if not mark.exists():
+            return False
+        if read_json(mark) != {"fingerprint": fingerprint}:
             raise BadData(f"{self.folder} holds predictions of another video {name}, "
                           f"or of one that has changed since: "
                           f"choose another --output, or delete it")
-        return mark.exists() and self.path("predictions", f"{name}.jsonl").exists()
+        return self.file_of(name).exists()
 
     def save_rows(self, name: str, rows: list[dict], fingerprint: str):
         lines = [json.dumps(row) + "\n" for row in rows]
-        write_text(self.path("predictions", f"{name}.jsonl"), "".join(lines))
-        write_json(self.path("videos", f"{name}.json"), {"fingerprint": fingerprint})
+        write_text(self.file_of(name), "".join(lines))
+        write_json(self.mark_of(name), {"fingerprint": fingerprint})
 
     def load_rows(self, name: str) -> list[dict]:
-        return read_jsonl(self.path("predictions", f"{name}.jsonl"))
+        return read_jsonl(self.file_of(name))
 
-    def path(self, kind: str, name: str) -> Path:
-        return self.folder / kind / file_name(name)
+    def file_of(self, name: str) -> Path:
+        return self.folder / "predictions" / f"{file_name(name)}.jsonl"
+
+    def mark_of(self, name: str) -> Path:
+        return self.folder / "videos" / f"{file_name(name)}.json"
 
 
 def digest(module: torch.nn.Module) -> str:
-    """SHA-256 of all weights, with their names, dtypes and shapes."""
+    """SHA-256 of all weights, with their names, dtypes and shapes; before `speed_up`, which may
+    hold weights in another form.
+    """
     weights_hash = sha256()
     for name, weight in module.state_dict().items():
         weights_hash.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
