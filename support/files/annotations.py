@@ -196,14 +196,7 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
     val     in the validation set of a benchmark
     test    in the test set of a benchmark, and in no validation set
     train   all others
-    A file narration_stream_video_uids_SPLIT.json, if it is there, lists them instead.
     """
-    path = find_annotations(root, f"narration_stream_video_uids_{split}.json")
-    if path is not None:
-        with expecting(path, AS_PUBLISHED):
-            chosen = set(read_json(path))
-        return [video for video in videos if video in chosen]
-
     split_of = {}
     for listed_split, suffix in (("test", "test_unannotated"), ("val", "val")):
         for benchmark, key in BENCHMARKS.items():
