@@ -40,15 +40,18 @@ from support.common.iterate import prefetch
 from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
-from support.engine.run_options import RunOptions, flag_of, option
+from support.engine.run_options import (
+    OtherOptions, PublishedOptions, RunOptions, ToyOptions, flag_of, option,
+)
 from support.engine.training import Run, order, portable_path, seed_dropout, sum_gradients, summed
 
 
 @dataclass
-class Recipe(RunOptions):
-    """The paper's recipe (§3.5, §4.1, App. B.6). Each field is an option: `--memory-tokens 20`.
+class Recipe(PublishedOptions, OtherOptions, RunOptions, ToyOptions):
+    """The paper's recipe (§3.5, §4.1, App. B.6).
 
-    Options that are not the paper's are in support/engine/run_options.py.
+    Each field is an option: `--memory-tokens 20`. Those that are not the paper's are in
+    support/engine/run_options.py.
     """
     # what is trained, on what
     data: str = option("ego4d",
@@ -159,8 +162,8 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
             sum_gradients(parameters)
             norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
             if not norm.isfinite():
-                raise BadData(f"{stage}: the gradient is not finite at step {step}; lower --lr, "
-                              f"or look for NaN in the weights of --init")
+                raise BadData(f"{stage}: the gradient is not finite at step {step}: are features or "
+                              f"weights damaged (NaN)? If they are not, lower --lr")
             run.update(step)
             run.after(step, loss, validate)
 
@@ -311,7 +314,7 @@ def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = No
     models = {}
     for name in narrator.config.MODEL_NAMES:
         model = getattr(narrator.config, name)
-        models[name] = portable_path(model, options.output) if model else model
+        models[name] = model and portable_path(model, options.output)
     narrator.save(options.output, dtype, **models)
 
 

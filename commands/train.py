@@ -2,9 +2,8 @@
 import argparse
 import random
 import shlex
-import textwrap
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 
 import torch
@@ -21,8 +20,8 @@ from support.common.options import DATASETS, Parser
 from support.common.progress import say
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
-from support.engine.run_options import flag_of
-from support.engine.training import portable_path
+from support.engine.run_options import ToyOptions, flag_of
+from support.engine.training import check_settings_of_state, portable_path, settings_of_run
 from support.files import own_videos
 from toy import stages
 from toy.train import train_toy
@@ -30,8 +29,7 @@ from train import (
     Example, Recipe, begin, mean_loss, new_config, pretrained, save, train_narrator,
 )
 
-ONLY_TOY = {"world", "idle", "grid", "llm_width", "recall", "look", "quick"}
-NOT_TOY = {"root", "dtype", "max_frames", "val_limit"}
+NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 # what only a new narrator has, or learns in the toy before the paper's training
 ONLY_NEW = {"start", "look", "recall", "llm_width"}
 
@@ -49,32 +47,18 @@ NEW_WORDS = 2.0                                # loss of a token, in nats
 def parse() -> Recipe:
     """Options from the command line: the fields of Recipe."""
     parser = Parser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
-    # the paper's options first
-    options = [f for f in fields(Recipe) if f.metadata]
-    options.sort(key=lambda f: f.name not in Recipe.__annotations__)
-    for f in options:
-        flag = flag_of(f.name, f.default)
-        text = f.metadata["help"]
-        kind = f.metadata["kind"]
-        if isinstance(f.default, bool):
-            action = "store_false" if f.default else "store_true"
-            parser.add_argument(flag, help=text, action=action, dest=f.name)
-            continue
-        text += f"; default {f.default}"
-        if f.name in stages.DEFAULTS:
-            text += f" (toy: {stages.DEFAULTS[f.name]})"
-        if isinstance(kind, tuple):
-            parser.add_argument(flag, help=text, choices=kind)
-        else:
-            parser.add_argument(flag, help=text, type=kind, metavar=f.name.upper())
+    for kind in Recipe.__mro__[:-1]:                    # each class is a group; the paper's first
+        group = parser.add_argument_group(kind.__doc__.splitlines()[0].rstrip("."))
+        for f in fields(kind):
+            if f.name in kind.__annotations__ and f.metadata:
+                add_option(group, f)
     options = options_from(**vars(parser.parse_args()))
 
-    toy = options.data == "toy"
     for name in sorted(options.given):
         flag = flag_of(name, getattr(Recipe, name))
-        if toy and name in NOT_TOY:
-            parser.error(f"{flag}: the toy renders its videos and trains in float32")
-        if not toy and name in ONLY_TOY:
+        if options.data == "toy" and name in NOT_TOY:
+            parser.error(f"{flag}: the toy renders its videos, and trains on the CPU in float32")
+        if options.data != "toy" and name in ToyOptions.__annotations__:
             parser.error(f"{flag}: only for the toy")
         if options.init and name in ONLY_NEW:
             parser.error(f"{flag} is for a new narrator; --init brings one")
@@ -83,9 +67,24 @@ def parse() -> Recipe:
                      "so does --quick")
     if options.memory == "none" and "memory_tokens" in options.given:
         parser.error("--memory none has no --memory-tokens")
-    if toy and options.device not in ("auto", "cpu"):
-        parser.error(f"--device {options.device}: the toy trains on the CPU")
     return options
+
+
+def add_option(group, f: Field):
+    """Add a field of Recipe to the parser's options."""
+    flag = flag_of(f.name, f.default)
+    text = f.metadata["help"]
+    if isinstance(f.default, bool):
+        action = "store_false" if f.default else "store_true"
+        group.add_argument(flag, help=text, action=action, dest=f.name)
+        return
+    if f.default is not None:
+        text += f"; default {f.default}"
+    if f.name in stages.DEFAULTS:
+        text += f" (toy: {stages.DEFAULTS[f.name]})"
+    kind = f.metadata["kind"]
+    values = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+    group.add_argument(flag, help=text, **values)
 
 
 def options_from(**given) -> Recipe:
@@ -123,9 +122,12 @@ def train(options: Recipe):
     if states and not options.resume:
         raise BadData(f"{states[0]} is of an interrupted training; "
                       f"give --resume to go on, or delete it")
-    if finished.exists() and not states and not options.overwrite:
-        raise BadData(f"{output} holds a finished narrator; "
-                      f"choose another --output, or give --overwrite to train it anew")
+    if finished.exists() and not states:
+        raise BadData(f"{output} holds a finished narrator; delete it, or choose another --output")
+    for state in states:
+        # before anything is loaded; epochs and rate of own videos are chosen only then
+        chosen = () if options.data in DATASETS else {"epochs", "lr"} - options.given
+        check_settings_of_state(state, settings_of_run(options), chosen)
     process, processes = rank()
     if options.resume and not states and process == 0:
         say(f"--resume: {output} holds no interrupted training; it starts from the beginning")
@@ -153,8 +155,9 @@ def train_annotated(options: Recipe):
     if processes > 1:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
 
-    narrator = narrator_for(samples[0], options, device, dtype)
+    narrator = narrator_for(samples[0], options, dtype)
     examples = Annotated(samples, narrator)
+    held_out = Annotated(held_out, narrator)
     if not options.init:
         begin(narrator, options, examples)
     narrator.to(device)
@@ -164,7 +167,7 @@ def train_annotated(options: Recipe):
             dist.broadcast(p.data, 0)
     if options.data not in DATASETS:
         choose_length(narrator, examples, options)
-    train_narrator(narrator, examples, options, Annotated(held_out, narrator), narrate_one)
+    train_narrator(narrator, examples, options, held_out, narrate_one)
     if process == 0:
         save(narrator, options)
     if processes > 1:
@@ -176,41 +179,36 @@ def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sa
     return [data.shorten(sample, options.max_frames) for sample in samples]
 
 
-def narrator_for(sample: data.Sample, options: Recipe, device: str,
-                 dtype: torch.dtype) -> Narrator:
-    """The narrator that is trained: that of --init, or a new one. BadData if it does not fit the
-    features of the sample.
-    """
-    J, width = sample.read(0, 1).shape[1:]
+def narrator_for(sample: data.Sample, options: Recipe, dtype: torch.dtype) -> Narrator:
+    """The narrator that is trained: that of --init, or a new one for features like the sample's."""
     vision = Config.vision                                      # of published features
     if options.data not in DATASETS:
         vision = own_videos.encoder_of(options.data, sample.name)
-    if options.init:
-        narrator = pretrained(options, dtype)
-        if options.data not in DATASETS:
-            if Path(vision).resolve() != Path(narrator.config.vision).resolve():
-                # no error: a folder and a hub id can be the same model
-                say(f"the features were made by {vision}, and the narrator looks through "
-                    f"{narrator.config.vision}: unless these are the same, encode the videos again "
-                    f"(data.py encode --model)")
-    else:
+    if not options.init:
+        J, width = sample.read(0, 1).shape[1:]
         llm = options.llm or Config.llm
         config = new_config(options, llm, options.vision or vision, J, width)
         config.fps = sample.fps
-        narrator = variants.new_narrator(*checkpoint.load_llm(llm, dtype), config)
-    data.check_sample(sample, narrator.config)
+        return variants.new_narrator(*checkpoint.load_llm(llm, dtype), config)
+    narrator = pretrained(options, dtype)
+    looks_through = narrator.config.vision
+    if options.data not in DATASETS and Path(vision).resolve() != Path(looks_through).resolve():
+        # no error: a folder and a hub id can be the same model
+        say(f"the features were made by {vision}, and the narrator looks through {looks_through}: "
+            f"unless these are the same, encode the videos again (data.py encode --model)")
     return narrator
 
 
 class Annotated(Sequence):
     """Samples of a data set as examples; an example's features are read when it is indexed, and
-    only its range.
+    only its range. BadData if the frames of a sample are not what the narrator needs.
     """
 
     def __init__(self, samples: list[data.Sample], narrator: Narrator):
+        for sample in samples:
+            data.check_sample(sample, narrator.config)
         self.samples = samples
         self.layout = narrator.layout
-        self.shape = narrator.config.J, narrator.config.width
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -218,11 +216,7 @@ class Annotated(Sequence):
     def __getitem__(self, index: int) -> Example:
         sample = self.samples[index]
         narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
-        x = sample.read(0, sample.num_frames)
-        if x.shape[1:] != self.shape:
-            raise BadData(f"{sample.name}: has frame tokens {list(x.shape[1:])}, not "
-                          f"{list(self.shape)}; encode its video as the others")
-        return Example(x, narrations)
+        return Example(sample.read(0, sample.num_frames), narrations)
 
 
 def choose_length(narrator: Narrator, examples: Sequence[Example], options: Recipe):
@@ -269,8 +263,8 @@ def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
     narrator.eval()
     *_, last = stream.narrate(narrator, video.x[:frame + 1], given=given, context=context)
     narrator.train()
-    written = textwrap.shorten(last.narration.text, 100, placeholder=" ...")
-    say(f"after {step} steps: {written!r}, where the truth is {narrator.layout.decode(true)!r}")
+    say(f"after {step} steps: {last.narration.text!r}, where the truth is "
+        f"{narrator.layout.decode(true)!r}")
 
 
 def next_command(options: Recipe) -> str:
@@ -278,8 +272,6 @@ def next_command(options: Recipe) -> str:
     words = ["python", "evaluate.py", "stream", "--data", options.data]
     if options.root:
         words += ["--root", options.root]
-    if options.data == "toy" and options.world != "plain":
-        words += ["--world", options.world]
     return shlex.join([*words, "--model", options.output])
 
 

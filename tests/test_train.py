@@ -168,11 +168,19 @@ def interrupt(*arguments):
     # Ctrl-C: nothing is lost, whatever --save-every says
     (examples, {"at": 11, "error": KeyboardInterrupt, "save_every": 50}, 2),
     (examples, {"show": interrupt, "error": KeyboardInterrupt, "save_every": 50}, 6),
-], ids=["killed", "ctrl-c", "ctrl-c while it validates"])
-def test_resumed_is_as_if_never_interrupted(tmp_path, videos, stop, left):
-    """The same losses and weights to the bit, with dropout and missing gradients."""
+    # a file that is missing or damaged
+    (examples, {"at": 7, "error": BadData, "save_every": 50}, 6),
+    (examples, {"at": 7, "error": FileNotFoundError, "save_every": 50}, 6),
+], ids=["killed", "ctrl-c", "ctrl-c while it validates", "damaged file", "missing file"])
+def test_resumed_is_as_if_never_interrupted(tmp_path, capsys, videos, stop, left):
+    """The same losses and weights to the bit, with dropout and missing gradients; it says where it
+    goes on."""
     whole, _ = run(tmp_path / "a", videos)
+    capsys.readouterr()
     run(tmp_path / "b", videos, **stop)
+    done = 6 - left // 2
+    says = f"narrator: {done} of 6 steps are done and saved; the same command with --resume goes on"
+    assert (says in capsys.readouterr().err) == (stop["error"] is not RuntimeError)
     with (tmp_path / "b" / "narrator-log.jsonl").open("a") as log:
         log.write('{"step": 9, "lo')           # a full disk has taken no more of it
     resumed, videos_read = run(tmp_path / "b", videos, resume=True)
@@ -226,8 +234,13 @@ def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     log = read_jsonl(tmp_path / "narrator-log.jsonl")
     validated = [row["step"] + 1 for row in log if "val_loss" in row]
     assert validated == list(range(2, 21, 2))
-    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("after ")]
+    lines = capsys.readouterr().err.splitlines()
+    shown = [line for line in lines if line.startswith("after ")]
     assert len(shown) == 10 and shown[-1].startswith("after 20 steps: ")
+    losses_of = {row["step"] + 1: row["val_loss"] for row in log if "val_loss" in row}
+    least = min(losses_of, key=losses_of.get)
+    says = f"validation loss: {losses_of[least]:.3f} after {least} steps, its least; "
+    assert says + f"{losses_of[20]:.3f} after 20" in lines
 
 
 def test_one_narration_is_shown(capsys):
@@ -360,36 +373,33 @@ def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
 
 
 def test_examples_read_only_their_range(tmp_path):
-    """And refuse features of another shape by the video's name."""
+    """And refuse features of another shape by the video's name, before the first step."""
     options = train.Recipe(**given_for(tmp_path, max_frames=6))
     samples = train_command.load_samples(options, "train", None)
-    annotated = Annotated(samples, tiny(width=16))
-    for sample, example in zip(samples, annotated):
+    for sample, example in zip(samples, Annotated(samples, tiny(width=16))):
         assert len(example.x) == sample.num_frames <= 6
     samples[1].read = lambda start, stop: torch.zeros(2, 5, 16)
-    says = rf"{samples[1].name}: has frame tokens \[5, 16\], not \[10, 16"
-    with pytest.raises(BadData, match=says):
-        annotated[1]
+    with pytest.raises(BadData, match=f"{samples[1].name}: its features are 16 wide with 5 tokens"):
+        Annotated(samples, tiny(width=16))
 
 
-def test_a_finished_narrator_is_not_replaced_unasked(tmp_path):
-    """--overwrite does it. What was interrupted goes on with --resume, and is not begun anew."""
+def test_a_finished_narrator_is_not_replaced(tmp_path):
+    """What was interrupted goes on with --resume, and is not begun anew; other options are refused
+    before anything is loaded."""
     given = given_for(tmp_path)
+    out = tmp_path / "out"
     train_command.train(options_from(**given))
-    weights = tmp_path / "out" / "adapter_model.safetensors"
-    before = weights.read_bytes()
     for resume in (False, True):               # there is no state to go on with
-        with pytest.raises(BadData, match="out holds a finished narrator; .* or give --overwrite"):
+        with pytest.raises(BadData, match="out holds a finished narrator; delete it"):
             train_command.train(options_from(**given, resume=resume))
-    assert weights.read_bytes() == before
-    train_command.train(options_from(**given, overwrite=True, seed=1))
-    assert weights.read_bytes() != before
 
-    (tmp_path / "out" / "narrator-state.safetensors").touch()
-    says = "interrupted training; give --resume to go on, or delete"
-    for changes in ({}, {"overwrite": True}):
-        with pytest.raises(BadData, match=says):
-            train_command.train(options_from(**given, **changes))
+    settings = training.settings_of_run(options_from(**given))
+    save_file({"random": torch.zeros(1)}, out / "narrator-state.safetensors",
+              {"settings": json.dumps(settings)})
+    with pytest.raises(BadData, match="interrupted training; give --resume to go on, or delete"):
+        train_command.train(options_from(**given))
+    with pytest.raises(BadData, match="of a run with lr = 0.0002, not 0.1"):
+        train_command.train(options_from(**given | {"lr": 0.1}, resume=True))
 
 
 @pytest.mark.parametrize("llm, named", [("out/llm", "llm"), ("llm", "{here}/llm")])
@@ -474,7 +484,7 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     ({"data": "ego5d", "root": None}, "ego5d: no such folder; choose one of toy, ego4d"),
     ({"llm": "./nowhere"}, "nowhere"),
     ({"init": "./nowhere"}, "nowhere"),
-    ({"init": str(TOY)}, "its features are 16 wide .* the narrator needs 128"),
+    ({"init": str(TOY)}, "features are 16 wide .* the narrator needs 128"),
     ({"data": "toy", "memory_heads": 3}, "heads"),
     ({"data": "toy", "world": "noon"}, "unknown world 'noon'"),
 ])
@@ -509,9 +519,9 @@ def test_command_without_data_says_what_to_do(tmp_path, monkeypatch, capsys):
 
 
 def test_the_next_command():
-    options = train.Recipe(data="toy", world="second", root="/a b", output="out/toy")
+    options = train.Recipe(data="ek100", root="/a b", output="out/ek100")
     assert train_command.next_command(options) == (
-        "python evaluate.py stream --data toy --root '/a b' --world second --model out/toy")
+        "python evaluate.py stream --data ek100 --root '/a b' --model out/ek100")
 
 
 # ------------------------------------------------------------------ --init
@@ -567,7 +577,7 @@ def begun(folder, **given):
     epic(folder / "root", width=32)
     options = options_from(**given_for(folder, **given))
     samples = list(data.load_dataset("ek100", options.root, "train"))
-    narrator = train_command.narrator_for(samples[0], options, "cpu", torch.float32)
+    narrator = train_command.narrator_for(samples[0], options, torch.float32)
     annotated = Annotated(samples, narrator)
     train.begin(narrator, options, annotated)
     return narrator, annotated

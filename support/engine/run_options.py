@@ -1,8 +1,8 @@
 """The options of a training that are not the paper's: those of the published code, of baselines, of
 runs and of the toy.
 
-`RunOptions` is the base of train.py's Recipe: one object, one command line. "Published" means: of
-the authors' code, not in the paper.
+Each class is a group of `python train.py --help`, and all are bases of train.py's Recipe: one object,
+one command line. "Published" means: of the authors' code, not in the paper.
 """
 from __future__ import annotations
 
@@ -28,12 +28,8 @@ def flag_of(name: str, default) -> str:
 
 
 @dataclass
-class RunOptions:
-    # not an option: the names of those that were given. With --init, only these replace the
-    # settings of the checkpoint
-    given: frozenset[str] = frozenset()
-
-    # Of the published code.
+class PublishedOptions:
+    """Of the published code, not in the paper."""
     start: str = option("published",
         "first weights: as in the published code, or from statistics of training features with "
         "learned targets in CLAM (not the paper's)",
@@ -44,24 +40,15 @@ class RunOptions:
         "published code)",
         ("frame", "cls"),
     )
-    memory_heads: int = option(8,
-        "heads of the memory, if it has any (published, not in the paper)",
-        positive_int,
-    )
-    lora_dropout: float = option(0.05,
-        "dropout on LoRA's input (published, not in the paper)",
-        probability,
-    )
-    memory_dropout: float = option(0.1,
-        "dropout in CLAM's self-attention (published, not in the paper)",
-        probability,
-    )
-    max_frames: int = option(1200,
-        "longer videos are cut (published, not in the paper)",
-        positive_int,
-    )
+    memory_heads: int = option(8, "heads of the memory, if it has any", positive_int)
+    lora_dropout: float = option(0.05, "dropout on LoRA's input", probability)
+    memory_dropout: float = option(0.1, "dropout in CLAM's self-attention", probability)
+    max_frames: int = option(1200, "longer videos are cut", positive_int)
 
-    # Of baselines, and ours.
+
+@dataclass
+class OtherOptions:
+    """Of baselines, and ours."""
     mod_keep: float | None = option(None,
         "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept",
         probability,
@@ -76,11 +63,18 @@ class RunOptions:
         non_negative_int,
     )
     long: float = option(0.0,
-        "fraction of the videos trained on as if late in a long stream (not in the paper)",
+        "fraction of the videos trained on as if late in a long stream",
         probability,
     )
 
-    # How the training runs.
+
+@dataclass
+class RunOptions:
+    """How the training runs."""
+    # not an option: the names of those that were given. With --init, only these replace the
+    # settings of the checkpoint
+    given: frozenset[str] = frozenset()
+
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     root: str | None = option(None, "folder of the data set; default data/NAME")
     limit: int | None = option(None, "use at most this many training videos", positive_int)
@@ -89,9 +83,6 @@ class RunOptions:
         non_negative_int,
     )
     resume: bool = option(False, "continue an interrupted run in --output")
-    overwrite: bool = option(False,
-        "train anew where --output holds a finished narrator, which is then lost",
-    )
     save_every: int = option(50, "steps between saved states (see --resume)", positive_int)
     seed: int = option(0,
         "of first weights, order of the videos, dropout and --long",
@@ -106,25 +97,28 @@ class RunOptions:
         ("auto", "float32", "bfloat16"),
     )
 
-    # Only for the toy.
+
+@dataclass
+class ToyOptions:
+    """For the toy alone."""
     quick: bool = option(False,
         "a narrator of the toy in minutes: the bundled encoder and language model, few videos, few "
         "steps",
     )
     look: str | None = option(None,
-        "the toy starts with LoRA and connector of this look.safetensors, which another training "
-        "has written",
+        "start with LoRA and connector of this look.safetensors, which another training has "
+        "written",
     )
     grid: int = option(3,
-        "pooled tokens per side of a toy's frame; 0: CLS only",
+        "pooled tokens per side of a frame; 0: CLS only",
         in_range(int, 0, 100, "0 to 100"),
     )
-    world: str = option("plain", "kind of the toy's videos (toy/world.py)")
+    world: str = option("plain", "kind of the videos (toy/world.py)")
     idle: float | None = option(None,
-        "share of the toy's videos that have idle time; default the world's",
+        "share of the videos that have idle time; default the world's",
         probability,
     )
     llm_width: int = option(128, "width of the toy's own language model", positive_int)
     recall: bool = option(True,
-        "the toy has no stage `recall`: the memory learns from the paper's loss alone",
+        "there is no stage `recall`: the memory learns from the paper's loss alone",
     )

@@ -6,7 +6,7 @@ No section of the paper, and nothing about narrators.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,21 +14,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from support.common.devices import rank
-from support.common.disk import write_tensors, write_text
+from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData
 from support.common.figures import pyplot, save_figure
-from support.common.progress import progress
+from support.common.progress import progress, say
 from support.engine.run_options import RunOptions
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"given", "output", "device", "resume", "overwrite", "save_every", "val_limit",
-              "checkpointing"}
+MAY_CHANGE = {"given", "output", "device", "resume", "save_every", "val_limit", "checkpointing"}
 
 
-def portable_path(source: str, folder: str | Path | None = None) -> str:
+def portable_path(source: str, folder: str | Path = "") -> str:
     """The path of a model in a form that stays valid.
 
     An existing file or folder becomes an absolute path; a folder inside `folder` becomes a path
@@ -37,10 +37,8 @@ def portable_path(source: str, folder: str | Path | None = None) -> str:
     if not Path(source).exists():
         return source
     path = Path(source).resolve()
-    if folder:
-        folder = Path(folder).resolve()
-        if path.is_dir() and path.is_relative_to(folder):
-            return str(path.relative_to(folder))
+    if folder and path.is_dir() and path.is_relative_to(Path(folder).resolve()):
+        path = path.relative_to(Path(folder).resolve())
     return str(path)
 
 
@@ -92,7 +90,8 @@ class Run:
     """The steps of a training: resumable, logged, shown, on one process or several.
 
     A context manager. Iterating gives the numbers of the steps that are left; each must be followed
-    by `update` and `after`. Ctrl-C writes the state after the last complete step.
+    by `update` and `after`. Ctrl-C, and an error that a user can mend (a file that is missing),
+    write the state after the last complete step.
 
     stage       the name of its files in the folder --output: STAGE-state.safetensors,
                 STAGE-log.jsonl, STAGE-loss.png
@@ -105,27 +104,26 @@ class Run:
         self.optimizer = optimizer
         self.steps = steps
         self.save_every = options.save_every
-        self.folder = Path(options.output)
-        self.state = self.folder / f"{stage}-state.safetensors"
-        self.log = self.folder / f"{stage}-log.jsonl"
-        self.resumes = options.resume and self.state.exists()
-        # a state of other settings is refused
-        self.settings = {name: value for name, value in asdict(options).items()
-                         if name not in MAY_CHANGE}
-        self.settings["steps"] = steps
-        self.settings["weights"] = sum(p.numel() for p in parameters.values())
-
+        folder = Path(options.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.state = folder / f"{stage}-state.safetensors"
+        self.log = folder / f"{stage}-log.jsonl"
+        self.settings = settings_of_run(options) | {
+            "steps": steps,
+            "weights": sum(p.numel() for p in parameters.values()),
+        }
         process, _ = rank()
         self.is_first_process = process == 0
-
-    def __enter__(self) -> Run:
-        self.folder.mkdir(parents=True, exist_ok=True)
         # The steps that are done; None within a step of the optimizer, from where no training can
         # be resumed.
-        self.done: int | None = self.read_state() if self.resumes else 0
+        self.done: int | None = 0
+        if options.resume and self.state.exists():
+            self.done = self.read_state()
         self.random = torch.get_rng_state()                    # after these steps
         if self.is_first_process:
             cut_log(self.log, self.done)
+
+    def __enter__(self) -> Run:
         return self
 
     def __iter__(self) -> Iterator[int]:
@@ -155,10 +153,14 @@ class Run:
             self.save_state()
 
     def __exit__(self, kind, error, traceback) -> None:
-        if kind is KeyboardInterrupt and self.done is not None:
+        if not self.is_first_process:
+            return
+        if kind is None:
+            report_losses(self.log)
+        elif self.done and issubclass(kind, KeyboardInterrupt | BadData | OSError):
             self.save_state()
-        elif kind is None and self.is_first_process:
-            draw_losses(self.log, self.folder / f"{self.stage}-loss.png")
+            say(f"{self.stage}: {self.done} of {self.steps} steps are done and saved; the same "
+                f"command with --resume goes on from there")
 
     def save_state(self) -> None:
         """Write one file with everything that `read_state` needs."""
@@ -178,30 +180,40 @@ class Run:
 
         BadData if it is damaged, or of a run with other settings.
         """
-        try:
-            with safe_open(self.state, "pt") as file:
-                about = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-        except (SafetensorError, OSError) as error:
-            raise BadData(f"{self.state} is damaged; delete it, and start again") from error
-        saved = json.loads(about["settings"])
-        for name, value in self.settings.items():
-            if saved.get(name) != value:
-                raise BadData(f"{self.state} is of a run with {name} = {saved.get(name)}, "
-                              f"not {value}; use the same settings, or another --output")
+        about = check_settings_of_state(self.state, self.settings)
+        tensors = load_file(self.state)
         for name, p in self.parameters.items():
             p.copy_(tensors[f"{name}|value"])
-            if f"{name}|step" in tensors:                      # Ctrl-C before the first step
-                self.optimizer.state[p] = {
-                    "step": tensors[f"{name}|step"].to(p.device),
-                    "exp_avg": tensors[f"{name}|exp_avg"].to(p),
-                    "exp_avg_sq": tensors[f"{name}|exp_avg_sq"].to(p),
-                }
+            self.optimizer.state[p] = {key: tensors[f"{name}|{key}"].to(p.device)
+                                       for key in ("step", "exp_avg", "exp_avg_sq")}
         torch.set_rng_state(tensors["random"])
         return int(about["step"])
 
 
-# ------------------------------------------------------------------ the log
+# ------------------------------------------------------------------ what is written
+
+def settings_of_run(options: RunOptions) -> dict:
+    """The options that must be the same when a training is resumed."""
+    return {name: value for name, value in asdict(options).items() if name not in MAY_CHANGE}
+
+
+def check_settings_of_state(state: Path, settings: dict, but: Container[str] = ()) -> dict:
+    """What a state says of itself; BadData if it is damaged, or of a run with other settings.
+
+    but         names of settings that are not compared
+    """
+    try:
+        with safe_open(state, "pt") as file:
+            about = file.metadata()
+        saved = json.loads(about["settings"])
+    except (SafetensorError, OSError, TypeError, LookupError, ValueError) as error:
+        raise BadData(f"{state} is damaged; delete it, and start again") from error
+    for name, value in settings.items():
+        if name not in but and saved.get(name) != value:
+            raise BadData(f"{state} is of a run with {name} = {saved.get(name)}, "
+                          f"not {value}; use the same settings, or another --output")
+    return about
+
 
 def cut_log(log: Path, steps: int) -> None:
     """Keep the lines of the first `steps` steps; those after them are trained again."""
@@ -211,15 +223,26 @@ def cut_log(log: Path, steps: int) -> None:
     write_text(log, "".join(lines))
 
 
-def draw_losses(log: Path, png: Path) -> None:
-    """The loss curve of a log: every step, and a running mean."""
-    losses = np.array([json.loads(line)["loss"] for line in log.read_text().splitlines()])
+def report_losses(log: Path) -> None:
+    """Draw the losses of a log: of every step, their running mean, and the validation's. Say where
+    the validation's was least.
+    """
+    rows = read_jsonl(log)
+    losses = np.array([row["loss"] for row in rows])
+    validated = {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
     width = max(1, len(losses) // 50)
     running_mean = np.convolve(losses, np.ones(width) / width, "valid")
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
-    axes.plot(np.arange(width - 1, len(losses)), running_mean, color="#2060a0")
+    axes.plot(np.arange(width - 1, len(losses)), running_mean, color="#2060a0", label="training")
+    if validated:
+        axes.plot(validated.keys(), validated.values(), "o-", color="#c04020", label="validation")
+        axes.legend()
+        least = min(validated, key=validated.get)
+        last = max(validated)
+        say(f"validation loss: {validated[least]:.3f} after {least + 1} steps, its least; "
+            f"{validated[last]:.3f} after {last + 1}")
     scale = "log" if any(losses) else "linear"                 # zeros alone have no logarithm
     axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale=scale)
-    save_figure(figure, png)
+    save_figure(figure, log.with_name(log.name.replace("-log.jsonl", "-loss.png")))
