@@ -311,10 +311,9 @@ def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = No
     """Write a checkpoint that can be moved: models inside its folder have relative paths, others
     absolute ones.
     """
-    models = {}
-    for name in narrator.config.MODEL_NAMES:
-        model = getattr(narrator.config, name)
-        models[name] = model and portable_path(model, options.output)
+    config = narrator.config
+    models = {name: portable_path(getattr(config, name), options.output)
+              for name in config.MODEL_NAMES}
     narrator.save(options.output, dtype, **models)
 
 

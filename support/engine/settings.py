@@ -28,9 +28,9 @@ class MoreSettings:
     max_segment: float | None = None            # [s] until a segment is restarted; None: never
     max_position: int | None = None             # beyond it, positions are turned back; None: never
 
-    # not settings, but about them; baselines have more
-    MODEL_NAMES = ("llm", "vision")             # names of models
-    # the smallest and the largest value of a number, where these are not LEAST and LARGEST
+    # Not settings, but about them: which are names of models,
+    MODEL_NAMES = ("llm", "vision")
+    # the smallest and the largest value of a number, where these are not LEAST and LARGEST,
     RANGES = {
         "grid": (0, 100),
         "last_k": (0, LARGEST),
@@ -40,6 +40,7 @@ class MoreSettings:
         "memory_dropout": (0, 1),
         "lora_dropout": (0, 1),
     }
+    # and what a word can be. Baselines have more of these two.
     CHOICES = {"readout": ("frame", "cls")}
 
 

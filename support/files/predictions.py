@@ -8,6 +8,7 @@ or videos.
 """
 import json
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -73,13 +74,16 @@ class Predictions:
 
 
 def digest(module: torch.nn.Module) -> str:
-    """SHA-256 of all weights, with their names, dtypes and shapes; before `speed_up`, which may
-    hold weights in another form.
+    """SHA-256 of all that a model computes with: its numbers, with names, dtypes and shapes, and
+    the settings of the models of transformers in it. (Before `speed_up`, which packs weights.)
     """
-    weights_hash = sha256()
-    for name, weight in module.state_dict().items():
-        weights_hash.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+    hashed = sha256()
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         # as bytes, because NumPy has no bfloat16
-        as_bytes = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
-        weights_hash.update(as_bytes.numpy())
-    return weights_hash.hexdigest()
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(config, "to_json_string"):
+            hashed.update(config.to_json_string().encode())
+    return hashed.hexdigest()

@@ -6,12 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import narrator as nar
 from baselines.variants import load_narrator
 from helpers import GOLDEN, ROOT, TOY, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import (
     load_llm, load_tokenizer, load_vision_model, token_ids,
 )
+from support.files.predictions import digest
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -240,6 +242,31 @@ def test_a_damaged_base_model_is_one_line(tmp_path, kind, load, damage, says):
     with pytest.raises(BadData, match=says) as caught:
         load(str(tmp_path / kind))
     assert "\n" not in str(caught.value)
+
+
+def with_other_products(folder):
+    with_tensors(folder / "model.safetensors",
+                 lambda tensors: next(w for n, w in tensors.items() if "q_proj.weight" in n).neg_())
+
+
+def with_other_heads(folder):
+    altered(folder / "config.json", num_attention_heads=2)
+
+
+def with_another_mean(folder):
+    altered(folder / "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("change", [with_other_products, with_other_heads, with_another_mean],
+                         ids=lambda change: change.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_digest_tells_vision_models_apart(tmp_path, change, dtype):
+    """Kept predictions are of the encoder that made them."""
+    shutil.copytree(TOY / "vision", tmp_path, dirs_exist_ok=True)
+    before = digest(nar.VisionEncoder(str(tmp_path), dtype=dtype))
+    assert digest(nar.VisionEncoder(str(TOY / "vision"), dtype=dtype)) == before
+    change(tmp_path)
+    assert digest(nar.VisionEncoder(str(tmp_path), dtype=dtype)) != before
 
 
 def test_a_damaged_gguf_is_one_line(tmp_path):
