@@ -290,7 +290,7 @@ class Layout:
         words = [i for i in ids if i != self.eot]
         text = self.tokenizer.decode(words, clean_up_tokenization_spaces=False)
         if self.tokenizer.clean_up_tokenization_spaces:
-            # " 's" -> "'s", as published; transformers itself has stopped to do it for most models
+            # " 's" -> "'s", as published; today's transformers does it for few tokenizers itself
             text = self.tokenizer.clean_up_tokenization(text)
         return text.strip()
 

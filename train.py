@@ -169,9 +169,9 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
 
 
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Recipe,
-                   held_out: Sequence[Example] = (), show: Callable | None = None):
+                   held_out: Sequence[Example] = ()):
     """Train LoRA, connector and memory on the examples. After each epoch, log the loss on held-out
-    ones, and call show(narrator, held_out, steps that are done).
+    ones.
     """
     narrator.train()
     if options.checkpointing:
@@ -193,11 +193,9 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     def validate(step: int) -> dict:
         steps_done = step + 1
         is_due = steps_done % steps_to_validation == 0 or steps_done == steps
-        if not len(held_out) or not is_due:
-            return {}
-        if show and process == 0:
-            show(narrator, held_out, steps_done)
-        return {"val_loss": mean_loss(narrator, held_out)}
+        if is_due and len(held_out):
+            return {"val_loss": mean_loss(narrator, held_out)}
+        return {}
 
     fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
     narrator.eval()

@@ -1,6 +1,5 @@
 """python train.py: its options, the data set and the model, and what is printed."""
 import argparse
-import random
 import shlex
 from collections.abc import Sequence
 from dataclasses import Field, fields
@@ -10,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 import data
-import stream
 from baselines import variants
 from narrator import Config, Narrator
 from support.common.devices import device_and_dtype, rank
@@ -167,7 +165,7 @@ def train_annotated(options: Recipe):
             dist.broadcast(p.data, 0)
     if options.data not in DATASETS:
         choose_length(narrator, examples, options)
-    train_narrator(narrator, examples, options, held_out, narrate_one)
+    train_narrator(narrator, examples, options, held_out)
     if process == 0:
         save(narrator, options)
     if processes > 1:
@@ -247,24 +245,6 @@ def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict
         "epochs": max(EPOCHS, LEAST_STEPS * batch / videos),
         "lr": RATE * max(1, (2048 / width) ** 0.5),
     }
-
-
-@torch.no_grad()
-def narrate_one(narrator: Narrator, videos: Sequence[Example], step: int):
-    """Print a random narration of the videos: as the narrator writes it where all before it are
-    given, and the true one.
-    """
-    chance = random.Random(step)
-    video = videos[chance.randrange(len(videos))]
-    number = chance.randrange(len(video.narrations))
-    frame, true = video.narrations[number]
-    given = dict(video.narrations[:number]) | {frame: None}     # None: the narrator writes it
-    context = variants.context_class(narrator)(narrator)
-    narrator.eval()
-    *_, last = stream.narrate(narrator, video.x[:frame + 1], given=given, context=context)
-    narrator.train()
-    say(f"after {step} steps: {last.narration.text!r}, where the truth is "
-        f"{narrator.layout.decode(true)!r}")
 
 
 def next_command(options: Recipe) -> str:

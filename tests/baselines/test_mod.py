@@ -130,6 +130,9 @@ def test_the_cache_holds_what_is_predicted():
     frame = 4 * 10 * token
     assert sizes[0] == 4 * token * context.position
     assert sizes[0] - sizes[1] == frame * len(x) * 4 // 10
+    for layer, length in context.cache.length.items():
+        left_out = 8 * len(x) if layer in (1, 3) else 0         # of ten tokens, two are kept
+        assert length == context.position - left_out
 
 
 # ------------------------------------------------------------------ training, checkpoints, refusals
