@@ -21,6 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from io import StringIO
+from operator import itemgetter
 from pathlib import Path
 
 from support.common.disk import expecting, is_number, read_json, read_text
@@ -44,9 +45,9 @@ PUBLISHED_FILES = {
     "ek100": "refined_{split}_narrations.json",
 }
 RAW_FILES = {
-    "ego4d": ("all_narrations_redacted.json",),
-    "egoexo4d": ("atomic_descriptions_{split}.json",),
-    "ek100": ("EPIC_100_{split}.csv",),
+    "ego4d": "all_narrations_redacted.json",
+    "egoexo4d": "atomic_descriptions_{split}.json",
+    "ek100": "EPIC_100_{split}.csv",
 }
 # where the raw files are had, and what else they need
 OWNERS = {
@@ -72,23 +73,22 @@ def find_annotations(root: Path, *names: str) -> Path | None:
     return None
 
 
-def raw_files(name: str, split: str) -> list[str]:
-    """The names of the owners' files, of which one is enough."""
+def raw_file(name: str, split: str) -> str:
+    """The name of the owners' file."""
     if name == "ek100" and split == "val":
         split = "validation"
-    return [file.format(split=split) for file in RAW_FILES[name]]
+    return RAW_FILES[name].format(split=split)
 
 
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     """The error if a data set has no annotations: the files to get, and the place to put them."""
     published = PUBLISHED_FILES[name].format(split=split)
-    raw = " or ".join(raw_files(name, split))
     where = root if root.is_dir() else f"{root}, which does not exist"
     return NotDownloaded(
         f"{name} is not in {where} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data,\n"
-        f"               or {raw} from {OWNERS[name]}\n"
+        f"               or {raw_file(name, split)} from {OWNERS[name]}\n"
         f"  features     {root}/features_metadata.json and the files it names"
         f" under {root}/features,\n"
         f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
@@ -257,7 +257,7 @@ def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
     if split not in SPLITS_OF[name]:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(SPLITS_OF[name])}")
     published = PUBLISHED_FILES[name].format(split=split)
-    path = find_annotations(root, published, *raw_files(name, split))
+    path = find_annotations(root, published, raw_file(name, split))
     if path is None:
         raise what_to_download(name, root, split)
 
@@ -297,18 +297,17 @@ def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]
 
     tracks_of = defaultdict(list)              # video -> its tracks
     for track in every_track(name, root, split, notes):
-        narrations = sorted(track.narrations + track.unseen, key=lambda narration: narration[0])
-        if narrations:
-            tracks_of[track.video].append(Track(track.video, track.annotator, narrations))
-        else:
+        narrations = sorted(track.narrations + track.unseen, key=itemgetter(0))
+        if not narrations:
             notes.add("annotators without narrations")
+            continue
+        tracks_of[track.video].append(Track(track.video, track.annotator, narrations))
 
     all_intervals = []
     for video, video_tracks in tracks_of.items():
-        start = min(track.narrations[0][0] for track in video_tracks)
-        end = max(track.narrations[-1][0] for track in video_tracks)
-        origin = start if name == "ego4d" else 0.0
-        all_intervals.append(Interval(video, start, end, video_tracks, origin))
+        times = [time for track in video_tracks for time, _ in track.narrations]
+        origin = min(times) if name == "ego4d" else 0.0
+        all_intervals.append(Interval(video, min(times), max(times), video_tracks, origin))
     return all_intervals
 
 
