@@ -139,7 +139,6 @@ def test_shorten(tmp_path, max_frames, narrations, frames):
     ("egoexo4d", {"split": "tran"}, "no split 'tran'; choose one of train, val"),
     ("ego5d", {}, "choose one of toy, ego4d"),
     ("toy", {"split": "dev"}, "unknown split"),
-    ("toy", {"limit": 0}, "give from 1"),
     ("toy", {"variant": "noon"}, "choose one of plain, idle"),
     ("toy", {"root": ".", "variant": "idle"}, "without --root"),
     ("ek100", {"variant": "idle"}, "toy's rendered"),
