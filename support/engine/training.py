@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -206,7 +206,7 @@ def check_settings_of_state(state: Path, settings: dict, but: Container[str] = (
         with safe_open(state, "pt") as file:
             about = file.metadata()
         saved = json.loads(about["settings"])
-    except (SafetensorError, OSError, TypeError, LookupError, ValueError) as error:
+    except Exception as error:                                 # damaged files raise anything
         raise BadData(f"{state} is damaged; delete it, and start again") from error
     for name, value in settings.items():
         if name not in but and saved.get(name) != value:
@@ -243,6 +243,5 @@ def report_losses(log: Path) -> None:
         last = max(validated)
         say(f"validation loss: {validated[least]:.3f} after {least + 1} steps, its least; "
             f"{validated[last]:.3f} after {last + 1}")
-    scale = "log" if any(losses) else "linear"                 # zeros alone have no logarithm
-    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale=scale)
+    axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log")
     save_figure(figure, log.with_name(log.name.replace("-log.jsonl", "-loss.png")))
