@@ -330,7 +330,7 @@ def test_statistics_of_segments():
     assert stats["segments_within_4_s"] == 0.75
 
 
-def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path):
+def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):
     folder = tmp_path / "many"
     line = ["toy", "--seed", "4", "--minutes", "0.1", "--count", "3", "--output", str(folder)]
     data_command.run(line)
@@ -346,6 +346,11 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path):
     for other in (["--minutes", "0.3"], ["--world", "hard"]):
         with pytest.raises(BadData, match=r"toy-0000004\.mp4: is there already, and not this"):
             data_command.run([*line, *other])
+    painted = world.Kitchen.render
+    with monkeypatch.context() as patch:       # as if the program painted otherwise
+        patch.setattr(world.Kitchen, "render", lambda self, frame: 255 - painted(self, frame))
+        with pytest.raises(BadData, match=r"toy-0000004\.mp4: is there already, and not this"):
+            data_command.run(line)
     for other in (["toy", "--output", "a.mov"], [*line[:-1], "a.mp4"]):
         with pytest.raises(BadData, match="a.m"):
             data_command.run(other)
