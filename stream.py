@@ -24,7 +24,7 @@ Glossary (paper: here)
 position counter. Frames, segments and positions are counted from 0 here, from 1 in the paper. The
 baseline VideoLLM-online (nothing pruned, no memory) is the same loop with `prune` off.
 
-Every command runs this loop. What makes it faster (streams/ahead.py: several frames or words in one
+Every command that streams runs this loop. What makes it faster (streams/ahead.py: several frames or words in one
 pass of the language model) or endless (streams/bounds.py) are subclasses of `Context`.
 """
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Cache:
         """Called by each attention layer of transformers: append the keys and values
         [1, heads, N, c] of new tokens; returns those of all tokens.
         """
-        old = self.get_seq_length(layer)
+        old = self.length.get(layer, 0)
         new = old + keys.shape[2]
         if layer not in self.keys or new > self.keys[layer].shape[2]:
             # Room for half as many again: a word does not copy everything.
@@ -106,7 +106,7 @@ class Cache:
         bool [N, old + N]. (For a subclass, ids [N] say more than their number.)
         """
         new = len(ids)
-        old = self.get_seq_length()
+        old = len(self.tokens)
         everything = torch.ones(new, old + new, dtype=torch.bool)
         return everything.tril(old)                 # row i: columns 0 .. old + i
 
@@ -181,7 +181,7 @@ class Context:
         self.segment = 0                                    # n
         self.opening: Tokens | None = self.layout.first()   # b_new; at first, the prompt
         self.frame = 0                                      # t of the present or next frame
-        self.now = 0.0                                      # seconds at the latest frame's end
+        self.time = 0.0                                     # seconds at the latest frame's end
         self.last_narration_time = 0.0                      # seconds, of t_{n-1}
         self.p_skip: float | None = None                    # of the latest frame
         self.theta: float | None = None                     # its threshold
@@ -286,10 +286,10 @@ def generate(c: Context, given: list[int] | None = None) -> list[int]:
 def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Narration, int]:
     """Lines 14-19, at frame t: the narration, and how many tokens were removed after it."""
     start = c.last_narration_time
-    c.last_narration_time = c.now                                               # line 14
+    c.last_narration_time = c.time                                              # line 14
     ids = generate(c, given)                                                    # line 15
     text = one_line(c.layout.decode(ids))
-    narration = Narration(c.segment, t, start, c.now, text, c.p_skip, ids)      # line 16
+    narration = Narration(c.segment, t, start, c.time, text, c.p_skip, ids)     # line 16
     c.read_memory()                                                             # line 17
     pruned = c.discard(now=c.segment + 1)                                       # line 18
     c.segment += 1                                                              # line 19
@@ -317,7 +317,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     c = Context(narrator) if context is None else context               # lines 1-3
     for x in c.take(frames):                                            # line 4
         t = c.frame
-        c.now = c.seconds()
+        c.time = c.seconds()
         c.update_memory(x)                                              # line 5
         if c.opening is not None:                                       # line 6: b_new
             tokens = c.opening              # line 7: [M_{t_{n-1}}; X_t]; at t = 0, the prompt
@@ -327,7 +327,7 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         logits = c.feed(tokens, x)                                      # lines 9-12
         if t > 0:                           # frame 0 stands in the prompt, and always narrates
             c.p_skip = c.trigger(logits)                                # Eq. 1
-            c.theta = threshold(c.now - c.last_narration_time, narrator.config, static)
+            c.theta = threshold(c.time - c.last_narration_time, narrator.config, static)
 
         if given is None:
             ends = t == 0 or c.p_skip <= c.theta                        # line 13

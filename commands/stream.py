@@ -96,7 +96,7 @@ class Stream:
             frames = self.open(narrator, encoder, args)
             if live:
                 stack.callback(self.video.close)
-                frames = state.live_frames(frames, self.video)
+                state.follow(self.video)
                 frames = self.video.restart_after_outage(frames, self.context.restart)
             # A source is there when its first frame is: only then are files replaced.
             first = list(islice(frames, 1))

@@ -59,31 +59,25 @@ class Ahead(Context):
             self.words += [i for i, kind in zip(tokens.ids, tokens.kind) if kind == NARRATION]
         if self.guessed and self.guessed[0][0] == tokens.ids:
             _, logits = self.guessed.popleft()                      # the guess was right
+            self.cache.tokens += tokens
         else:
             self.take_back()
-            logits = self.read_ahead(tokens, e)
-            if self.guessed and not logits.isfinite().all():
-                # A damaged frame spoils its whole pass; the frames before it are good alone.
-                self.take_back()
-                logits = self.read_ahead(tokens, e, alone=True)
-        self.cache.tokens += tokens
+            logits = self.read_ahead(tokens, e, positions)
         if not (logits.sum() + self.state.sum()).isfinite():
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
                           f"try --dtype bfloat16 or float32 (if that does not help, its weights "
                           f"or the features of this frame are damaged)")
         return logits
 
-    def read_ahead(self, tokens: Tokens, e: Tensor, alone: bool = False) -> Tensor:
-        """One pass over the tokens and, unless `alone`, the pieces that are guessed to follow them.
+    def read_ahead(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
+        """One pass over the tokens and over the pieces that are guessed to follow them.
 
         After a frame the next frames follow, as if none of them ended the segment. After words,
         words follow.
         """
         narrator = self.narrator
         x = None
-        if alone:
-            guesses = []
-        elif FRAME in tokens.ids:
+        if FRAME in tokens.ids:
             frames = self.peek(self.lookahead - 1)
             guesses = [self.layout.frame(self.segment).ids for _ in frames]
             if frames:
@@ -91,20 +85,25 @@ class Ahead(Context):
         else:
             words = guess(list(self.words), self.guesses, end=self.layout.assistant[0])
             guesses = [[word] for word in words]
+        if not guesses:
+            return super().run(tokens, e, positions)
+
         guessed_ids = [i for piece in guesses for i in piece]
-        if guessed_ids:
-            guessed_e = narrator.embed(torch.tensor(guessed_ids, device=e.device), x)
-            e = torch.cat([e, guessed_e])
+        guessed_e = narrator.embed(torch.tensor(guessed_ids, device=e.device), x)
         ids = tokens.ids + guessed_ids
         start = self.position - len(tokens)             # the counter already stands behind them
-        positions = torch.arange(start, start + len(ids), device=e.device)
-
+        all_positions = torch.arange(start, start + len(ids), device=e.device)
         mask = self.cache.mask(ids).to(e.device)
-        hidden = narrator.run(e, positions, mask, self.cache)
+        hidden = narrator.run(torch.cat([e, guessed_e]), all_positions, mask, self.cache)
         lengths = torch.tensor([len(tokens), *map(len, guesses)])
         ends = lengths.cumsum(0) - 1                    # the last token of each piece
         logits, *further = narrator.logits(hidden[ends.to(e.device)])
+        if not logits.isfinite().all():
+            # A damaged frame spoils its whole pass; the frames before it are good alone.
+            self.take_back()
+            return super().run(tokens, e, positions)
         self.guessed = deque(zip(guesses, further))
+        self.cache.tokens += tokens
         return logits
 
     def take_back(self) -> None:

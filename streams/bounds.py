@@ -31,9 +31,11 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from baselines.mod import RoutedContext
+from baselines.narration_memory import HistoryContext
 from baselines.variants import context_class
 from narrator import NARRATION, PROMPT, VISUAL, Narrator
-from stream import Cache
+from stream import Cache, Context
 from streams.ahead import Ahead
 from support.common.errors import BadData
 from support.engine.family import STATIC, rope_type
@@ -83,7 +85,7 @@ class Bounded(Ahead):
         # The counter where the visual tokens of the present segment begin, and where each of the
         # last k narrations begins
         self.segment_start = 0
-        self.narration_starts: deque[int] = deque(maxlen=config.last_k)
+        self.narration_starts: deque[int] = deque(maxlen=config.last_k or 0)
         self.frequencies = None         # of the rotations of keys
         if config.max_position is not None:
             self.frequencies = rotation_frequencies(narrator)
@@ -162,20 +164,32 @@ class Bounded(Ahead):
             return
         first = self.cache.tokens.kind.count(PROMPT)
         rotate_keys(self.cache, first, back, self.frequencies)
-        self.narration_starts = deque([start - back for start in self.narration_starts],
-                                      self.config.last_k)
+        starts = [start - back for start in self.narration_starts]
+        self.narration_starts = deque(starts, self.narration_starts.maxlen)
         self.position -= back
         self.rewound += 1
+
+
+class BoundedHistory(Bounded, HistoryContext):
+    """The same for a narrator with a narration memory (Table 15)."""
+
+
+class BoundedRouted(Bounded, RoutedContext):
+    """The same for VideoLLM-MoD."""
+
+
+BOUNDED = {
+    Context: Bounded,
+    HistoryContext: BoundedHistory,
+    RoutedContext: BoundedRouted,
+}
 
 
 def open_stream(narrator: Narrator, **options) -> Bounded:
     """A new stream, as the commands use it: it reads ahead, and is bounded where the settings say
     so. Options as for Bounded and Ahead.
     """
-    plain = context_class(narrator)             # baselines have one of their own
-    if issubclass(Bounded, plain):
-        return Bounded(narrator, **options)
-    return type("BoundedBaseline", (Bounded, plain), {})(narrator, **options)
+    return BOUNDED[context_class(narrator)](narrator, **options)
 
 
 def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> None:

@@ -10,9 +10,9 @@ The passes after that moment are those of a stream that was not interrupted, bit
 written after the last save is truncated and narrated again.
 
 A live source cannot be seen again. Therefore it is also saved after each narration, its segment is
-restarted, and its output files keep every whole line. Ctrl-C saves a recording before it ends. No
-two processes share a file: it is locked until the stream or its process ends. (The lock is an empty
-file beside it, .NAME.lock, which stays.)
+restarted, and its output files keep every whole line. No two processes share a file: it is locked
+until the stream or its process ends. (The lock is an empty file beside it, .NAME.lock, which
+stays.)
 
 A state that does not belong to this stream is refused. That is a state with another source,
 tokenizer, connector or memory, or with other settings that shape the cache. Other thresholds and
@@ -26,12 +26,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -47,7 +45,7 @@ from stream import Cache
 from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
 from streams.live import Camera
-from streams.subtitles import Writers, hash_of_end, timestamp
+from streams.subtitles import Writers, hash_of_end
 from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.common.text import without_secrets
@@ -69,7 +67,7 @@ FREE = {"lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", *MAY_DIFFER
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache.
 # A baseline's Context names what it adds (FURTHER_TENSORS).
 TENSORS = ("state", "state_before", "latest", "memory")
-NUMBERS = ("position", "segment", "frame", "now", "last_narration_time", "p_skip", "theta",
+NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "p_skip", "theta",
            "segment_start", "start_frame", "start_time", "restart_asked", "restarts", "rewound")
 LISTS = ("words", "narration_starts")
 
@@ -77,17 +75,16 @@ LISTS = ("words", "narration_starts")
 class State:
     """The state file of an input. Without a path, it does nothing.
 
+    As a context manager, it holds the lock of the file.
+
     context         the stream, from `resume` on
     about           whose stream it is, its settings and dtype, from `resume` on
     answers         the models' answers to a test (`model_answers`), from `resume` on
     writers         its output files, from the moment when they are open
-    camera          the live source, from `live_frames` on
+    camera          the live source, from `follow` on
     saved_files     `Writers.written` at the moment of the save; None in a new stream
     live_clock      of a live source: (the time of day at which its time was 0, the sentence
                     reported last); None for a recording
-    stopping        Ctrl-C came: the stream ends as soon as it can be saved
-
-    As a context manager, it holds the lock of the file, and lets Ctrl-C wait for a save.
     """
 
     def __init__(self, given: Input):
@@ -100,8 +97,6 @@ class State:
         self.saved_files = None
         self.live_clock = None
         self.save_time = time.monotonic()
-        self.stopping = False
-        self.handlers: dict = {}
 
     def __enter__(self) -> State:
         if self.path is None:
@@ -113,28 +108,11 @@ class State:
         except Timeout as error:
             raise BadData(f"{self.path}: is in use by another stream.py; "
                           f"end that one first, or give another --state") from error
-        # A live source is saved after each narration anyway, and a pipe could delay Ctrl-C for ever.
-        waits = self.given.live or is_pipe_or_url(self.given.source)
-        # Python allows signal handlers in the main thread only.
-        if not waits and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.stop)
         return self
 
     def __exit__(self, *_) -> None:
         if self.path is not None:
-            self.restore_handlers()
             self.lock.release()
-
-    def stop(self, *_) -> None:
-        """Ctrl-C: end when the stream can be saved. A second Ctrl-C ends at once."""
-        self.stopping = True
-        self.restore_handlers()
-
-    def restore_handlers(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        self.handlers = {}
 
     # ------------------------------------------------------------------ resume
 
@@ -185,26 +163,16 @@ class State:
         tell_changes(self.path, header["settings"], settings)
         return True
 
-    def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:
-        """The frames of a camera, whose time continues by the wall clock.
-
-        If the wait for a frame is interrupted, everything before that frame is saved.
-        """
+    def follow(self, camera: Camera) -> None:
+        """Save the time of this live source, too. A resumed one continues by the wall clock."""
         self.camera = camera
-        if self.live_clock is not None:
-            wall_start, reported = self.live_clock
-            # the wall clock may have been set back; the time of the stream never decreases
-            elapsed = max(time.time() - wall_start, self.context.now)
-            camera.first = time.monotonic() - elapsed + 1 / camera.fps
-            camera.reported = reported
-        try:
-            yield from frames
-        except GeneratorExit:
-            raise                              # not saved: a frame may be half done
-        except BaseException:
-            if self.path and self.writers is not None:
-                self.save()
-            raise
+        if self.live_clock is None:
+            return
+        wall_start, reported = self.live_clock
+        # the wall clock may have been set back; the time of the stream never decreases
+        elapsed = max(time.time() - wall_start, self.context.time)
+        camera.first = time.monotonic() - elapsed + 1 / camera.fps
+        camera.reported = reported
 
     # ------------------------------------------------------------------ save
 
@@ -212,20 +180,13 @@ class State:
         """Save the stream between two frames, if it is time and nothing has been read ahead.
 
         narrated    whether the frame before has a narration
-
-        Raises KeyboardInterrupt after the save if Ctrl-C came.
         """
         after_live_narration = narrated and self.given.live
         long_ago = time.monotonic() - self.save_time >= EVERY
-        due = after_live_narration or long_ago or self.stopping
-        if self.path is None or not due or self.context.guessed:
+        if self.path is None or self.context.guessed:
             return
-        self.save()
-        if self.stopping:
-            tqdm.write(f"{self.path}: saved; the same command goes on after "
-                       f"{self.context.frame} frames, at {timestamp(self.context.now)}",
-                       sys.stderr)
-            raise KeyboardInterrupt
+        if after_live_narration or long_ago:
+            self.save()
 
     def end(self) -> None:
         """Finish the output files and save the stream, after the last frame."""

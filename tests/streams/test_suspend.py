@@ -99,6 +99,23 @@ def test_with_bounds(tmp_path, lookahead, changes):
     assert parts[-1].restarts > 2 and parts[-1].rewound > 0
 
 
+@pytest.mark.parametrize("changes", [
+    {"last_k": 2, "max_position": 150},
+    {"last_k": 0, "narration_memory": 4},
+    ONLINE | {"mod_keep": 0.4},
+], ids=str)
+def test_all_that_a_stream_carries_is_saved(changes):
+    """What is not, is made anew from the narrator, or empty when nothing is read ahead."""
+    model, _ = lively(grouped(), **changes)
+    context = open_stream(model)
+    made_anew = {"narrator", "layout", "config", "queries", "lookahead", "guesses", "clock",
+                 "frequencies", "history_queries"}
+    empty = {"source", "waiting", "guessed"}
+    of_their_own = {"cache", "opening"}
+    saved = {*suspend.NUMBERS, *suspend.LISTS, *suspend.tensors_of(context)}
+    assert vars(context).keys() - made_anew - empty - of_their_own == saved
+
+
 def test_another_dtype(tmp_path):
     """A state in float32 goes on in bfloat16, with nearly the same p([SKIP])."""
     model, x = lively(grouped(), last_k=2)
@@ -283,46 +300,6 @@ def test_interrupted_and_resumed(half, capsys):
     assert resumed == half.contents_at_once()
     assert len(rows_of(half.folder / "trace")) == 40
     assert len(rows_of(half.folder / "jsonl")) > 5
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_a_recording(half, capsys, monkeypatch, number):
-    """It is saved at the next frame at which it can be, and says where it goes on."""
-    monkeypatch.setattr(suspend, "EVERY", 60.0)
-    half.state.unlink()
-    handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        for step, _ in half.decisions():
-            if step.frame == 9:
-                signal.raise_signal(number)
-    frame = read_state(half.state)[0]["stream"]["frame"]
-    assert 10 <= frame <= 14
-    saved = f"s: saved; the same command goes on after {frame} frames, at 00:00:0{frame / 2}\n"
-    assert saved in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is handler
-
-    list(half.decisions())
-    assert f"goes on after {frame} frames" in capsys.readouterr().err
-    resumed = contents(half.folder)
-    assert resumed == half.contents_at_once()
-
-
-@pytest.mark.parametrize("files, times", [
-    (["jsonl"], 1),                                         # without --state
-    (["jsonl", "state"], 2),
-], ids=str)
-def test_ctrl_c_ends_at_once(half, monkeypatch, files, times):
-    monkeypatch.setattr(suspend, "EVERY", 60.0)
-    half.state.unlink()
-    half.files = {name: half.files[name] for name in files}
-    steps = half.decisions()
-    next(steps)
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(times):
-            signal.raise_signal(signal.SIGINT)
-    steps.close()
-    assert not half.state.exists()
-    assert rows_of(half.folder / "jsonl")
 
 
 def test_what_may_differ(half, capsys):
