@@ -260,6 +260,20 @@ def test_what_is_already_in_the_folder(videos, tmp_path):
         assert not (tmp_path / f"{Path(videos[2]).stem}.safetensors").exists()
 
 
+def test_large_pictures_are_scaled_first(tmp_path):
+    """To twice what the vision model looks at: that is another picture than the large one."""
+    noise = np.random.default_rng(0)
+    pictures = [noise.integers(0, 256, (300, 400, 3), np.uint8) for _ in range(2)]
+    write_video(tmp_path / "v.mp4", pictures, 2)
+    encode([str(tmp_path / "v.mp4")], tmp_path / "out")
+    x = load_file(tmp_path / "out" / "v.safetensors")["features"].float()
+    vision = VisionEncoder(str(TOY / "vision"))
+    for largest, is_equal in ((2 * vision.image_size, True), (None, False)):
+        seen = np.stack(list(Video(tmp_path / "v.mp4", 2.0, largest)))
+        expected = vision(torch.from_numpy(seen))
+        assert torch.allclose(x, expected, atol=0.02, rtol=0.02) == is_equal
+
+
 def annotate(root, rows):
     folder = root / "annotations"
     folder.mkdir()

@@ -174,7 +174,7 @@ def ek100_raw(path: Path, notes: Notes) -> Rows:
 
 
 def is_true(value) -> bool | None:
-    """A flag as releases and exports have it: true, 1, "0", "False", ... None if nothing is said."""
+    """A flag as releases and exports have it: true, 1, "0", "False". None if nothing is said."""
     text = str(value).strip().lower()
     if text in ("", "none", "null", "nan"):
         return None

@@ -57,7 +57,7 @@ def sentence(narration: str, verb: str = "") -> str:
 
 
 def has_verb(narration: str, verb: str) -> bool:
-    """Whether a narration says its verb where `sentence` looks for it, in any form: dice, dicing."""
+    """Whether a narration says its verb, or its form in -ing, where `sentence` looks for it."""
     _, words = words_of(narration)
     base, *_ = verb.lower().split("-")
     if not words:

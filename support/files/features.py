@@ -31,7 +31,7 @@ from support.files.video import Video
 
 
 def file_and_name(spec: str) -> tuple[Path, str | None]:
-    """FILE.safetensors:NAME -> the file, and the name of a tensor in it. Of all else: itself, None."""
+    """FILE.safetensors:NAME -> the file, and the name of a tensor in it; all else -> itself, None."""
     match = re.fullmatch(r"(.+?\.safetensors):(.*)", spec, re.IGNORECASE | re.DOTALL)
     if match:
         return Path(match[1]), match[2]

@@ -8,8 +8,8 @@ it, under the same name.
     val.txt test.txt        names of the videos for validation and testing, one a line; without
                             val.txt, a fifth of the videos is for validation
 
-Of several files of one video, the first of .json, .csv, .srt and .vtt is taken, with the name of the
-video before one with a language: a.srt before a.en.srt, and English before other languages.
+Of several files of one video, the first of .json, .csv, .srt and .vtt is taken, with the name of
+the video before one with a language: a.srt before a.en.srt, and English before other languages.
 
 A narration stands at its time, or at the end of its cue. A sample is a video from its first
 narration to its end. Notes (tracks.py) count all corrections. A file that cannot be corrected is
@@ -88,7 +88,7 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
 
 
 def video_of(file: Path, names: set[str]) -> str | None:
-    """The name of the video that a file of narrations belongs to: of a.srt and a.en.srt, it is a."""
+    """The name of the video that a file of narrations belongs to: of a.srt and a.en.srt, a."""
     name = file.stem
     if file.suffix.lower() in SUBTITLES:
         while name not in names and "." in name:

@@ -327,7 +327,8 @@ CSV = "EPIC_100_train.csv"
     (CSV, epic_csv(epic_row(timestamp="9" * 400 + ":00:01")), "line 2: .*HH:MM:SS"),
     (CSV, epic_csv(epic_row(text="open d\u00f6r")).encode("latin-1"), f"{CSV}.*UTF-8"),
     # a quote without its end would take in all lines after it
-    (CSV, epic_csv(epic_row()).replace("open door", '"open door') + "a,P01\n", "expected what its owners"),
+    (CSV, epic_csv(epic_row()).replace("open door", '"open door') + "a,P01\n",
+     "expected what its owners"),
     # a file that was cut in its last line
     (CSV, epic_csv(epic_row()).replace("open door,open", "open d"), "line 2: does not have as"),
 ])

@@ -115,7 +115,8 @@ def test_four_commands(toys, tmp_path, capsys):
     assert stats["videos"] == 3 and stats["split"] == "all"
     assert "longest segment" in printed
 
-    train_command.train(train_command.options_from(data=str(own), init=str(TOY), output=str(out), device="cpu",
+    train_command.train(train_command.options_from(data=str(own), init=str(TOY),
+                                      output=str(out), device="cpu",
                                       epochs=4.0, batch=2))
     log = [json.loads(line) for line in (out / "narrator-log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"] and log[-1]["val_loss"] > 0
@@ -151,7 +152,8 @@ def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
         train_command.train(train_command.options_from(data=str(slow), init=str(TOY),
                                           output=str(tmp_path / "no"), device="cpu"))
     out = tmp_path / "out"
-    train_command.train(train_command.options_from(data=str(slow), llm=str(TOY / "llm"), output=str(out),
+    train_command.train(train_command.options_from(data=str(slow), llm=str(TOY / "llm"),
+                                      output=str(out),
                                       device="cpu", epochs=1.0, memory_heads=2, memory_tokens=4,
                                       lora_rank=4))
     config = load_narrator(str(out)).config
@@ -462,8 +464,8 @@ def test_bad_splits_are_refused(tmp_path, files, split, message):
 
 
 def test_what_lies_in_the_folder(tmp_path, capsys):
-    """Other files do not matter. Features stand for a video that is gone. Two videos of one name are
-    refused.
+    """Other files do not matter. Features stand for a video that is gone. Two videos of one name
+    are refused.
     """
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
     (folder / "b.mp4").unlink()
