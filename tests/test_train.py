@@ -174,7 +174,7 @@ def test_resumed_is_as_if_never_interrupted(tmp_path, capsys, videos, stop, left
     capsys.readouterr()
     run(tmp_path / "b", videos, **stop)
     done = 6 - left // 2
-    says = f"narrator: {done} of 6 steps are done and saved; the same command with --resume goes on"
+    says = f"narrator: {done} of 6 steps are saved; the same command with --resume goes on"
     assert (says in capsys.readouterr().err) == (stop["error"] is not RuntimeError)
     with (tmp_path / "b" / "narrator-log.jsonl").open("a") as log:
         log.write('{"step": 9, "lo')           # a full disk has taken no more of it

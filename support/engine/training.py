@@ -119,7 +119,8 @@ class Run:
         self.done: int | None = 0
         if options.resume and self.state.exists():
             self.done = self.read_state()
-        self.random = torch.get_rng_state()                    # after these steps
+        self.saved = self.done
+        self.random = torch.get_rng_state()                    # after the steps that are done
         if self.is_first_process:
             cut_log(self.log, self.done)
 
@@ -157,10 +158,12 @@ class Run:
             return
         if kind is None:
             report_losses(self.log)
-        elif self.done and issubclass(kind, KeyboardInterrupt | BadData | OSError):
-            self.save_state()
-            say(f"{self.stage}: {self.done} of {self.steps} steps are done and saved; the same "
-                f"command with --resume goes on from there")
+        elif issubclass(kind, KeyboardInterrupt | BadData | OSError):
+            if self.done:
+                self.save_state()
+            if self.saved:
+                say(f"{self.stage}: {self.saved} of {self.steps} steps are saved; the same command "
+                    f"with --resume goes on from there")
 
     def save_state(self) -> None:
         """Write one file with everything that `read_state` needs."""
@@ -173,6 +176,7 @@ class Run:
                 tensors[f"{name}|{key}"] = tensor
         about = {"step": str(self.done), "settings": json.dumps(self.settings)}
         write_tensors(self.state, tensors, about)
+        self.saved = self.done
 
     @torch.no_grad()
     def read_state(self) -> int:
