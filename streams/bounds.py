@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -42,26 +41,6 @@ from support.engine.family import STATIC, rope_type
 
 # of live sources; the longest videos in training reach position 18,300
 LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}
-
-
-def most_tokens(narrator: Narrator, words: int | None = None, ahead: int = 0) -> int:
-    """The formula above: how many tokens the cache can hold at most.
-
-    words       tokens of a narration; default: as many as the model may say
-    ahead       frames that are read ahead
-
-    The settings `max_segment` and `last_k` must not be None.
-    """
-    config = narrator.config
-    layout = narrator.layout
-    brackets = len(layout.open + layout.close)
-    prompt = len(layout.first()) - layout.J - brackets
-    narration = (words or config.max_new_tokens) + len(layout.assistant + layout.newline) + 1
-    text = prompt + (config.last_k + 1) * narration
-    # max_segment may be a rounded multiple of 1 / fps
-    frames = ceil(config.max_segment * config.fps - 1e-6) + ahead
-    memory = len(layout.memory_and_frame(1)) - layout.J - len(layout.open)     # with its brackets
-    return text + memory + brackets - 1 + (layout.J + 1) * frames
 
 
 class Bounded(Ahead):

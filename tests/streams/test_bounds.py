@@ -2,6 +2,7 @@
 and the bounds of live sources."""
 import json
 import shutil
+from itertools import islice
 
 import pytest
 import torch
@@ -16,9 +17,7 @@ from helpers import (
     ROOT, TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, small,
     tiny, video,
 )
-from streams.bounds import (
-    LIVE_BOUNDS, live_bounds, most_tokens, open_stream,
-)
+from streams.bounds import LIVE_BOUNDS, live_bounds, open_stream
 from support.common.errors import BadData
 from test_commands import call
 from test_equalities import constant
@@ -131,6 +130,23 @@ def test_lookahead_and_bounds(changes):
     assert set(ahead.cache.length.values()) == {len(ahead.cache.tokens)}
 
 
+def most_tokens(narrator, words, ahead=0):
+    """The formula of streams/bounds.py: how many tokens the cache can hold at most.
+
+    words       tokens of a narration
+    ahead       frames that are read ahead
+    """
+    config = narrator.config
+    layout = narrator.layout
+    brackets = len(layout.open + layout.close)
+    prompt = len(layout.first()) - layout.J - brackets
+    narration = words + len(layout.assistant + layout.newline) + 1
+    text = prompt + (config.last_k + 1) * narration
+    frames = round(config.max_segment * config.fps) + ahead
+    memory = len(layout.memory_and_frame(1)) - layout.J - len(layout.open)     # with its brackets
+    return text + memory + brackets - 1 + (layout.J + 1) * frames
+
+
 def test_the_formula_of_the_size():
     """Segments of ten frames, after which narrations of six words are written: all that the cache
     may hold, but for the end of text and the newline, which come when its frames are gone.
@@ -217,6 +233,23 @@ def test_clock():
     assert [narration.end for narration in narrations] == [0.3, 4.4, 9.0, 50.0, 50.8]
     assert [narration.start for narration in narrations] == [0.0, 0.3, 4.4, 9.0, 50.0]
     assert restarts_of(model, steps) == [7]                 # the segment began at 10.0
+
+
+def test_nothing_is_ever_narrated():
+    """The counter goes round: after each restart it is where the segment began. The buffers of keys
+    stay as large as they were.
+    """
+    model = constant(theta=0.0, theta_low=0.0, max_segment=2.0)
+    context = open_stream(model)
+    positions = []
+    rooms = []
+    for step in islice(narrate(model, video(model, 62)[0], context=context), 61):
+        positions.append(step.position)
+        rooms.append(context.cache.keys[0].shape[2])
+    opened = positions[0] + len(model.layout.opening(1))
+    frame = len(model.layout.frame(1))
+    assert positions[1:] == [opened, opened + frame, opened + 2 * frame, opened + 3 * frame] * 15
+    assert len(set(rooms[5:])) == 1
 
 
 def test_a_clock_that_stands_still_does_not_unbound_a_segment():

@@ -5,8 +5,9 @@ import torch
 import stream
 from baselines.variants import load_narrator
 from helpers import TOY
-from streams.bounds import live_bounds, most_tokens, open_stream
+from streams.bounds import live_bounds, open_stream
 from streams.suspend import read_state, unpack, write_state
+from test_bounds import most_tokens
 
 WORDS = 12
 
