@@ -283,9 +283,9 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
 
 PATIENCE = 5.0                                  # seconds for the hub's answers
 MOST_LAYERS = 1000                              # more would take memory without end
-# {kind: (name in messages, option that names another model)}
+# {kind: (name in messages, the option that names another one)}
 MODELS = {
-    "narrator": ("model", "--model"),
+    "narrator": ("model", "--model (in train.py: --init)"),
     "llm": ("language model", "--llm"),
     "vision": ("vision model", "--vision"),
 }
@@ -295,8 +295,8 @@ FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 def cannot_be_loaded(source: str, kind: str, reason: str) -> BadData:
     title, option = MODELS[kind]
-    return BadData(f"{title} '{source}' cannot be loaded ({option} FOLDER_OR_HUB_ID sets it): "
-                   f"{reason}")
+    return BadData(f"{title} '{source}' cannot be loaded: {reason}; {option} names another folder "
+                   f"or hub id")
 
 
 def model_folder(source: str, kind: str) -> Path:
@@ -348,8 +348,9 @@ def read_model_config(source: str, kind: str):
     config = from_pretrained(AutoConfig, source, kind)
     if kind == "vision":
         config = getattr(config, "vision_config", config)
-    if not 0 < getattr(config, "num_hidden_layers", 1) <= MOST_LAYERS:
-        raise cannot_be_loaded(source, kind, f"num_hidden_layers = {config.num_hidden_layers}")
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not isinstance(layers, int) or layers > MOST_LAYERS:
+        raise cannot_be_loaded(source, kind, f"num_hidden_layers = {layers}")
     return config
 
 
