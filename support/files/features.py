@@ -31,7 +31,7 @@ from support.files.video import Video
 
 
 def file_and_name(spec: str) -> tuple[Path, str | None]:
-    """FILE.safetensors:NAME -> the file, and the name of a tensor in it; all else -> itself, None."""
+    """FILE.safetensors:NAME -> the file, and the name of a tensor in it. All else: itself, None."""
     match = re.fullmatch(r"(.+?\.safetensors):(.*)", spec, re.IGNORECASE | re.DOTALL)
     if match:
         return Path(match[1]), match[2]
@@ -201,7 +201,7 @@ class Features:
             return shape[0]
 
     def read(self, start: int, stop: int, first: int = 0) -> Tensor:
-        """Frames start .. stop [stop - start, J, D] in fp32, counted from the video's frame `first`.
+        """Frames start .. stop [stop - start, J, D] in fp32, counted from frame `first`.
 
         Raises BadData if the file is damaged, or too short for the range.
         """
