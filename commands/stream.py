@@ -200,7 +200,7 @@ def run_inputs(args: argparse.Namespace) -> None:
         args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
     if args.explain:
         args.guesses = 0
-    voice = find_voice() if args.speak else None
+    speaker = Speaker(find_voice()) if args.speak else None
     streams = []
     for given in inputs:
         shown = given.files["html"] or args.serve is not None
@@ -212,17 +212,15 @@ def run_inputs(args: argparse.Namespace) -> None:
     model = args.model or default_model(args, live)
     narrator, encoder = load_models(model, args, live)
     failed = []
-    with ExitStack() as stack:
-        speaker = stack.enter_context(Speaker(voice)) if voice else None
-        printer = Printer(narrator, model, args, speaker)
-        for stream in streams:
-            try:
-                printer.show(stream, stream.decisions(narrator, encoder, args))
-            except (BadData, OSError) as error:
-                if len(streams) == 1:
-                    raise
-                failed.append(stream)
-                say(f"{stream.given.name}: {error}")
+    printer = Printer(narrator, model, args, speaker)
+    for stream in streams:
+        try:
+            printer.show(stream, stream.decisions(narrator, encoder, args))
+        except (BadData, OSError) as error:
+            if len(streams) == 1:
+                raise
+            failed.append(stream)
+            say(f"{stream.given.name}: {error}")
     if failed:
         raise BadData(f"{len(failed)} of {len(streams)} inputs could not be narrated to their end")
     if args.serve is not None:

@@ -150,10 +150,10 @@ class Camera:
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
                  options: dict[str, str] | None = None, retries: int | None = None):
         self.source = source
-        self.name = without_secrets(source)
         self.fps = float(fps)
         self.largest = largest
         self.address = address(source, options or {})
+        self.name = without_secrets(self.address[0])        # camera is /dev/video0
         self.retries = retries
         self.outage = max(OUTAGE, 3 / self.fps)
         self.waiting = Queue(QUEUE)                 # (arrived, wall, picture), an error, or None
@@ -292,17 +292,12 @@ class Camera:
             if retries is None:
                 retries = inf if self.decoded > 0 else 0
             if is_pipe or failures > retries:
-                raise BadData(self._no_pictures(reason))
+                raise BadData(f"{self.name}: no pictures ({reason}); check the source, or take "
+                              f"another one: camera:1 is the second camera, and "
+                              f"lavfi:testsrc=size=96x96:rate=25,realtime needs none")
             if failures == 1:
                 self.say(f"no pictures ({reason}); trying again")
             self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))
-
-    def _no_pictures(self, reason: str) -> str:
-        file, form, _ = self.address
-        if form in (None, "lavfi"):
-            return f"{self.name}: no pictures ({reason}); check the source"
-        return (f"{self.name}: no pictures from {file} ({reason}); give another camera (camera:1), "
-                f"or lavfi:testsrc=size=96x96:rate=25,realtime, which needs none")
 
     def _watch(self) -> Iterator[tuple[float, float, np.ndarray]]:
         """Open the source, and give its pictures as they are due, until it ends or fails."""

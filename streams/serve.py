@@ -3,7 +3,6 @@
     /               the page of page.py with everything until now
     /events         what comes after it, as server-sent events
     /frame.jpg      the newest picture, as the vision encoder got it
-    /video          of a recording, the file, in ranges
 
 The stream only puts a line into a list and wakes the clients' threads. Each client has a thread of
 its own, and what takes time is made once for all of them, so no client delays a narration. One that
@@ -15,7 +14,6 @@ too, because a foreign page could give its own name this address.
 from __future__ import annotations
 
 import json
-import mimetypes
 import re
 import sys
 import time
@@ -41,7 +39,6 @@ HOST = "127.0.0.1"
 PORT = 8765
 LATE = 1000                             # events that a client may be late
 PAUSE = 0.05                            # seconds between two writes to one client
-CHUNK = 1 << 18                         # bytes of a file that are sent at once
 
 
 class Page(AbstractContextManager):
@@ -51,12 +48,9 @@ class Page(AbstractContextManager):
         source = given.source
         self.path = given.files.get("html")
         self.record = Record()
+        self.shows_pictures = not is_features(source)
         recorded = not given.live and Path(source).is_file()
-        self.video = None
-        self.camera = False                         # its newest picture is shown
-        if not is_features(source):
-            self.video = Path(source) if recorded else None
-            self.camera = not recorded
+        self.video = Path(source) if recorded and self.shows_pictures else None
         self.title = Path(source).name if recorded else without_secrets(source)
 
         self.news = Condition()                     # of all that `tell` changes
@@ -99,8 +93,9 @@ class Page(AbstractContextManager):
     def html(self) -> bytes:
         """The page as it is served."""
         with self.news:
-            content = self.record.content({"after": self.count, "camera": self.camera})
-        return make_page(self.title, content, "video" if self.video else None).encode()
+            live = {"after": self.count, "pictures": self.shows_pictures}
+            content = self.record.content(live)
+        return make_page(self.title, content).encode()
 
     def jpeg(self) -> bytes:
         """The newest picture as a file."""
@@ -159,26 +154,24 @@ class Handler(BaseHTTPRequestHandler):
             self.send_events(page, query)
         elif name == "/frame.jpg" and page.picture is not None:
             self.answer("image/jpeg", page.body(name, page.jpeg, 0.1))
-        elif name == "/video" and page.video:
-            self.send_video(page.video)
         else:
             self.send_error(404)
 
-    def answer(self, kind: str, body: bytes) -> None:
-        self.send_head(200, kind, {"Content-Length": len(body)})
-        self.wfile.write(body)
-
-    def send_head(self, code: int, kind: str, headers: dict) -> None:
-        self.send_response(code)
-        for name, value in {"Content-Type": kind, "Cache-Control": "no-store", **headers}.items():
-            self.send_header(name, str(value))
+    def answer(self, kind: str, body: bytes = b"") -> None:
+        """Send the head, and the body; without one, what follows is a stream."""
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        if body:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def send_events(self, page: Page, query: str) -> None:
         """Send the events after number N, of the query after=N, until the page ends."""
         asked = re.fullmatch(r"after=([0-9]{1,15})", query)
         known = int(asked[1]) if asked else 0
-        self.send_head(200, "text/event-stream", {})
+        self.answer("text/event-stream")
         ended = False
         while not ended:
             events, known, ended = page.wait(known)
@@ -187,25 +180,3 @@ class Handler(BaseHTTPRequestHandler):
                 text += "event: end\ndata: {}\n\n"
             self.wfile.write(text.encode())
             time.sleep(PAUSE)
-
-    def send_video(self, path: Path) -> None:
-        """Send a file, or the range of it that the client asks for."""
-        size = path.stat().st_size
-        code = 200
-        first, last = 0, size - 1                   # bytes
-        headers = {"Accept-Ranges": "bytes"}
-        asked = re.fullmatch(r"bytes=([0-9]{1,15})-([0-9]{0,15})", self.headers.get("Range", ""))
-        if asked and int(asked[1]) < size:
-            code = 206
-            first = int(asked[1])
-            if asked[2]:
-                last = min(last, int(asked[2]))
-            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
-        left = max(0, last - first + 1)
-        kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
-        self.send_head(code, kind, {"Content-Length": left, **headers})
-        with open(path, "rb") as file:
-            file.seek(first)
-            while left and (piece := file.read(min(left, CHUNK))):
-                self.wfile.write(piece)
-                left -= len(piece)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 
 from support.common.errors import BadData, say_once
 from support.common.text import one_line
@@ -28,28 +27,15 @@ def find_voice() -> str:
 
 class Speaker:
     """Speaks sentences. The stream does not wait for it: a sentence that comes while another one is
-    spoken is left out. As a context manager, it speaks to the end.
+    spoken is left out. (With --pace 1, a recording comes as it plays.)
     """
 
     def __init__(self, voice: str):
         self.voice = voice
         self.process: subprocess.Popen | None = None
-        self.left_out = 0
 
     def say(self, text: str) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.left_out += 1
-            return
-        # the blank: a text that begins with "-" is no option
-        self.process = subprocess.Popen([self.voice, f" {text}"], stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def __enter__(self) -> Speaker:
-        return self
-
-    def __exit__(self, kind, *_) -> None:
-        if kind is None and self.process is not None:
-            self.process.wait()
-        if self.left_out:
-            print(f"--speak: {self.left_out} sentences were left out, because others were being "
-                  f"spoken; a recording comes as it plays with --pace 1", file=sys.stderr)
+        if self.process is None or self.process.poll() is not None:
+            # the blank: a text that begins with "-" is no option
+            self.process = subprocess.Popen([self.voice, f" {text}"], stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -16,11 +16,9 @@ TAIL = 2 ** 20          # bytes at the end of a file in which its last line or c
 def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
     """74.5 -> 00:01:14.5"""
     # rounded first, so that 59.96 becomes 00:01:00.0 and not 00:00:60.0
-    ticks = round(seconds * 10 ** digits)
-    whole_seconds, fraction = divmod(ticks, 10 ** digits)
-    minutes, seconds = divmod(whole_seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    clock = f"{hours:02}:{minutes:02}:{seconds:02}"
+    whole, fraction = divmod(round(seconds * 10 ** digits), 10 ** digits)
+    minutes, seconds = divmod(whole, 60)
+    clock = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
     return f"{clock}{separator}{fraction:0{digits}}"
 
 
@@ -66,14 +64,13 @@ class Writers:
                 self.files[form] = open(path, "a", encoding="utf-8")
         # All files can be written: only now are they cut.
         for form, file in self.files.items():
-            if not os.path.isfile(file.name):   # a pipe, or a terminal
-                continue
+            length = 0
             if given.live:
-                remove_half_line(form, file.name)
+                length = end_of_last_line(form, file.name)
             elif saved:
-                file.truncate(saved["bytes"][form])
-            else:
-                file.truncate(0)
+                length = saved["bytes"][form]
+            if os.path.isfile(file.name):       # no pipe, and no terminal
+                file.truncate(length)
         if "vtt" in self.files and self.size("vtt") == 0:
             self.put("vtt", "WEBVTT\n\n")
 
@@ -138,14 +135,17 @@ class Writers:
         self.last_row = None
 
 
-def remove_half_line(form: str, path: str) -> None:
-    """Cut off what comes after the last whole line or cue: a killed process may have left it."""
+def end_of_last_line(form: str, path: str) -> int:
+    """Where the last whole line or cue of a file ends: a killed process may have left half a one.
+    """
+    if not os.path.isfile(path):
+        return 0
     separator = b"\n\n" if form in ("srt", "vtt") else b"\n"
+    size = os.path.getsize(path)
     with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL))
         _, _, half = file.read().rpartition(separator)
-    os.truncate(path, size - len(half))
+    return size - len(half)
 
 
 def hash_of_end(path: str, size: int) -> str:

@@ -38,19 +38,18 @@ def voice(tmp_path):
     return make, lambda: log.read_text().splitlines() if log.exists() else []
 
 
-def test_the_stream_does_not_wait(voice, capsys):
+def test_the_stream_does_not_wait(voice):
     """A sentence that comes while one is spoken is left out."""
     make, log = voice
-    with Speaker(make(0.3)) as speaker:
-        began = time.monotonic()
-        for text in ("-a", "b", "c"):
-            speaker.say(text)
-        assert time.monotonic() - began < 0.2
-        speaker.process.wait()
-        speaker.say("d")
-    # the end of the `with` waits for the last one
+    speaker = Speaker(make(1))
+    began = time.monotonic()
+    for text in ("-a", "b", "c"):
+        speaker.say(text)
+    assert time.monotonic() - began < 0.9
+    speaker.process.wait()
+    speaker.say("d")
+    speaker.process.wait()
     assert log() == ["begin -a", "end", "begin d", "end"]
-    assert "2 sentences were left out" in capsys.readouterr().err
 
 
 def test_without_a_voice_there_is_one_line(monkeypatch):
@@ -67,5 +66,4 @@ def test_the_command_speaks_what_it_prints(voice, monkeypatch):
     code, errors = call(stream_command, words)
     assert code == 0, errors
     assert log()[0] == "begin You look around the kitchen."
-    assert "sentences were left out" in errors
     assert errors.count("is there a sound device? (... no such sound device)\n") == 1
