@@ -34,23 +34,12 @@ from support.engine.checkpoint import published_name
 from support.engine.family import cache_name
 from support.engine.settings import LEAST
 
-# Which of L layers have routers. Never the first: it sees raw embeddings, without any context to
-# judge a token by.
-LAYERS = {
-    "interleaved": lambda L: range(1, L, 2),
-    "all": lambda L: range(1, L),
-    "deep": lambda L: range(max(1, L // 2), L),
-}
-
-
 @dataclass
 class RoutedConfig(Config):
     """Settings with those of VideoLLM-MoD."""
     mod_keep: float | None = None           # k / J; None: no routers (in LION-FS)
-    mod_layers: str = "interleaved"         # one of LAYERS
 
     RANGES = Config.RANGES | {"mod_keep": (LEAST, 1)}
-    CHOICES = Config.CHOICES | {"mod_layers": LAYERS}
 
     def __post_init__(self):
         super().__post_init__()
@@ -64,15 +53,16 @@ class Routing:
     belong to frames.
 
     keep    k / J
-    which   the layers: one of LAYERS
     Raises BadData if the model has only one layer.
     """
 
-    def __init__(self, llm: nn.Module, J: int, keep: float, which: str):
+    def __init__(self, llm: nn.Module, J: int, keep: float):
         layers = llm.model.layers
         self.J = J
         self.k = max(1, round(keep * J))
-        self.layers = LAYERS[which](len(layers))
+        # every other layer, and not the first: it sees raw embeddings, without any context to judge
+        # a token by
+        self.layers = range(1, len(layers), 2)
         if not self.layers:
             raise BadData("mod_keep: a language model with one layer has none for a router")
         for i in self.layers:
@@ -169,7 +159,7 @@ class RoutedNarrator(Narrator):
         super().__init__(llm, tokenizer, config)
         self.routing = None
         if config.mod_keep is not None:
-            self.routing = Routing(llm, config.J, config.mod_keep, config.mod_layers)
+            self.routing = Routing(llm, config.J, config.mod_keep)
 
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         if self.routing is not None:

@@ -30,7 +30,8 @@ class MoreSettings:
 
     # Not settings, but about them: which are names of models,
     MODEL_NAMES = ("llm", "vision")
-    # the smallest and the largest value of a number, where these are not LEAST and LARGEST,
+    # and the smallest and the largest value of a number, where these are not LEAST and LARGEST.
+    # Baselines have more.
     RANGES = {
         "grid": (0, 100),
         "last_k": (0, LARGEST),
@@ -40,8 +41,6 @@ class MoreSettings:
         "memory_dropout": (0, 1),
         "lora_dropout": (0, 1),
     }
-    # and what a word can be. Baselines have more of these two.
-    CHOICES = {"readout": ("frame", "cls")}
 
 
 def check_settings(config, memories: Mapping[str, type]) -> None:
@@ -50,7 +49,7 @@ def check_settings(config, memories: Mapping[str, type]) -> None:
     config      narrator.py's Config
     memories    the classes of all memories, by name
     """
-    choices = {"memory": memories} | config.CHOICES
+    choices = {"memory": memories, "readout": ("frame", "cls")}
     for name, allowed in get_type_hints(type(config)).items():
         value = getattr(config, name)
         kinds = get_args(allowed) or (allowed,)

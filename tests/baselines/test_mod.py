@@ -87,15 +87,14 @@ def dense(model: nar.Narrator, ids: list[int]):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"mod_layers": "all", "mod_keep": 0.3}, {"mod_layers": "deep"}, {"mod_keep": 0.01},
-    {"grid": 1, "mod_keep": 0.5},
+    {}, {"mod_keep": 0.01}, {"grid": 1, "mod_keep": 0.5},
 ], ids=str)
 @torch.no_grad()
 def test_layers_are_those_of_the_oracle(changes):
     model = decided(**changes)
     x, narrations = video(model)
     layers = [i for i, layer in enumerate(model.llm.model.layers) if isinstance(layer, MoDLayer)]
-    assert layers == {"all": [1, 2, 3], "deep": [2, 3]}.get(changes.get("mod_layers"), [1, 3])
+    assert layers == [1, 3]
     hidden, _, tokens = model(x, narrations)
     forward = dense(model, tokens.ids)
     for i in layers:
@@ -108,8 +107,7 @@ def test_layers_are_those_of_the_oracle(changes):
 # ------------------------------------------------------------------ training = streaming
 
 @pytest.mark.parametrize("changes", [
-    {}, {"mod_layers": "all"}, {"mod_layers": "deep", "mod_keep": 0.5, "seed": 1},
-    {"llm": grouped}, {"llm": qwen},
+    {}, {"mod_keep": 0.5, "seed": 1}, {"llm": grouped}, {"llm": qwen},
 ])
 def test_training_is_streaming(changes):
     llm = changes.get("llm")
@@ -168,15 +166,15 @@ def test_routers_learn_through_the_tokens_that_they_keep():
 def test_saved_and_loaded(tmp_path):
     """Names as if no layer were wrapped. A checkpoint without routers is refused, and so is one
     with too many."""
-    model = decided(mod_layers="deep")
+    model = decided()
     model.save(tmp_path)
     names = {name: p.shape for name, p in model.trainable().items()}
     plain = {name: p.shape for name, p in tiny(**ONLINE).trainable().items()}
-    routed = {f"base_model.model.model.layers.{i}.router.weight": (1, 128) for i in (2, 3)}
+    routed = {f"base_model.model.model.layers.{i}.router.weight": (1, 128) for i in (1, 3)}
     assert names == plain | routed
     x, narrations = video(model)
     again = load_narrator(str(tmp_path))
-    assert (again.config.mod_keep, again.config.mod_layers) == (0.2, "deep")
+    assert again.config.mod_keep == 0.2
     assert torch.equal(logits(model, x, narrations), logits(again, x, narrations))
     with pytest.raises(BadData, match="has unexpected 2 tensors"):
         load_narrator(str(tmp_path), mod_keep=None)
@@ -203,7 +201,6 @@ def test_a_narrator_with_routers_is_trained(tmp_path):
     ({"mod_keep": 1.5}, "from 1e-06 to 1"),
     ({"mod_keep": "0.2"}, "cannot be"),
     ({"mod_keep": True}, "cannot be"),
-    ({"mod_layers": "odd"}, "one of interleaved, all, deep"),
     ({"narration_memory": 4, "last_k": 0, "prune": True}, "two baselines"),
 ])
 def test_settings_are_refused(changes, message):
