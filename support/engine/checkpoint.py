@@ -281,7 +281,6 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
 
 # ---------------------------------------------------------------------- frozen models
 
-PATIENCE = 5.0                                  # seconds for the hub's answers
 MOST_LAYERS = 1000                              # more would take memory without end
 # {kind: (name in messages, the option that names another one)}
 MODELS = {
@@ -314,8 +313,8 @@ def model_folder(source: str, kind: str) -> Path:
     from huggingface_hub import snapshot_download
     name, _, revision = source.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, etag_timeout=PATIENCE,
-                                      allow_patterns=FILES,
+        # subfolders and "consolidated" files hold the same weights in other forms
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES,
                                       ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:                  # the network fails in many ways
         raise cannot_be_loaded(source, kind, f"it is no folder here, and the hub does not give it: "
@@ -346,12 +345,12 @@ def read_model_config(source: str, kind: str):
     """
     from transformers import AutoConfig
     config = from_pretrained(AutoConfig, source, kind)
-    if kind == "vision":
-        config = getattr(config, "vision_config", config)
-    layers = getattr(config, "num_hidden_layers", 1)
-    if not isinstance(layers, int) or layers > MOST_LAYERS:
-        raise cannot_be_loaded(source, kind, f"num_hidden_layers = {layers}")
-    return config
+    image_half = getattr(config, "vision_config", config)
+    for half in (config, image_half, getattr(config, "text_config", config)):
+        layers = getattr(half, "num_hidden_layers", 1)
+        if not isinstance(layers, int) or layers > MOST_LAYERS:
+            raise cannot_be_loaded(source, kind, f"num_hidden_layers = {layers}")
+    return image_half if kind == "vision" else config
 
 
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
@@ -428,7 +427,8 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
             raise BadData(f"vision model '{source}': has no {name}, as vision transformers with "
                           f"square patches have; use SigLIP, CLIP, ViT or DINOv2")
     model = load_weights(AutoModel, source, "vision", dtype)
-    model = getattr(model, "vision_model", model)
+    if hasattr(model.config, "vision_config"):
+        model = model.vision_model
     file = model_folder(source, "vision") / "preprocessor_config.json"
     settings = read_object(file)
     for key, least in (("image_mean", 0), ("image_std", 1e-6)):
