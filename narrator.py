@@ -549,7 +549,7 @@ class Narrator(nn.Module):
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
         Frames after the last narration are not used.
 
-        past        of a video that is late in a long stream (train.py: Past); not in the paper
+        past        of a video that is late in a long stream (streams/late.py: Past); not in the paper
         cache       an empty one, which gets the keys and values
         """
         tokens = self.layout.sequence(narrations)
@@ -614,7 +614,7 @@ class Narrator(nn.Module):
         return cross_entropy(self.logits, hidden, labels), len(learned)
 
     def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):
-        """The state of the memory after frames x [T, J, D] (train.py: Past).
+        """The state of the memory after frames x [T, J, D] (streams/late.py).
 
         The narrations are not used here; a memory of them absorbs them, too (baselines).
         """

@@ -23,17 +23,16 @@ optimizer, random state and settings, and the videos of a step depend only on se
 Does not include: training the encoder or the language model of a full-size narrator, sharded
 weights (a rank-128 LoRA of an 8B model fits one 80 GB GPU).
 """
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from math import cos, pi
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import narrator as nar
 from baselines import variants
+from streams.late import Past, late_in_a_stream
 from support.common.devices import rank
 from support.common.errors import BadData
 from support.common.iterate import prefetch
@@ -96,26 +95,12 @@ class Recipe(PublishedOptions, OtherOptions, RunOptions, ToyOptions):
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
 
 
-class Past(NamedTuple):
-    """The past of a video that is late in a long stream (--long); not in the paper."""
-    state: object              # of the memory, S_t; None: the initial one
-    tokens: int                # how many were fed, and pruned, between the prompt and the video
-
-    def positions(self, tokens: nar.Tokens) -> Tensor:
-        """Those of the video's tokens [L]: the prompt's stay, all others have advanced."""
-        positions = tokens.positions()
-        in_prompt = [n == 0 and kind != nar.NARRATION
-                     for n, kind in zip(tokens.segment, tokens.kind)]
-        positions[~torch.tensor(in_prompt)] += self.tokens
-        return positions
-
-
 @dataclass
 class Example:
     """A training video."""
     x: Tensor                                  # frame tokens [T, J, D]
     narrations: list[tuple[int, list[int]]]    # (frame, token ids without EOT)
-    past: Past | None = None                   # --long; not in the paper
+    past: Past | None = None                   # --long (streams/late.py); not in the paper
 
 
 def loss_of_batch(narrator: nar.Narrator, videos: Iterable[Example], batch: int) -> float:
@@ -164,7 +149,8 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
             if not norm.isfinite():
                 raise BadData(f"{stage}: the gradient is not finite at step {step}: are features or "
                               f"weights damaged (NaN)? If they are not, lower --lr")
-            run.update(step)
+            with run.update(step):
+                optimizer.step()
             run.after(step, loss, validate)
 
 
@@ -217,44 +203,6 @@ def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
     narrator.train()
     loss, learned = summed(loss, learned)
     return loss / learned
-
-
-# ------------------------------------------------------ late in a long stream: not in the paper
-
-def late_in_a_stream(narrator: nar.Narrator, videos: Iterator[Example],
-                     examples: Sequence[Example], options: Recipe, step: int) -> Iterator[Example]:
-    """This process's videos of a step, a fraction of them (--long) as if late in a long stream.
-
-    Such a video begins with the memory of one to three other ones, and with positions that have
-    advanced by 1 to 100,000 (log-uniform).
-    """
-    process, processes = rank()
-    chance = random.Random(f"{options.seed} {step}")
-    for i in range(options.batch):
-        # drawn for the videos of other processes, too: all draw the same
-        earlier = []
-        tokens = 0
-        if chance.random() < options.long:
-            earlier = [chance.randrange(len(examples)) for _ in range(chance.randint(1, 3))]
-            tokens = round(10 ** chance.uniform(0, 5))
-        if i % processes != process:
-            continue
-        video = next(videos)
-        past = None
-        if earlier:
-            past = Past(memory_after(narrator, [examples[j] for j in earlier]), tokens)
-        yield Example(video.x, video.narrations, past)
-
-
-@torch.no_grad()
-def memory_after(narrator: nar.Narrator, videos: list[Example]):
-    """The state of the memory after these videos, one after the other."""
-    x = torch.cat([video.x for video in videos])
-    # a memory of narrations (baselines) reads their words; frames count from each video's start
-    narrations = []
-    for video in videos:
-        narrations += video.narrations
-    return narrator.state_after(x, narrations)
 
 
 # ------------------------------------------------------ how a training begins and ends

@@ -22,6 +22,7 @@ from baselines.variants import load_narrator
 from commands import stream as stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from streams.bounds import open_stream
+from streams.late import Past, memory_after
 from streams.inputs import Input
 from streams.live import paced
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
@@ -41,7 +42,7 @@ def test_the_middle_of_a_long_stream(variant):
     x, narrations = video(model)
     with_history = hasattr(model, "narration_memory")
     past_video = video(model, 30, (0, 8, 20), seed=5)
-    state = train.memory_after(model, [train.Example(*past_video)])
+    state = memory_after(model, [train.Example(*past_video)])
 
     class Late(HistoryContext if with_history else stream.Context):
         """Its counter jumps by 5000 after the prompt."""
@@ -57,7 +58,7 @@ def test_the_middle_of_a_long_stream(variant):
     other_pasts = [None]
     if with_history:
         context.state, context.history_state = state
-        other_pasts.append(train.Past((state[0], None), 5000))
+        other_pasts.append(Past((state[0], None), 5000))
     else:
         context.state = state
     logits = record(model)
@@ -65,7 +66,7 @@ def test_the_middle_of_a_long_stream(variant):
     del model.run
 
     with torch.no_grad():
-        parallel = model.logits(model(x, narrations, train.Past(state, 5000))[0])
+        parallel = model.logits(model(x, narrations, Past(state, 5000))[0])
         for past in other_pasts:
             other = model.logits(model(x, narrations, past)[0])
             assert (other - parallel).abs().max() > 1e-2

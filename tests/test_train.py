@@ -20,6 +20,7 @@ from baselines.variants import load_narrator
 from commands import train as train_command
 from commands.train import Annotated, options_from
 from helpers import ROOT, TOY, tiny, two_ranks, video
+from streams.late import late_in_a_stream
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.engine import checkpoint, training
@@ -103,7 +104,7 @@ def test_late_in_a_long_stream():
 
     def drawn(step):
         batch = iter(videos * 14)
-        return list(train.late_in_a_stream(model, batch, videos, options, step))
+        return list(late_in_a_stream(model, batch, videos, options, step))
 
     late = [one.past for one in drawn(0) if one.past]
     assert 10 < len(late) < 30

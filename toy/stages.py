@@ -30,13 +30,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import narrator as nar
+from streams.late import Past
 from support.common.disk import write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress
 from support.engine.checkpoint import load_parameters
 from support.files.features import encode_pictures
 from toy import world
-from train import Past, Recipe, fit
+from train import Recipe, fit
 
 # Options of train.py whose defaults differ: small models with a smaller LoRA, and FlowNar-C, for
 # videos of any length.

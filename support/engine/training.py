@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -132,10 +133,11 @@ class Run:
         self.bar = progress(steps, self.stage, self.steps, "step", initial=self.done, mininterval=1)
         yield from self.bar
 
-    def update(self, step: int) -> None:
-        """A step of the optimizer."""
+    @contextmanager
+    def update(self, step: int) -> Iterator[None]:
+        """Around a step of the optimizer."""
         self.done = None
-        self.optimizer.step()
+        yield
         self.done = step + 1
         self.random = torch.get_rng_state()
 
