@@ -39,18 +39,16 @@ from support.common.iterate import prefetch
 from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
-from support.engine.run_options import (
-    OtherOptions, PublishedOptions, RunOptions, ToyOptions, flag_of, option,
-)
+from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of, option
 from support.engine.training import Run, order, portable_path, seed_dropout, sum_gradients, summed
 
 
 @dataclass
-class Recipe(PublishedOptions, OtherOptions, RunOptions, ToyOptions):
+class Recipe(FurtherOptions, variants.BaselineOptions, RunOptions, ToyOptions):
     """The paper's recipe (§3.5, §4.1, App. B.6).
 
     Each field is an option: `--memory-tokens 20`. Those that are not the paper's are in
-    support/engine/run_options.py.
+    support/engine/run_options.py and baselines/variants.py.
     """
     # what is trained, on what
     data: str = option("ego4d",

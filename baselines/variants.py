@@ -1,7 +1,7 @@
 """The narrator that settings describe: the paper's, or that of a baseline."""
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -12,7 +12,9 @@ from baselines.narration_memory import HistoryConfig, HistoryContext, HistoryNar
 from narrator import Config, Narrator
 from stream import Context
 from support.common.errors import BadData
+from support.common.options import non_negative_int, probability
 from support.engine import checkpoint
+from support.engine.run_options import option
 
 
 # The setting that makes a narrator one of a baseline, its value in all other narrators, and the
@@ -30,6 +32,25 @@ NARRATORS = {
 }
 SETTINGS = {field.name for config_class in (Config, HistoryConfig, LionConfig)
             for field in fields(config_class)}
+
+
+@dataclass
+class BaselineOptions:
+    """Of baselines."""
+    # options of train.py
+    mod_keep: float | None = option(None,
+        "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept",
+        probability,
+    )
+    width_second: int = option(0,
+        "LION-FS: width of a second encoder's features, which follow the first one's in each "
+        "frame token; 0: none",
+        non_negative_int,
+    )
+    narration_memory: int = option(0,
+        "Table 15: tokens of a second CLAM, on narrations, which are then not kept; 0: none",
+        non_negative_int,
+    )
 
 
 def make_config(**settings) -> Config:

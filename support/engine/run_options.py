@@ -1,5 +1,5 @@
-"""The options of a training that are not the paper's: those of the published code, of baselines, of
-runs and of the toy.
+"""The options of a training that are not the paper's: those of the published code, of runs and of the
+toy. (Those of baselines are in baselines/variants.py.)
 
 Each class is a group of `python train.py --help`, and all are bases of train.py's Recipe: one object,
 one command line. "Published" means: of the authors' code, not in the paper.
@@ -28,8 +28,8 @@ def flag_of(name: str, default) -> str:
 
 
 @dataclass
-class PublishedOptions:
-    """Of the published code, not in the paper."""
+class FurtherOptions:
+    """Not in the paper, but in the published code; and --long, which is ours."""
     start: str = option("published",
         "first weights: as in the published code, or from statistics of training features with "
         "learned targets in CLAM (not the paper's)",
@@ -44,24 +44,6 @@ class PublishedOptions:
     lora_dropout: float = option(0.05, "dropout on LoRA's input", probability)
     memory_dropout: float = option(0.1, "dropout in CLAM's self-attention", probability)
     max_frames: int = option(1200, "longer videos are cut", positive_int)
-
-
-@dataclass
-class OtherOptions:
-    """Of baselines, and ours."""
-    mod_keep: float | None = option(None,
-        "VideoLLM-MoD, with --memory none --no-prune: share of a frame's tokens kept",
-        probability,
-    )
-    width_second: int = option(0,
-        "LION-FS: width of a second encoder's features, which follow the first one's in each "
-        "frame token; 0: none",
-        non_negative_int,
-    )
-    narration_memory: int = option(0,
-        "tokens of a second CLAM, on narrations, which are then not kept; 0: none",
-        non_negative_int,
-    )
     long: float = option(0.0,
         "fraction of the videos trained on as if late in a long stream",
         probability,
