@@ -141,7 +141,7 @@ class Stream:
         skip = self.first_frame                         # of a recording: these are narrated already
         open_video = partial(Video, options=options)
         if self.given.live:
-            open_video = partial(Camera, options=options, retries=args.retries)
+            open_video = partial(Camera, options=options)
             skip = 0
         frames, self.total, self.video = open_frames(
             source, narrator.config, encode, args.lookahead, largest, open_video, skip
@@ -324,7 +324,7 @@ class Printer:
         lines = []
         if self.args.explain:
             lines.append(name + explain(decision, self.narrator.layout, config, self.args.static))
-        if row is not None and "repeat" not in row:
+        if row is not None:
             lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
             if self.speaker is not None:
                 self.speaker.say(row["text"])
@@ -362,10 +362,6 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
-    parser.add_argument(
-        "--retries", type=non_negative_int, metavar="N",
-        help="give a live source up after it was opened again N times in a row without a picture "
-             "(default: never)")
     parser.add_argument(
         "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
         help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")

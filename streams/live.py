@@ -40,7 +40,6 @@ LIVE = re.compile(
 QUEUE = 4                               # pictures that wait for the narrator
 LONGEST_PAUSE = 30                      # seconds between two attempts to open it again
 OUTAGE = 10.0                           # seconds without pictures after which the view has changed
-REPEAT = 30.0                           # seconds within which the same sentence is a repeat
 EARLY = 0.25                            # of 1 / fps: a picture may come so early, as clocks jitter
 
 # FFmpeg's format for cameras, and its name of the one with a number, by operating system
@@ -130,8 +129,6 @@ class Camera:
     fps         pictures to give per second, at most
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, beside ours
-    retries     how often in a row it is opened again without a picture, until it is given up;
-                None: for ever, but the first opening must succeed
 
     size        of the present picture
     arrived     when it came (time.monotonic)
@@ -141,20 +138,18 @@ class Camera:
     begin       the time from which on pictures have come without an outage: more than OUTAGE
                 seconds without one, or three pictures where these are rare
     late        seconds from the arrival of a picture to its sentence: the newest, and the longest
-    reported    the last sentence that was no repeat, and its end (s)
 
-    A change of state is one line on stderr. Raises BadData when the source is given up.
+    A change of state is one line on stderr. Raises BadData if the source is not there at the start.
     """
     frames = None                                   # as in Video; not known before
 
     def __init__(self, source: str, fps: float = 2.0, largest: int | None = None,
-                 options: dict[str, str] | None = None, retries: int | None = None):
+                 options: dict[str, str] | None = None):
         self.source = source
         self.fps = float(fps)
         self.largest = largest
         self.address = address(source, options or {})
         self.name = without_secrets(self.address[0])        # camera is /dev/video0
-        self.retries = retries
         self.outage = max(OUTAGE, 3 / self.fps)
         self.waiting = Queue(QUEUE)                 # (arrived, wall, picture), an error, or None
         self.closed = Event()
@@ -168,7 +163,6 @@ class Camera:
         self.gap = inf
         self.begin = 0.0
         self.late = (0.0, 0.0)
-        self.reported = ("", -inf)
         # counts for the report
         self.decoded = 0
         self.taken = 0
@@ -223,21 +217,13 @@ class Camera:
     def with_time_of_day(self, row: dict) -> dict:
         """The row of a sentence about the present picture (subtitles.py) with the time of day.
 
-        It does not reach back over an outage, and is marked as a repeat if it has been reported
-        within REPEAT seconds.
+        It does not reach back over an outage.
         """
         late = time.monotonic() - self.arrived
         self.late = (late, max(late, self.late[1]))
         time_of_day = datetime.fromtimestamp(self.wall, timezone.utc)
-        row = row | {
-            "start": max(row["start"], self.begin),
-            "wall": time_of_day.isoformat(timespec="milliseconds"),
-        }
-        text, end = self.reported
-        if row["text"] == text and row["end"] - end <= REPEAT:
-            return row | {"repeat": True}
-        self.reported = (row["text"], row["end"])
-        return row
+        wall = time_of_day.isoformat(timespec="milliseconds")
+        return row | {"start": max(row["start"], self.begin), "wall": wall}
 
     def report(self) -> None:
         """Print in one line on stderr what came, and how late the sentences were."""
@@ -282,19 +268,15 @@ class Camera:
                 reason = error.strerror
             except (BadData, IndexError) as error:  # IndexError: as in video.py
                 reason = str(error)
-            is_pipe = self.source == "-"
-            # a pipe that has ended stays so
-            if self.closed.is_set() or is_pipe and self.decoded > 0:
+            has_ended = self.source == "-" and self.decoded > 0          # a pipe stays so
+            if self.closed.is_set() or has_ended:
                 return
-
-            failures = 1 if self.decoded > decoded_before else failures + 1
-            retries = self.retries
-            if retries is None:
-                retries = inf if self.decoded > 0 else 0
-            if is_pipe or failures > retries:
+            if self.decoded == 0:
                 raise BadData(f"{self.name}: no pictures ({reason}); check the source, or take "
                               f"another one: camera:1 is the second camera, and "
                               f"lavfi:testsrc=size=96x96:rate=25,realtime needs none")
+
+            failures = 1 if self.decoded > decoded_before else failures + 1
             if failures == 1:
                 self.say(f"no pictures ({reason}); trying again")
             self.closed.wait(min(LONGEST_PAUSE, 2 ** (failures - 1)))

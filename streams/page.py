@@ -84,9 +84,8 @@ class Record:
         kept    the first and the last narration in the cache after it
         """
         entry = {name: narration[name] for name in ("n", "frame", "start", "end", "text")}
-        for name in ("wall", "repeat"):
-            if name in narration:
-                entry[name] = narration[name]
+        if "wall" in narration:
+            entry["wall"] = narration["wall"]
         entry["size"] = ASSISTANT + len(narration["tokens"]) + END
         entry["kept"] = kept[1] - kept[0] + 1 if kept else 0
         self.narrations.append(entry)

@@ -105,14 +105,9 @@ class Writers:
             file.flush()
 
     def sentence(self, row: dict) -> None:
-        """Write a narration: n, start, end (seconds), text, and further fields of the JSONL line.
-
-        A row with a "repeat" is no subtitle.
-        """
+        """Write a narration: n, start, end (seconds), text, and further fields of the JSONL line."""
         if "jsonl" in self.files:
             self.put("jsonl", json.dumps(row) + "\n")
-        if row.get("repeat"):
-            return
         if "srt" in self.files:
             self.put("srt", srt_cue(row["n"], row["start"], row["end"], row["text"]))
         if "vtt" in self.files:

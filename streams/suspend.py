@@ -83,8 +83,7 @@ class State:
     writers         its output files, from the moment when they are open
     camera          the live source, from `follow` on
     saved_files     `Writers.written` at the moment of the save; None in a new stream
-    live_clock      of a live source: (the time of day at which its time was 0, the sentence
-                    reported last); None for a recording
+    live_clock      of a live source: the time of day at which its time was 0; None for a recording
     """
 
     def __init__(self, given: Input):
@@ -168,11 +167,9 @@ class State:
         self.camera = camera
         if self.live_clock is None:
             return
-        wall_start, reported = self.live_clock
         # the wall clock may have been set back; the time of the stream never decreases
-        elapsed = max(time.time() - wall_start, self.context.time)
+        elapsed = max(time.time() - self.live_clock, self.context.time)
         camera.first = time.monotonic() - elapsed + 1 / camera.fps
-        camera.reported = reported
 
     # ------------------------------------------------------------------ save
 
@@ -198,7 +195,7 @@ class State:
     def save(self, done: bool = False) -> None:
         """Write the file; done: the recording is narrated to its end."""
         if self.camera is not None and self.camera.taken:
-            self.live_clock = self.camera.wall - self.camera.time, self.camera.reported
+            self.live_clock = self.camera.wall - self.camera.time
         now = {"done": done, "live": self.live_clock, "files": self.writers.written()}
         write_state(self.path, self.context, self.about | now, self.answers)
         self.save_time = time.monotonic()

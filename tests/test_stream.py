@@ -519,7 +519,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(line, message, tm
 
 
 @pytest.mark.parametrize("line", ["", "a.mp4 --last-k -1", "a.mp4 --theta 1.7", "a.mp4 --fps 0",
-                                  "a.mp4 --pace 0", "camera --retries -1", "camera --max-segment 0"])
+                                  "a.mp4 --pace 0", "camera --max-segment 0"])
 def test_usage_is_2(line):
     code, errors = call(stream_command, line.split())
     assert code == 2 and (line.split() or ["", "input"])[1] in errors

@@ -355,8 +355,7 @@ def test_a_source_that_goes_bad_is_noticed(messages, monkeypatch):
 
 
 def test_dead_at_the_start(sender, messages):
-    """One line with the reason, and for a camera with what else there is. With --retries it is
-    waited for."""
+    """One line with the reason, and with what else there is."""
     sender.mode = "dead"
     for url, reason in ((sender.url, "503|5XX"), ("rtsp://127.0.0.1:9/x", "refused"),
                         ("nothing://x", "not found")):
@@ -367,12 +366,6 @@ def test_dead_at_the_start(sender, messages):
         with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*camera:1 .*lavfi:"):
             next(iter(Camera("camera:77")))
     assert not messages
-    waiting = Camera(sender.url, retries=9)
-    threading.Thread(target=lambda: next(iter(waiting)), daemon=True).start()
-    until(lambda: messages)
-    assert "trying again" in messages[0][2]
-    sender.mode = "ok"
-    until(lambda: waiting.taken)
 
 
 def test_many_outages(monkeypatch, messages):
@@ -431,9 +424,8 @@ def test_a_camera_goes_on(tmp_path):
     assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(9))
 
 
-def test_a_camera_appends(tmp_path, monkeypatch):
+def test_a_camera_appends(tmp_path):
     """Whole lines and cues of an earlier run stay, and half ones go."""
-    monkeypatch.setattr(live, "REPEAT", -1.0)          # each sentence is a subtitle
     half_lines = {
         "jsonl": '{"n": 6, "fra',
         "srt": "7\n00:00:00,6",
@@ -499,11 +491,11 @@ def test_no_password_in_any_output(sender, tmp_path, kept_signals):
     url = sender.url.replace("//", "//user:SECRET@") + "?token=SECRET"
     options = [*MODEL, "--jsonl", str(tmp_path / "n.jsonl")]
     for words, count in (
-            ([url, "--live", "--retries", "0"], 2),
+            ([url, "--live"], 2),
             ([url], 1),
             ([url, "a.mp4"], 1),
             ([url, "a.mp4", "--live"], 1),
-            (["rtsp://u:SECRET@127.0.0.1:9/x", "--retries", "0"], 2)):
+            (["rtsp://u:SECRET@127.0.0.1:9/x"], 2)):
         code, errors = call(stream_command, [*words, *options])
         lines = [line for line in errors.splitlines()
                  if line.strip() and not line.startswith("streaming: ")]
