@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -190,9 +189,10 @@ def read_object(file: Path) -> dict:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
+    required(file)
     try:
-        weights = load_file(required(file))
-    except (OSError, SafetensorError) as error:
+        weights = load_file(file)
+    except Exception as error:                  # damaged files raise anything
         raise BadData(f"{file} is damaged: {first_line(error)}") from error
     # torch.compile and DistributedDataParallel wrap models, which then have longer names
     return {re.sub(r"\b(_orig_mod|module)\.", "", name): weight for name, weight in weights.items()}

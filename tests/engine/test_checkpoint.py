@@ -244,6 +244,13 @@ def test_a_damaged_base_model_is_one_line(tmp_path, kind, load, damage, says):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_does_without_a_first_token(tmp_path):
+    """As Qwen: its settings name one, and its tokenizer says that it has none."""
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
+    altered(tmp_path / "tokenizer_config.json", bos_token=None)
+    assert nar.Layout(load_tokenizer(str(tmp_path)), 1, 1).prompt[0] != 0
+
+
 def with_other_products(folder):
     with_tensors(folder / "model.safetensors",
                  lambda tensors: next(w for n, w in tensors.items() if "q_proj.weight" in n).neg_())
