@@ -26,11 +26,6 @@ FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run "
 # Chromium reads commands from 3 and writes answers to 4
 LAUNCH = ("import os; from sys import argv; "
           "os.dup2(int(argv[1]), 3), os.dup2(int(argv[2]), 4), os.execv(argv[3], argv[3:])")
-# what a key types, its name, and its number, where these are not those of a character
-TEXT = {"Enter": "\r", "Tab": None, "Escape": None, "ArrowLeft": None, "ArrowRight": None}
-NAMES = {" ": "Space", "Enter": "Enter", "Escape": "Escape", "Tab": "Tab",
-         "ArrowLeft": "ArrowLeft", "ArrowRight": "ArrowRight"}
-CODES = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 class Gone(Exception):
@@ -103,21 +98,19 @@ class Browser:
                 return answer["result"]
         raise TimeoutError(method)
 
-    def tab(self, url: str, width: int = 1280, height: int = 800, dark: bool = False,
-            still: bool = True):
-        """A new tab with a loaded page; `still`: nothing moves (prefers-reduced-motion)."""
+    def tab(self, url: str, width: int = 1280, height: int = 800, dark: bool = False):
+        """A new tab with a loaded page, on which nothing moves by itself."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session, target)
         self.tabs[tab.session] = tab
         for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
             tab.ask(domain + ".enable")
-        tab.size(width, height)
-        colours = "dark" if dark else "light"
-        motion = "reduce" if still else "no-preference"
+        tab.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                deviceScaleFactor=1, mobile=False)
         tab.ask("Emulation.setEmulatedMedia",
-                features=[{"name": "prefers-color-scheme", "value": colours},
-                          {"name": "prefers-reduced-motion", "value": motion}])
+                features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+                          {"name": "prefers-reduced-motion", "value": "reduce"}])
         tab.open(url)
         return tab
 
@@ -131,10 +124,6 @@ class Tab:
 
     def ask(self, method: str, **parameters):
         return self.browser.ask(method, self.session, **parameters)
-
-    def size(self, width: int, height: int, scale: float = 1):
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                 deviceScaleFactor=scale, mobile=False)
 
     def open(self, url: str):
         self.ask("Page.navigate", url=url)
@@ -173,41 +162,28 @@ class Tab:
         self.press(*middle)
 
     def key(self, key: str, shift: bool = False):
-        event = {"key": key, "code": NAMES.get(key, ""), "modifiers": 8 if shift else 0,
-                 "windowsVirtualKeyCode": CODES.get(key, ord(key[0].upper()))}
-        text = TEXT.get(key, key)
-        if text:
-            self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
-        else:
-            self.ask("Input.dispatchKeyEvent", type="rawKeyDown", **event)
-        self.ask("Input.dispatchKeyEvent", type="keyUp", **event)
+        event = json.dumps({"key": key, "shiftKey": shift, "bubbles": True})
+        self.js(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {event}))")
 
     def type(self, text: str):
-        for key in text:
-            self.key(key)
-
-    def events_of(self, *methods: str) -> list[dict]:
-        """Parameters of the events of these kinds so far."""
-        self.js("1")                                 # its answer comes after the events
-        return [event["params"] for event in self.events if event["method"] in methods]
+        self.ask("Input.insertText", text=text)
 
     def problems(self) -> list[str]:
-        """Exceptions, then errors and warnings of the browser and of the console."""
+        """Exceptions, and errors and warnings of the browser and of the console."""
+        self.js("1")                                 # its answer comes after the events
         problems = []
-        for event in self.events_of("Runtime.exceptionThrown"):
-            problems.append(str(event["exceptionDetails"]))
-        for event in self.events_of("Log.entryAdded"):
-            if event["entry"]["level"] != "info":
-                problems.append(str(event["entry"]))
-        for event in self.events_of("Runtime.consoleAPICalled"):
-            if event["type"] in ("error", "warning"):
-                problems.append(str(event["args"]))
+        for event in self.events:
+            details = event["params"]
+            kind = details.get("type") or details.get("entry", {}).get("level")
+            if event["method"] == "Runtime.exceptionThrown" or kind in ("error", "warning"):
+                problems.append(str(details))
         return problems
 
     def requests(self) -> list[str]:
         """The addresses that the page has asked for."""
-        events = self.events_of("Network.requestWillBeSent")
-        return [event["request"]["url"] for event in events]
+        self.js("1")
+        return [event["params"]["request"]["url"] for event in self.events
+                if event["method"] == "Network.requestWillBeSent"]
 
     def close(self):
         self.browser.ask("Target.closeTarget", targetId=self.target)
