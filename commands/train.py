@@ -139,7 +139,9 @@ def train(options: Recipe):
     if process == 0:
         for state in output.glob("*-state.safetensors"):
             state.unlink()
-        say(f"done: {output}; next: {next_command(options)}")
+        root = ["--root", options.root] if options.root else []
+        words = ["--data", options.data, *root, "--model", options.output]
+        say(f"done: {output}; next: python evaluate.py stream {shlex.join(words)}")
 
 
 def train_annotated(options: Recipe):
@@ -245,14 +247,6 @@ def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict
         "epochs": max(EPOCHS, LEAST_STEPS * batch / videos),
         "lr": RATE * max(1, (2048 / width) ** 0.5),
     }
-
-
-def next_command(options: Recipe) -> str:
-    """What measures a narrator that has been trained."""
-    words = ["python", "evaluate.py", "stream", "--data", options.data]
-    if options.root:
-        words += ["--root", options.root]
-    return shlex.join([*words, "--model", options.output])
 
 
 def main():

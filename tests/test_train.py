@@ -235,6 +235,14 @@ def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     assert says + f"{losses_of[20]:.3f} after 20" in capsys.readouterr().err
 
 
+def test_damaged_features_are_named(tmp_path):
+    videos = examples(tiny())
+    for one in videos:
+        one.x[0, 0, 0] = float("nan")
+    with pytest.raises(BadData, match="step 0: are features or weights damaged .NaN.\\?"):
+        run(tmp_path, lambda model: videos)
+
+
 def test_lora_over_a_bf16_base_learns(tmp_path):
     """The loss falls, and the base stays as it is."""
     config = tiny().config
@@ -346,12 +354,14 @@ def test_examples_read_only_their_range(tmp_path):
         Annotated(samples, tiny(width=16))
 
 
-def test_a_finished_narrator_is_not_replaced(tmp_path):
+def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
     """What was interrupted goes on with --resume, and is not begun anew; other options are refused
     before anything is loaded."""
     given = given_for(tmp_path)
     out = tmp_path / "out"
     train_command.train(options_from(**given))
+    line = f"next: python evaluate.py stream --data ek100 --root {tmp_path}/root --model {out}"
+    assert line in capsys.readouterr().err
     for resume in (False, True):               # there is no state to go on with
         with pytest.raises(BadData, match="out holds a finished narrator; delete it"):
             train_command.train(options_from(**given, resume=resume))
@@ -471,12 +481,6 @@ def test_command_without_data_says_what_to_do(tmp_path, monkeypatch, capsys):
                    "data.py encode", "--data toy"):
         assert needed in errors, needed
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_next_command():
-    options = train.Recipe(data="ek100", root="/a b", output="out/ek100")
-    assert train_command.next_command(options) == (
-        "python evaluate.py stream --data ek100 --root '/a b' --model out/ek100")
 
 
 # ------------------------------------------------------------------ --init

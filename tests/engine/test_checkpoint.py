@@ -312,6 +312,15 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path, kind, load, monkeypatch):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("kind, load", [("llm", load_llm), ("vision", load_vision_model)])
+def test_kernels_of_the_hub_are_not_used(tmp_path, kind, load):
+    """A model's settings can name one, which is code."""
+    shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
+    altered(tmp_path / "config.json", attn_implementation="owner/kernel")
+    model, _ = load(str(tmp_path))
+    assert model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("file, change", [
     ("adapter_config.json", {"r": 100_000}),
     ("narrator.json", {"memory_tokens": 10 ** 7}),
