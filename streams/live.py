@@ -130,8 +130,7 @@ class Camera:
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, beside ours
 
-    size        of the present picture
-    arrived     when it came (time.monotonic)
+    arrived     when the present picture came (time.monotonic)
     wall        the time of day when it came (time.time)
     time        seconds from the first picture to the end of this one
     gap         seconds between the picture before and this one; inf: there was none
@@ -155,7 +154,6 @@ class Camera:
         self.closed = Event()
         self.thread = Thread(target=self._run, daemon=True)
 
-        self.size = None
         self.arrived = -inf
         self.first = None                           # when the first picture came
         self.wall = 0.0
@@ -202,7 +200,6 @@ class Camera:
         if self.gap > self.outage:
             self.begin = round(before, 3)
         self.wall = wall
-        self.size = picture.shape[:2]
         self.taken += 1
         return picture
 
@@ -222,8 +219,10 @@ class Camera:
         late = time.monotonic() - self.arrived
         self.late = (late, max(late, self.late[1]))
         time_of_day = datetime.fromtimestamp(self.wall, timezone.utc)
-        wall = time_of_day.isoformat(timespec="milliseconds")
-        return row | {"start": max(row["start"], self.begin), "wall": wall}
+        return row | {
+            "start": max(row["start"], self.begin),
+            "wall": time_of_day.isoformat(timespec="milliseconds"),
+        }
 
     def report(self) -> None:
         """Print in one line on stderr what came, and how late the sentences were."""
