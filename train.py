@@ -145,8 +145,8 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
             sum_gradients(parameters)
             norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
             if not norm.isfinite():
-                raise BadData(f"{stage}: the gradient is not finite at step {step}: are features or "
-                              f"weights damaged (NaN)? If they are not, lower --lr")
+                raise BadData(f"{stage}: the gradient is not finite at step {step}: are features "
+                              f"or weights damaged (NaN)? If they are not, lower --lr")
             with run.update(step):
                 optimizer.step()
             run.after(step, loss, validate)

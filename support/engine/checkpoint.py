@@ -388,9 +388,9 @@ def load_tokenizer(source: str):
         # the tokenizer of a model that does without one (Qwen) says so
         is_lost = getattr(tokenizer, name) is None and name not in tokenizer.init_kwargs
         if is_lost and expected is not None:
-            raise cannot_be_loaded(source, "llm", f"its tokenizer has no {name}, which is {expected} "
-                                                  f"in its settings; is tokenizer_config.json there? "
-                                                  f"(Beside a .gguf, remove tokenizer.json)")
+            reason = (f"its tokenizer has no {name}, which its settings number {expected}; is "
+                      f"tokenizer_config.json there? (Beside a .gguf, remove tokenizer.json)")
+            raise cannot_be_loaded(source, "llm", reason)
     return tokenizer
 
 

@@ -83,7 +83,7 @@ def cut_connector(tensors):
     (cut_connector, "wrong shape"),
     (lambda tensors: tensors.update({CONNECTOR: (9 * tensors[CONNECTOR]).to(torch.int8)}),
      f"no finite numbers in 1 tensors: {CONNECTOR}"),
-    (lambda tensors: tensors[CONNECTOR].fill_(float("nan")), f"no finite numbers in 1 .*{CONNECTOR}"),
+    (lambda tensors: tensors[CONNECTOR].fill_(float("nan")), "no finite numbers in 1 tensors"),
 ])
 def test_tensors_of_a_bad_checkpoint(tmp_path, damage, message):
     tiny().save(tmp_path)
@@ -227,7 +227,7 @@ def without_contrast(folder):
     ("llm", load_llm, with_fewer_layers, "9 are unexpected: model.layers.3"),
     ("llm", load_llm, with_layers_without_end, "num_hidden_layers = 1000000000"),
     ("llm", load_llm, without_heads, "cannot be loaded"),
-    ("llm", load_llm, without_special_tokens, "has no bos_token, which is 0"),
+    ("llm", load_llm, without_special_tokens, "has no bos_token, which its settings number 0"),
     ("vision", load_vision_model, with_layers_without_end, "num_hidden_layers = 1000000000"),
     ("vision", load_vision_model, without_heads, "cannot be loaded"),
     ("llm", load_llm, with_another_vocabulary, "cannot be loaded"),
