@@ -1,6 +1,4 @@
 """LION-FS: the router by hand, training = streaming, checkpoints, training on features."""
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -119,26 +117,6 @@ def test_all_of_it_learns():
     loss.backward()
     for name, p in model.aggregation.named_parameters():
         assert p.grad.abs().sum() > 0, name
-
-
-def test_saved_and_loaded(tmp_path):
-    model = decided()
-    model.save(tmp_path)
-    names = {name for name in model.trainable() if "aggregation" in name}
-    expected = set()
-    for part in ("connector.0", "connector.2", "router.0", "router.2"):
-        for kind in ("weight", "bias"):
-            expected.add(f"base_model.model.aggregation.{part}.{kind}")
-    assert names == expected
-    adapter = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert adapter["modules_to_save"] == ["connector", "aggregation"]
-    loaded = load_narrator(str(tmp_path))
-    assert loaded.config.width_second == 12
-    x, narrations = video(model)
-    with torch.no_grad():
-        assert torch.equal(model(x, narrations)[0], loaded(x, narrations)[0])
-    with pytest.raises(BadData, match="has unexpected 8 tensors: base_model.model.aggregation"):
-        load_narrator(str(tmp_path), width_second=0)
 
 
 @pytest.mark.parametrize("changes, message", [

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import narrator as nar
 from baselines import memories
 from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP
-from baselines.variants import load_narrator
 from clam import CLAM
 from helpers import tiny, video
 from support.common.errors import BadData
@@ -130,7 +129,7 @@ def test_the_narrator_sees_the_past(name):
     assert difference[torch.tensor(tokens.segment) == 2].max() > 1e-4
 
 
-# ------------------------------------------------------------------ what is learned, and its files
+# ------------------------------------------------------------------ what is learned
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_every_parameter_learns(name):
@@ -147,25 +146,6 @@ def test_every_parameter_learns(name):
         assert p.grad.isfinite().all(), parameter
         assert p.grad.any(), parameter
     assert x.grad[:, :J].any()
-
-
-@pytest.mark.parametrize("name", LEARNED | GIVEN)
-def test_saved_and_loaded(name, tmp_path):
-    """The same narrator again; a file without what another memory needs is refused, by name."""
-    model = tiny(memory=name)
-    model.save(tmp_path)
-    loaded = load_narrator(str(tmp_path))
-    x, narrations = video(model)
-    with torch.no_grad():
-        hidden, _, _ = model(x, narrations)
-        hidden_of_loaded, _, _ = loaded(x, narrations)
-    assert torch.equal(hidden, hidden_of_loaded)
-    others = LEARNED.keys() - {name}
-    if name in LEARNED:
-        others |= {"kmeans"}
-    for other in others:
-        with pytest.raises(BadData, match="(lacks|unexpected|the wrong shape for) .*clustering"):
-            load_narrator(str(tmp_path), memory=other)
 
 
 # ------------------------------------------------------------------ K-Means

@@ -1,6 +1,7 @@
 """Checkpoints: saved and loaded, the published names, and what is wrong with a bad one."""
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -16,16 +17,41 @@ from support.engine.checkpoint import (
 from support.files.predictions import digest
 
 
-def test_saved_and_loaded_is_the_same(tmp_path):
-    model = tiny(last_k=3, lora_rank=6, readout="cls")
+ONLINE = {"memory": "none", "prune": False}
+CLAM = {"memory": "clam"}
+ANOTHER = "(lacks|unexpected|the wrong shape for) .*clustering"
+
+
+@pytest.mark.parametrize("changes, modules, other, says", [
+    ({"last_k": 3, "lora_rank": 6, "readout": "cls"}, ["clustering"], {"lora_rank": 5}, "wrong shape"),
+    ({"narration_memory": 4, "last_k": 0, "memory_heads": 8}, ["clustering", "narration_memory"],
+     {"last_k": 3}, "last_k = 3"),
+    (ONLINE | {"mod_keep": 0.2}, [], {"mod_keep": None}, "has unexpected 2 tensors: .*router"),
+    (ONLINE | {"width_second": 12}, ["aggregation"], {"width_second": 0},
+     "has unexpected 8 tensors: base_model.model.aggregation"),
+    (CLAM, ["clustering"], {"memory": "kmeans"}, ANOTHER),
+    ({"memory": "scalar"}, ["clustering"], CLAM, ANOTHER),
+    ({"memory": "retnet"}, ["clustering"], CLAM, ANOTHER),
+    ({"memory": "tokenmlp"}, ["clustering"], CLAM, ANOTHER),
+    ({"memory": "moviechat"}, [], CLAM, ANOTHER),
+    ({"memory": "kmeans"}, [], CLAM, ANOTHER),
+    ({"memory": "recent"}, [], CLAM, ANOTHER),
+], ids=str)
+def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
+    """All that learns beside LoRA is a module for PEFT. Settings that the tensors contradict are
+    refused, by the tensors' names."""
+    model = tiny(**changes)
     model.save(tmp_path)
+    assert not list(tmp_path.glob(".*")), "temporary files are left"
+    adapter = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert adapter["modules_to_save"] == ["connector", *modules]
     again = load_narrator(str(tmp_path))
+    assert asdict(again.config) == asdict(model.config)
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
-    config = again.config
-    assert (config.last_k, config.lora_rank, config.readout) == (3, 6, "cls")
-    assert not list(tmp_path.glob(".*")), "temporary files are left"
+    with pytest.raises(BadData, match=says):
+        load_narrator(str(tmp_path), **other)
 
 
 def test_names_are_those_of_the_published_adapters():
@@ -33,28 +59,12 @@ def test_names_are_those_of_the_published_adapters():
     assert "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias" in names
     assert "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight" in names
     assert "base_model.model.lm_head.lora_B.weight" in names
+    names = tiny(narration_memory=4, last_k=0, memory_heads=8).trainable()
+    assert "base_model.model.narration_memory.w_gate.1.bias" in names
     if GOLDEN.exists():
         published = load_file(GOLDEN / "flownar" / "checkpoint" / "adapter_model.safetensors")
         model = load_narrator(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
         assert set(model.trainable()) == set(published)
-
-
-def test_a_narration_memory_in_a_checkpoint(tmp_path):
-    """Under names of its own, a module for PEFT."""
-    model = tiny(narration_memory=4, last_k=0, memory_heads=8)
-    model.save(tmp_path)
-    names = {name for name in model.trainable() if "narration_memory" in name}
-    assert "base_model.model.narration_memory.w_gate.1.bias" in names
-    assert len(names) == len(list(model.narration_memory.parameters()))
-    adapter = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert adapter["modules_to_save"] == ["connector", "clustering", "narration_memory"]
-    again = load_narrator(str(tmp_path))
-    assert (again.config.narration_memory, again.config.last_k) == (4, 0)
-    x, narrations = video(model)
-    with torch.no_grad():
-        assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
-    with pytest.raises(BadData, match="last_k = 3"):
-        load_narrator(str(tmp_path), last_k=3)
 
 
 def altered(file, **changes):
