@@ -237,7 +237,7 @@ def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
 
 def required(file: Path) -> Path:
     if not file.is_file():
-        raise BadData(f"{file} is missing: not a checkpoint of a narrator")
+        raise BadData(f"{file} is missing: not the folder of a whole model")
     return file
 
 
