@@ -167,13 +167,13 @@ def run_knowledge(args: argparse.Namespace) -> None:
         raise BadData(f"{args.model}: has no memory that could be read out")
     encoder = narrator.vision_encoder()
     trained_world = world.find_world("plain", TRAINING_IDLE)
-    train_kitchens = list(world.kitchens("train", world.VIDEOS["train"], world=trained_world))
-    training_videos = stages.scenes(encoder, narrator.layout, train_kitchens)
+    training_videos = stages.scenes(encoder, narrator.layout,
+                                    world.kitchens("train", world=trained_world))
     read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
     if args.save:
         save_read_out(read_out, args.model, Path(args.save))
 
-    kitchens = [(seed, world.Kitchen(seed, SEGMENTS, LONG_IDLE)) for seed in TEST_SEEDS]
+    kitchens = [world.Kitchen(seed, SEGMENTS, LONG_IDLE) for seed in TEST_SEEDS]
     videos = stages.scenes(encoder, narrator.layout, kitchens)
     by_age = score(read_out, moments_of(narrator, videos))
     print_table(list(by_age.items()))

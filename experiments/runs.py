@@ -107,7 +107,7 @@ def fingerprint_of_worlds() -> str:
     """A hash over two test videos of every world: all of their narrations, one picture of each."""
     digest = hashlib.sha256()
     for variant in world.WORLDS.values():
-        for _, kitchen in world.kitchens("test", 2, world=variant):
+        for kitchen in world.kitchens("test", 2, world=variant):
             narrations = [(narration.frame, narration.text) for narration in kitchen.narrations]
             digest.update(repr(narrations).encode())
             digest.update(kitchen.render(len(kitchen) // 2).tobytes())

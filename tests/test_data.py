@@ -37,8 +37,8 @@ def test_a_frame_covers_the_time_up_to_its_end(fps):
 
 def test_rendered_samples_are_the_kitchens():
     samples = list(data.load_dataset("toy", split="test", limit=3))
-    for sample, (seed, kitchen) in zip(samples, world.kitchens("test", 3), strict=True):
-        assert sample.name == f"toy-{seed}"
+    for sample, kitchen in zip(samples, world.kitchens("test", 3), strict=True):
+        assert sample.name == f"toy-{kitchen.seed}"
         assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
         assert sample.memory_words == [n.memory_words for n in kitchen.narrations]
         assert sample.duration == sample.num_frames / 2
@@ -49,7 +49,7 @@ def test_rendered_samples_are_the_kitchens():
 
 def test_samples_of_another_world():
     night, = data.load_dataset("toy", limit=1, variant="night")
-    (_, kitchen), = world.kitchens("val", 1)
+    kitchen, = world.kitchens("val", 1)
     assert [text for _, text in night.narrations] == [n.text for n in kitchen.narrations]
     assert night.num_frames == len(kitchen) + 240
 

@@ -87,8 +87,7 @@ def toy_videos(root: str | Path | None, split: str, limit: int | None,
     if split not in SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
     if root is None:
-        seeded = kitchens(split, limit, world=find_world(variant))
-        return (rendered(kitchen) for _, kitchen in seeded)
+        return map(rendered, kitchens(split, limit, world=find_world(variant)))
     folder = Path(root) / split
     if not folder.is_dir():
         folder = Path(root)

@@ -327,13 +327,11 @@ class Scene:
     variant: world.World = world.WORLDS["plain"]
 
 
-Kitchens = Iterable[tuple[int, world.Kitchen]]  # (seed, video)
-
-
-def scenes(vision: nar.VisionEncoder, layout: nar.Layout, kitchens: Kitchens) -> list[Scene]:
+def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
+           kitchens: Iterable[world.Kitchen]) -> list[Scene]:
     """Videos as they are trained on."""
     videos = []
-    for _, kitchen in progress(kitchens, "encoding", unit="video"):
+    for kitchen in progress(list(kitchens), "encoding", unit="video"):
         pictures = map(kitchen.render, range(len(kitchen)))
         x = torch.stack(list(encode_pictures(pictures, vision, 64)))           # [T, J, D]
         x = x.half().float()                   # all results are of tokens in half precision

@@ -1,5 +1,5 @@
 """All stages of a toy narrator, from scratch (python train.py --data toy)."""
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ def train_toy(options: Recipe):
     kitchens = world.kitchens("train", options.limit, world=variant)
     if options.init:
         narrator = pretrained(options)
-        scenes = stages.scenes(narrator.vision_encoder(), narrator.layout, list(kitchens))
+        scenes = stages.scenes(narrator.vision_encoder(), narrator.layout, kitchens)
     else:
         narrator, scenes = before_last_stage(options, variant, kitchens)
     examples = [Example(scene.x, scene.narrations) for scene in scenes]
@@ -26,8 +26,8 @@ def train_toy(options: Recipe):
     save(narrator, options, torch.bfloat16)
 
 
-def before_last_stage(options: Recipe, variant: world.World,
-                      kitchens: stages.Kitchens) -> tuple[nar.Narrator, list[stages.Scene]]:
+def before_last_stage(options: Recipe, variant: world.World, kitchens: Iterable[world.Kitchen],
+                      ) -> tuple[nar.Narrator, list[stages.Scene]]:
     """A narrator before the paper's training, and its training videos.
 
     Its models are trained, unless they are given or already exist.
@@ -50,7 +50,7 @@ def before_last_stage(options: Recipe, variant: world.World,
     if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
         raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")
 
-    scenes = stages.scenes(encoder, narrator.layout, list(kitchens))
+    scenes = stages.scenes(encoder, narrator.layout, kitchens)
     begin(narrator, options, scenes)
     stages.before_narrating(options, narrator, scenes)
     return narrator, scenes

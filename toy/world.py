@@ -637,15 +637,12 @@ MEAN_SEGMENT = 3.5                                             # seconds
 
 
 def kitchens(split: str, count: int | None = None, segments: tuple[int, int] = SEGMENTS,
-             world: World = WORLDS["plain"]) -> Iterator[tuple[int, Kitchen]]:
-    """(seed, video) of the first `count` videos of a split.
-
-    The number of segments is drawn from the seed.
-    """
+             world: World = WORLDS["plain"]) -> Iterator[Kitchen]:
+    """The first `count` videos of a split. The number of segments is drawn from the seed."""
     low, high = segments
     for seed in SEEDS[split][:count or VIDEOS[split]]:
         rng = np.random.default_rng((seed, 0))
-        yield seed, Kitchen(seed, int(rng.integers(low, high + 1)), world)
+        yield Kitchen(seed, int(rng.integers(low, high + 1)), world)
 
 
 def lasting(seed: int, seconds: float, world: World = WORLDS["plain"]) -> Kitchen:

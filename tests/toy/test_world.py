@@ -245,8 +245,8 @@ def test_documents_tell_the_truth():
 ])
 def test_numbers_of_segments(split, segments, counts):
     videos = list(world.kitchens(split, 40, segments))
-    assert [seed for seed, _ in videos] == list(world.SEEDS[split][:40])
-    assert {len(video.narrations) - 1 for _, video in videos} == counts        # less the opening
+    assert [video.seed for video in videos] == list(world.SEEDS[split][:40])
+    assert {len(video.narrations) - 1 for video in videos} == counts        # less the opening
 
 
 # ------------------------------------------------------------- idle time
