@@ -84,6 +84,8 @@ def digest(module: torch.nn.Module) -> str:
         hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     for part in module.modules():
         config = getattr(part, "config", None)
-        if hasattr(config, "to_json_string"):
-            hashed.update(config.to_json_string().encode())
+        if hasattr(config, "to_diff_dict"):
+            settings = config.to_diff_dict()
+            settings.pop("transformers_version", None)      # of the program, not of the model
+            hashed.update(json.dumps(settings, sort_keys=True, default=str).encode())
     return hashed.hexdigest()
