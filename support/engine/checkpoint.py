@@ -405,13 +405,36 @@ def faster_dtype(source: str) -> torch.dtype:
     return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
 
 
-def token_ids(tokenizer, text: str) -> list[int]:
-    """The ids of a text, without special tokens; BadData if the tokenizer cannot encode it."""
+def token_ids(tokenizer, text: str, vocabulary: int | None = None) -> list[int]:
+    """The ids of a text, without special tokens. BadData if the tokenizer cannot encode it, or the
+    language model lacks such tokens.
+
+    vocabulary      how many tokens the language model has; None: not known
+    """
     try:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     except Exception as error:                  # tokenizers raise errors of many types
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: "
                       f"{first_line(error)}") from error
+    check_tokens(ids, ascii(text)[:80], vocabulary)
+    return ids
+
+
+def eot_id(tokenizer, vocabulary: int | None = None) -> int:
+    """The token that ends a narration; BadData if there is none (`token_ids`)."""
+    token = tokenizer.eos_token_id
+    if "<|eot_id|>" in tokenizer.get_vocab():   # Llama 3 ends a turn with a token of its own
+        token = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    if token is None:
+        raise BadData("this tokenizer has no end-of-text token; use a Llama-like model")
+    check_tokens([token], "its end of text", vocabulary)
+    return token
+
+
+def check_tokens(ids: list[int], what: str, vocabulary: int | None) -> None:
+    if vocabulary is not None and max(ids, default=0) >= vocabulary:
+        raise BadData(f"the tokenizer gives {what} the token {max(ids)}, but the language model "
+                      f"has {vocabulary} tokens; are its files those of the model?")
 
 
 def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
