@@ -359,7 +359,7 @@ class SegmentScores:
 
 
 @torch.no_grad()
-def score_segments(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]],
+def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations,
                    reply_theta: float = 0.0, cache: Cache | None = None) -> list[SegmentScores]:
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 

@@ -172,6 +172,10 @@ FRAME = -1
 MEMORY = -2
 
 
+# of a video: (frame, token ids without end of text), the first of frame 0
+Narrations = list[tuple[int, list[int]]]
+
+
 @dataclass
 class Tokens:
     """A run of tokens: five lists of one length."""
@@ -332,7 +336,7 @@ class Layout:
     def narration(self, n: int, ids: list[int]) -> Tokens:
         return Tokens().add(ids, NARRATION, segment=n, number=n, learn=True)
 
-    def sequence(self, narrations: list[tuple[int, list[int]]]) -> Tokens:
+    def sequence(self, narrations: Narrations) -> Tokens:
         """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0."""
         if not narrations or narrations[0][0] != 0:
             raise ValueError("the first narration belongs to frame 0")
@@ -531,7 +535,7 @@ class Narrator(nn.Module):
 
     # ------------------------------------------------------------------ §3.5 training
 
-    def forward(self, x: Tensor, narrations: list[tuple[int, list[int]]], past=None,
+    def forward(self, x: Tensor, narrations: Narrations, past=None,
                 cache=None) -> tuple[Tensor, Tensor, Tokens]:
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT).
 
@@ -561,7 +565,7 @@ class Narrator(nn.Module):
             hidden = self.run(e, positions, cache=cache)    # nothing is pruned: causal attention
         return hidden, tokens.labels(), tokens
 
-    def used_frames(self, x: Tensor, narrations: list[tuple[int, list[int]]]) -> Tensor:
+    def used_frames(self, x: Tensor, narrations: Narrations) -> Tensor:
         """The frames up to the last narration, on the model's device.
 
         ValueError unless x is [T, J, D] and reaches the frame of the last narration.
@@ -572,8 +576,7 @@ class Narrator(nn.Module):
             raise ValueError(f"expected frame tokens [> {last}, {J}, {D}], got {list(x.shape)}")
         return x[:last + 1].to(self.device, self.dtype)
 
-    def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                       state=None) -> Tensor | None:
+    def memory_at_ends(self, x: Tensor, narrations: Narrations, state=None) -> Tensor | None:
         """The memory M_t at the end of each segment but the last, as embeddings [1, n, M, D_lm].
 
         state       of the memory before the video; None: the initial one
@@ -591,8 +594,7 @@ class Narrator(nn.Module):
             return (frame + 1) * self.config.J
         return frame * self.config.J + 1                    # published weights: after the CLS token
 
-    def loss(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-             past=None) -> tuple[Tensor, int]:
+    def loss(self, x: Tensor, narrations: Narrations, past=None) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens,
         their number. train.py takes the mean of each video, and then of the batch.
         """
@@ -602,7 +604,7 @@ class Narrator(nn.Module):
         hidden = hidden.index_select(0, learned.to(self.device))
         return cross_entropy(self.logits, hidden, labels), len(learned)
 
-    def state_after(self, x: Tensor, narrations: list[tuple[int, list[int]]]):
+    def state_after(self, x: Tensor, narrations: Narrations):
         """The state of the memory after frames x [T, J, D] (streams/late.py).
 
         The narrations are not used here; a memory of them absorbs them, too (baselines).

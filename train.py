@@ -97,7 +97,7 @@ class Recipe(FurtherOptions, variants.BaselineOptions, RunOptions, ToyOptions):
 class Example:
     """A training video."""
     x: Tensor                                  # frame tokens [T, J, D]
-    narrations: list[tuple[int, list[int]]]    # (frame, token ids without EOT)
+    narrations: nar.Narrations
     past: Past | None = None                   # --long (streams/late.py); not in the paper
 
 

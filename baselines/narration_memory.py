@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from clam import CLAM
-from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrator, Tokens
+from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrations, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
 from support.engine.start import start_connector
@@ -86,7 +86,7 @@ class HistoryNarrator(Narrator):
         """memory: of both memories, in the order of the sequence."""
         return super().embed(ids.masked_fill(ids == HISTORY, MEMORY), x, memory)
 
-    def embed_narrations(self, narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
+    def embed_narrations(self, narrations: Narrations) -> tuple[Tensor, Tensor]:
         """What the narration memory absorbs, from narrations (frame, ids).
 
         Returns the embeddings [1, L, D_lm] of `Assistant:`, words and EOT of all narrations, and
@@ -104,8 +104,7 @@ class HistoryNarrator(Narrator):
         ids = torch.tensor([ids], dtype=torch.long, device=self.device)
         return self.llm.get_input_embeddings()(ids).to(self.dtype)
 
-    def memory_at_ends(self, x: Tensor, narrations: list[tuple[int, list[int]]],
-                       state=None) -> Tensor | None:
+    def memory_at_ends(self, x: Tensor, narrations: Narrations, state=None) -> Tensor | None:
         visual_state, history_state = state or (None, None)
         e, ends = self.embed_narrations(narrations[:-1])
         history, _ = self.narration_memory(e, ends, history_state)                 # [1, n, N, D_lm]
@@ -114,8 +113,7 @@ class HistoryNarrator(Narrator):
             return history
         return torch.cat([history, visual], dim=-2)
 
-    def state_after(self, x: Tensor,
-                    narrations: list[tuple[int, list[int]]]) -> tuple[Tensor, Tensor]:
+    def state_after(self, x: Tensor, narrations: Narrations) -> tuple[Tensor, Tensor]:
         e, ends = self.embed_narrations(narrations)
         _, history_state = self.narration_memory(e, ends[:, :0])            # read nowhere
         return super().state_after(x, narrations), history_state

@@ -191,7 +191,7 @@ def run_stream(args: argparse.Namespace):
 # ---------------------------------------------------------------------- teacher forcing (§4.1)
 
 
-def true_narrations(narrator: nar.Narrator, sample: data.Sample) -> list[tuple[int, list[int]]]:
+def true_narrations(narrator: nar.Narrator, sample: data.Sample) -> nar.Narrations:
     """(frame, ids) of a sample's narrations. Raises BadData if the first is not at frame 0."""
     if not sample.narrations or sample.narrations[0][0] != 0:
         raise BadData(f"{sample.name}: teacher forcing needs a narration at the first frame; "

@@ -22,7 +22,7 @@ GROUPS = ("past narrations", "current frames", "past frames", "memory tokens")
 
 @torch.no_grad()
 def attention(narrator: nar.Narrator, x: Tensor,
-              narrations: list[tuple[int, list[int]]]) -> np.ndarray:
+              narrations: nar.Narrations) -> np.ndarray:
     """Attention of the last layer, mean over heads, from the tokens that predict a narration to
     four groups of tokens.
 
@@ -51,7 +51,7 @@ def attention(narrator: nar.Narrator, x: Tensor,
     return np.mean(shares, axis=0)
 
 
-def last_attention(narrator: nar.Narrator, x: Tensor, narrations: list[tuple[int, list[int]]],
+def last_attention(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations,
                    mask: Tensor) -> tuple[Tensor, Tensor]:
     """The last layer's attention in the parallel form, mean over heads [L, L], and the labels [L].
 

@@ -322,7 +322,7 @@ def language(options: Recipe, folder: Path, variant: world.World, batch: int = 8
 class Scene:
     """A training video."""
     x: Tensor                                  # [T, J, D]
-    narrations: list[tuple[int, list[int]]]    # (frame, token ids without EOT)
+    narrations: nar.Narrations
     labels: Tensor                             # [T, 9, 2]: type, colour; 0: none
     variant: world.World = world.WORLDS["plain"]
 
