@@ -1,4 +1,4 @@
-"""Questions to a language model (paper §4.1, App. C.1, C.4): greedy answers, each made once and kept
+"""Questions to a language model (paper §4.1, App. C.4): greedy answers, each made once and kept
 in a .jsonl.
 
 A line of the file is [question, answer]; the name of the model stands before the question, so

@@ -7,8 +7,8 @@ TABLES          name -> rows: a label, a training, options of the evaluations, t
 RECIPE          the number of the code's recipe; results of other recipes are not shown
 
 `tables.py` shows the tables, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the
-miniature: rows that the paper copies from other works (all but FlowNar in Table 17), and rows of
-EgoExo4D and EPIC-Kitchens that are of the same kind as others. Where the toy's sizes are not the
+miniature: rows that the paper copies from other works, rows of EgoExo4D and EPIC-Kitchens that are
+of the same kind as others, LION-FS (Table 2), and summaries (Table 17: summary.py). Where the toy's sizes are not the
 paper's, the label of the row says so.
 """
 import json
@@ -141,7 +141,7 @@ TRAININGS = {
 
 # {keep}: the folder of predictions, with which an evaluation can be resumed
 # {each}: the file of each video's results, for the intervals of claims
-# {videos}: the folder of VIDEOS; {long}: the predictions of the evaluation "long"
+# {videos}: the folder of VIDEOS
 STREAM_TOY = "evaluate.py stream --data toy --limit 60 --output {keep} --per-video {each}"
 EVALUATIONS = {
     "stream": STREAM_TOY,
@@ -154,7 +154,6 @@ EVALUATIONS = {
         "evaluate.py teacher --data toy --max-frames 2000 --by-duration --root {videos}",
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.cost stream --frames 480",
-    "summary": "-m experiments.summary --llm none --pred {long} --gt {videos}",
     "knowledge": "-m experiments.knowledge",
 }
 

@@ -93,11 +93,9 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     model = f"{folder}/{experiment.training}-{experiment.seed}"
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
     places = {"keep": f"{model}/{kept}", "each": f"{model}/{kept}.json",
-              "videos": f"{folder}/videos", "long": f"{model}/kept-long-0/predictions"}
+              "videos": f"{folder}/videos"}
     words = [word.format(**places) for word in command.split()]     # a folder may have spaces
-    if "--pred" not in command:
-        words += ["--model", model]
-    return [*words, *experiment.options.split(), "--json"]
+    return [*words, "--model", model, *experiment.options.split(), "--json"]
 
 
 # ------------------------------------------------------------------------------- results
@@ -219,9 +217,6 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     if init:
         train_once(train_command(init, seed, folder), folder)
     train_once(train_command(training, seed, folder), folder)
-    if "{long}" in EVALUATIONS[evaluation]:    # it reads predictions of that evaluation
-        long = experiment._replace(evaluation="long")
-        run_command(evaluate_command(long, folder), folder)
 
     command = evaluate_command(experiment, folder)
     printed = run_command(command, folder)

@@ -2,12 +2,10 @@
 
     python -m experiments.summary --pred out/pred --llm meta-llama/Meta-Llama-3-8B-Instruct \\
         --gt data/ego4d/annotations/segment_summaries.json
-    python -m experiments.summary --pred toy/kitchen.json
 
-A language model that was not trained for it condenses the narrations of a video, or a rule does
-(`--llm none`). With --gt, the summary is scored against those that people wrote of the same
-interval (Ego4D's segment_summaries.json). The toy has none: for files of true narrations, the
-reference is the rule's summary of these.
+A language model that was not trained for it condenses the narrations of a video. With --gt, the
+summary is scored against those that people wrote of the same interval (Ego4D's
+segment_summaries.json). The toy has none.
 
 The task of the language model is that of the paper's prompt (App. C.4), in other words and with
 other examples.
@@ -19,7 +17,6 @@ them; ROUGE-L and METEOR are those of the best summary.
 import argparse
 import json
 import re
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import evaluate
@@ -31,12 +28,10 @@ from support.common.options import Parser
 from support.common.progress import progress
 from support.common.text import one_line
 from support.files.annotations import summarised
-from support.files.narrations import Sentence, Truth, paired, read_predictions, read_truth
+from support.files.narrations import Sentence, paired, read_predictions
 from support.files.tracks import Interval, Notes
 from toy.world import FPS
 
-ACTS = 5                                       # a rule's summary has at most so many
-IRREGULAR = {"shake": "shook", "swing": "swung"}          # of the toy's verbs
 PROMPT = """Below are notes on what a person did, one (seconds, note) each. A machine took them while watching a video:
 some repeat, some are wrong. Find the main activities and write one short summary of them. Leave out what is minor or
 said twice, join what belongs together, keep the order. Write in the past tense, to the person, a sequence of actions:
@@ -47,50 +42,7 @@ Notes: {notes}
 Summary:"""
 
 
-# ------------------------------------------------------------- by rule
-
-def past(verb: str) -> str:
-    """The past tense of an English verb: wash, empty, tap -> washed, emptied, tapped."""
-    if verb in IRREGULAR:
-        return IRREGULAR[verb]
-    one_short_syllable = re.fullmatch(r"[^aeiou]*[aeiou][^aeiouwxy]", verb)
-    if one_short_syllable:
-        return verb + verb[-1] + "ed"
-    stem = re.sub(r"(?<=[^aeiou])y$", "i", verb)
-    return stem.removesuffix("e") + "ed"
-
-
-def condense(narrations: list[str]) -> str:
-    """A summary by rule: the room, then the most frequent verbs, at most ACTS.
-
-    Verbs are in the order in which they came, each with what it was done to most often; of two
-    equally frequent ones, the first counts. "" if no sentence begins with "You".
-    """
-    room = []
-    acts = defaultdict(Counter)                # verb: what it was done to
-    for text in narrations:
-        words = text.strip(" .").split()
-        opening = re.fullmatch(r"You (?:look around|enter) the (\w+)", " ".join(words))
-        if opening:
-            room = [f"were in a {opening[1]}"]
-        elif len(words) > 1 and words[0] == "You":
-            verb, *rest = words[1:]
-            acts[verb][" ".join(rest)] += 1
-    # Sorting is stable: equally frequent verbs stay in their order.
-    frequent = sorted(acts, key=lambda verb: -acts[verb].total())[:ACTS]
-    clauses = room
-    for verb in acts:
-        if verb in frequent:
-            rest, _ = acts[verb].most_common(1)[0]
-            clauses.append(f"{past(verb)} {rest}".strip())
-    if not clauses:
-        return ""
-    if len(clauses) == 1:
-        return f"You {clauses[0]}."
-    return f"You {', '.join(clauses[:-1])} and {clauses[-1]}."
-
-
-# ------------------------------------------------------------- by a language model
+# ------------------------------------------------------------- summaries
 
 def question_about(narrations: list[Sentence]) -> str:
     notes = [f"({sentence.time:g}, {one_line(sentence.text)})" for sentence in narrations]
@@ -106,16 +58,13 @@ def unwrap(answer: str) -> str:
     return one_line(answer.strip("[] \n"))
 
 
-def summarise(predictions: dict[str, list[Sentence]], answers: Answers | None) -> dict[str, str]:
+def summarise(predictions: dict[str, list[Sentence]], answers: Answers) -> dict[str, str]:
     """{video: summary}; "" for a video without narrations."""
     summaries = {}
     for name, narrations in progress(predictions.items(), "summaries", unit="video"):
         # in the order of time, whatever the order of the file
         narrations = sorted(narrations, key=lambda sentence: sentence.time)
-        if answers is None or not narrations:
-            summaries[name] = condense([sentence.text for sentence in narrations])
-        else:
-            summaries[name] = unwrap(answers.ask(question_about(narrations)))
+        summaries[name] = unwrap(answers.ask(question_about(narrations))) if narrations else ""
     return summaries
 
 
@@ -147,24 +96,6 @@ def of_intervals(annotated: list[Interval]) -> dict[str, list[str]]:
         cleaned = [clean_summary(text) for text in interval.summaries]
         summaries[f"{interval.video}_{first}_{stop}"] = [text for text in cleaned if text]
     return summaries
-
-
-def condensed(truths: dict[str, Truth]) -> dict[str, list[str]]:
-    """{video: the rule's summary of each annotator's narrations, if it is not empty}"""
-    summaries = {}
-    for name, truth in truths.items():
-        texts = []
-        for annotator in truth.annotators:
-            texts.append(condense([sentence.text for sentence in annotator]))
-        summaries[name] = [text for text in texts if text]
-    return summaries
-
-
-def references(path: Path) -> dict[str, list[str]]:
-    """{video: summaries}, from a segment_summaries.json, or by rule from true narrations."""
-    if path.name.startswith("segment_summaries"):
-        return of_intervals(summarised(path, Notes()))
-    return condensed(read_truth(path))
 
 
 def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> dict:
@@ -209,17 +140,15 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
 
 def run_summary(args: argparse.Namespace) -> None:
     """Print a summary of each video, and the scores if there is something to compare with."""
-    answers = None
-    if args.llm != "none":
-        check_distinct(args.answers, args.pred)
-        check_distinct(args.answers, args.gt or "")
-        check_writable(args.answers)
-        answers = Answers(args.llm, args.answers)
+    for given in (args.pred, args.gt or ""):
+        check_distinct(args.answers, given)
+    check_writable(args.answers)
+    answers = Answers(args.llm, args.answers)
     predictions = read_predictions(Path(args.pred))
     truth = None
     if args.gt:
-        truth, predictions = paired(references(Path(args.gt)), predictions, args.gt, args.pred,
-                                    partial=False)
+        truth = of_intervals(summarised(Path(args.gt), Notes()))
+        truth, predictions = paired(truth, predictions, args.gt, args.pred, partial=False)
     summaries = summarise(predictions, answers)
     for name, text in summaries.items():
         print(f"{name}: {text}")
@@ -237,9 +166,8 @@ def main() -> None:
         description="Summaries of videos, made of their narrations and scored.")
     parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
     parser.add_argument("--gt", metavar="FILE",
-                        help="to compare with: Ego4D's segment_summaries.json, or true narrations")
-    parser.add_argument("--llm", default="none",
-                        help="language model: folder or hub id; none: by rule (default)")
+                        help="Ego4D's segment_summaries.json, to compare with")
+    parser.add_argument("--llm", required=True, help="language model: folder or hub id")
     parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
                         help="the language model's answers; none is asked for twice "
                              "(default %(default)s)")

@@ -6,7 +6,7 @@ from test_commands import check_nonsense, check_refused_early, no_model, world  
 COMMANDS = [
     "-m experiments.cost stream --frames 4 --variants FlowNar --device cpu",
     "-m experiments.attention --data toy --root toys --limit 1 --device cpu",
-    "-m experiments.summary --pred p.json --gt g.json",
+    "-m experiments.summary --pred p.json --gt g.json --llm toys",
 ]
 CANNOT_WORK = [
     "-m experiments.knowledge --save p.json/new",
