@@ -133,7 +133,7 @@ def test_a_table_is_completed_once(small, monkeypatch, tmp_path):
 
 
 def test_the_last_message_of_a_failed_command_is_said(small, monkeypatch):
-    monkeypatch.setitem(paper.TRAININGS, "small", paper.Training("--data nowhere"))
+    monkeypatch.setitem(paper.TRAININGS, "small", paper.Training("--world nowhere"))
     assert re.search("nowhere.*messages.log", complete("--output", small, ok=False))
 
 
