@@ -400,6 +400,7 @@ def test_a_camera_goes_on(tmp_path):
     assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(9))
 
     (tmp_path / "state").write_bytes(old_state)
+    time.sleep(0.2)                                     # loading a model takes longer
     _, [(step, row)] = narrate_live(tmp_path, model, names, 1)
     assert step.frame == 6 and row["start"] > after[-1][1]["end"]
 
