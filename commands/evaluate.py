@@ -250,7 +250,7 @@ def main():
     parser = Parser(description="Evaluate a narrator.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    score = commands.add_parser("score", help="score predictions, both they and the truth in files")
+    score = commands.add_parser("score", help="score predictions against the truth, both files")
     score.add_argument("--pred", required=True,
                        help='JSON {video: [{"time", "text"}]}, JSONL of stream.py, .srt, .vtt or '
                             '.csv, or a folder of such files')

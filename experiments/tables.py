@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.paper import TABLES, Claim, Column, Row, Table
-from experiments.runs import FOLDER, Experiment, carry_out, experiments_of, needed, result
+from experiments.runs import FOLDER, carry_out, experiments_of, needed, result
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
 from support.common.intervals import ConfidenceInterval, compare_means
