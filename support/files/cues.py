@@ -105,11 +105,12 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
     shown = []
     texts = []
     for end, lines in cues:
+        fresh = lines
         # captions that roll: several lines, of which the first one has been shown before
-        rolling = max(len(lines), len(shown)) > 1 and lines and lines[0] in shown
-        if rolling:
-            notes.add("lines that the cue before has shown left out")
-        texts.append((end, " ".join(lines[1:] if rolling else lines)))
+        if max(len(lines), len(shown)) > 1 and lines and lines[0] in shown:
+            fresh = [line for line in lines if line == "" or line not in shown]
+            notes.add("lines that the cue before has shown left out", len(lines) - len(fresh))
+        texts.append((end, " ".join(fresh)))
         shown = lines
     return texts
 

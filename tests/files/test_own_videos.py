@@ -241,11 +241,13 @@ SENTENCES = {
         "WEBVTT\n\n00:01.000 --> 00:03.000\n \nYou<00:01.300><c> sit</c>\n\n"
         "00:03.000 --> 00:03.010\nYou sit\n \n\n"
         "00:03.010 --> 00:05.000\nYou sit\nYou go.\n\n00:05.000 --> 00:06.000\nYou go.\n\n"
-        "00:06.000 --> 00:07.000\nYou go.\n",
-        [(3, "You sit."), (5, "You go."), (7, "You go.")],
+        "00:06.000 --> 00:07.000\nYou go.\n\n00:07.000 --> 00:08.000\nYou eat.\nYou nod.\n\n"
+        "00:08.000 --> 00:09.000\nYou eat.\nYou nod.\nYou say.\n",
+        [(3, "You sit."), (5, "You go."), (7, "You go."), (8, "You eat. You nod."),
+         (9, "You say.")],
         {"sentences without a full stop given one": 1,
          "narrations without words left out": 2,
-         "lines that the cue before has shown left out": 3}),
+         "lines that the cue before has shown left out": 5}),
     # a line ends twice; other arrows, and one in a text; before time 0; markup of other programs
     "b.srt": (
         "1\n00:00:01,000 -> 00:00:02,000\nYou turn A --> B.\n\n"
