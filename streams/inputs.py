@@ -90,6 +90,6 @@ def check_own_narrations(given: Input) -> None:
         path = Path(given.files[form] or "").resolve()
         beside_video = path.parent == video.parent and path.stem == video.stem
         if beside_video and path.suffix.lower() in NARRATIONS and path.exists():
-            raise BadData(f"{given.files[form]}: is there already, and beside a video narrations of "
-                          f"its name are taken for your own (train.py --data); choose another name "
-                          f"or folder, or delete it first")
+            raise BadData(f"{given.files[form]}: is there already, and beside a video narrations "
+                          f"of its name are taken for your own (train.py --data); choose another "
+                          f"name or folder, or delete it first")

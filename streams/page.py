@@ -1,5 +1,5 @@
-"""A recording with its narrations as one HTML page (not in the paper): what the model sees, frame by
-frame.
+"""A recording with its narrations as one HTML page (not in the paper): what the model sees, frame
+by frame.
 
     python stream.py toy/kitchen.mp4 --html kitchen.html
     python -m streams.page VIDEO NARRATIONS.jsonl --trace TRACE.jsonl -o kitchen.html

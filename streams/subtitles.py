@@ -43,7 +43,7 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 # ---------------------------------------------------------------------- writing
 
 class Writers:
-    """Writes the output files of an input: jsonl, srt, vtt, trace. As a context manager, closes them.
+    """Writes the output files of an input: jsonl, srt, vtt, trace. As a `with`, closes them.
 
     Every line is flushed, so the files are valid whenever the stream stops. Texts must be single
     lines (support/common/text.py: one_line).
@@ -105,7 +105,7 @@ class Writers:
             file.flush()
 
     def sentence(self, row: dict) -> None:
-        """Write a narration: n, start, end (seconds), text, and further fields of the JSONL line."""
+        """Write a narration: n, start, end (seconds), text, and further fields for the JSONL."""
         if "jsonl" in self.files:
             self.put("jsonl", json.dumps(row) + "\n")
         if "srt" in self.files:

@@ -45,7 +45,7 @@ PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
 class Video:
     """The RGB pictures of a video file at a fixed rate. They can be read once, as from a pipe.
 
-    path        the file; http://, https:// or "-", standard input: what it sends, from its beginning
+    path        the file; or an address, http:// or https://; or "-", standard input
     fps         pictures to give per second
     largest     scale pictures down so that no side is longer (pixels); None: keep their size
     options     of FFmpeg, such as {"framerate": "10"} for a file without times
@@ -336,7 +336,7 @@ def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter, width: int,
 
 def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:
     """uint16 [H, W, 3] in the colours of HDR (BT.2020, PQ or HLG) -> uint8 in those of ordinary
-    video (BT.709, gamma 2.4). Its white is that of ITU-R BT.2408, 203 cd/m2; brighter is white, too.
+    video (BT.709, gamma 2.4). 203 cd/m2 (ITU-R BT.2408) becomes white; what is brighter, too.
     """
     x = rgb / np.float32(65535)
     if transfer == PQ:

@@ -195,7 +195,8 @@ def test_hdr_gets_the_colours_of_ordinary_video(tmp_path, transfer):
     sdr = decoder.hdr_to_sdr(stored, transfer)
     error = np.abs(sdr.astype(int) - plain)             # near black, the curve is steep
     assert sdr.dtype == np.uint8 and error.mean() < 0.1 and error.max() < 10
-    assert decoder.hdr_to_sdr(np.full((1, 1, 3), 65535, np.uint16), transfer).tolist() == [[[255] * 3]]
+    brightest = np.full((1, 1, 3), 65535, np.uint16)
+    assert decoder.hdr_to_sdr(brightest, transfer).tolist() == [[[255, 255, 255]]]
 
     grey = np.full((64, 96, 3), 120, np.uint8)
     as_stored = (graded(grey, transfer) >> 8).astype(np.uint8)

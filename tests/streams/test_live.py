@@ -288,8 +288,8 @@ def test_dies_and_comes_back(sender, monkeypatch, messages, tmp_path):
     assert texts == ["no pictures", "pictures come again"]
     run.video.report()
     _, _, report = messages[-1]
-    assert re.search(r"decoded, \d+ taken, \d+ dropped; 1 reconnects; sentences at most \d+.\d+ s late$",
-                     report)
+    assert re.search(r"decoded, \d+ taken, \d+ dropped; 1 reconnects; "
+                     r"sentences at most \d+.\d+ s late$", report)
     assert "time" in rows_of(tmp_path / "a.trace")[0]
 
 
@@ -337,7 +337,7 @@ def test_dead_at_the_start(sender, messages):
             next(iter(Camera(url)))
         assert "\n" not in str(error.value)
     if sys.platform == "linux":
-        with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*camera:1 .*lavfi:"):
+        with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*lavfi:"):
             next(iter(Camera("camera:77")))
     assert not messages
 
