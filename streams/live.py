@@ -304,7 +304,8 @@ class Camera:
                     self.decoded += 1
                     if self._is_due(newest_at):
                         size = scaled_size(frame, self.largest)
-                        yield newest_at, time.time(), to_rgb(frame, self.reformatter, *size)
+                        picture = to_rgb(frame, stream, self.reformatter, *size)
+                        yield newest_at, time.time(), picture
                 if time.monotonic() - newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
 

@@ -122,7 +122,7 @@ class Video:
                 picture = None                 # converted only if it is given, and only once
                 while index / self.fps < end - TOLERANCE:
                     if picture is None:
-                        picture = to_rgb(frame, reformatter, *self._stored)
+                        picture = to_rgb(frame, self._stream, reformatter, *self._stored)
                     yield picture
                     index += 1
         # a file that was cut between two packets shows no other sign of it
@@ -316,20 +316,21 @@ def scaled_size(frame: av.VideoFrame, largest: int | None) -> tuple[int, int]:
     return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
 
 
-def to_rgb(frame: av.VideoFrame, reformatter: VideoReformatter, width: int,
+def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter, width: int,
            height: int) -> np.ndarray:
-    """uint8 [H, W, 3], upright; scaled if the frame as stored is not width x height.
+    """A frame as uint8 [H, W, 3], upright; scaled if it is not stored as width x height.
 
     This is by far the most expensive step after decoding: call it for frames that are kept.
     """
     scaling = {}
     if (frame.width, frame.height) != (width, height):
         scaling = {"interpolation": "BICUBIC"}
-    is_hdr = frame.color_trc in (PQ, HLG)
+    transfer = stream.codec_context.color_trc
+    is_hdr = transfer in (PQ, HLG)
     form = "rgb48le" if is_hdr else "rgb24"
     rgb = reformatter.reformat(frame, width, height, form, **scaling).to_ndarray()     # [H, W, 3]
     if is_hdr:
-        rgb = hdr_to_sdr(rgb, frame.color_trc)
+        rgb = hdr_to_sdr(rgb, transfer)
     # `rotation` and rot90 both turn counter-clockwise
     return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))
 
