@@ -96,7 +96,7 @@ class Stream:
             frames = self.open(narrator, encoder, args)
             if live:
                 stack.callback(self.video.close)
-                state.follow(self.video)
+                frames = state.live_frames(frames, self.video)
                 frames = self.video.restart_after_outage(frames, self.context.restart)
             # A source is there when its first frame is: only then are files replaced.
             first = list(islice(frames, 1))
@@ -141,7 +141,7 @@ class Stream:
         skip = self.first_frame                         # of a recording: these are narrated already
         open_video = partial(Video, options=options)
         if self.given.live:
-            open_video = partial(Camera, options=options)
+            open_video = partial(Camera, options=options, retries=args.retries)
             skip = 0
         frames, self.total, self.video = open_frames(
             source, narrator.config, encode, args.lookahead, largest, open_video, skip
@@ -362,6 +362,10 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--live", action="store_true",
         help="http(s) or - (standard input) is live: newest pictures first, not all of them")
+    parser.add_argument(
+        "--retries", type=non_negative_int, metavar="N",
+        help="give a live source up after it was opened again N times in a row without a picture "
+             "(default: never)")
     parser.add_argument(
         "--source-option", type=source_option, action="append", default=[], metavar="NAME=VALUE",
         help="an option of FFmpeg for opening the input, such as rtsp_transport=udp")

@@ -29,7 +29,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -81,7 +81,7 @@ class State:
     about           whose stream it is, its settings and dtype, from `resume` on
     answers         the models' answers to a test (`model_answers`), from `resume` on
     writers         its output files, from the moment when they are open
-    camera          the live source, from `follow` on
+    camera          the live source, from `live_frames` on
     saved_files     `Writers.written` at the moment of the save; None in a new stream
     live_clock      of a live source: the time of day at which its time was 0; None for a recording
     """
@@ -162,14 +162,21 @@ class State:
         tell_changes(self.path, header["settings"], settings)
         return True
 
-    def follow(self, camera: Camera) -> None:
-        """Save the time of this live source, too. A resumed one continues by the wall clock."""
+    def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:
+        """The frames of a camera, whose time is saved, too; a resumed one continues by the wall
+        clock. Ctrl-C while it waits for a frame saves everything before that frame.
+        """
         self.camera = camera
-        if self.live_clock is None:
-            return
-        # the wall clock may have been set back; the time of the stream never decreases
-        elapsed = max(time.time() - self.live_clock, self.context.time)
-        camera.first = time.monotonic() - elapsed + 1 / camera.fps
+        if self.live_clock is not None:
+            # the wall clock may have been set back; the time of the stream never decreases
+            elapsed = max(time.time() - self.live_clock, self.context.time)
+            camera.first = time.monotonic() - elapsed + 1 / camera.fps
+        try:
+            yield from frames
+        except KeyboardInterrupt:
+            if self.path and self.writers is not None:
+                self.save()
+            raise
 
     # ------------------------------------------------------------------ save
 

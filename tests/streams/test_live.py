@@ -342,6 +342,14 @@ def test_dead_at_the_start(sender, messages):
     assert not messages
 
 
+def test_given_up(messages):
+    """After --retries attempts without a picture."""
+    source = Camera("lavfi:testsrc=size=64x48:rate=25:duration=0.2", fps=25, retries=0)
+    with pytest.raises(BadData, match="no pictures at attempt 1 .it ended.; check the source"):
+        list(source)
+    assert source.taken > 0
+
+
 def test_many_outages(monkeypatch, messages):
     """No thread and no memory is left of them."""
     memory = Path("/proc/self/statm")
@@ -442,7 +450,9 @@ class ThenCtrlC(Eyes):
 
 
 def test_a_camera_is_interrupted(tmp_path):
-    """It goes on after its last narration. No sentence is about the time in between."""
+    """Ctrl-C while it waits for a frame saves what came before. No sentence is about the time in
+    between.
+    """
     model = at_every_frame(max_segment=30.0)
     model.config.theta = model.config.theta_low = -1.0       # only the first frame is narrated
     names = ("jsonl", "trace", "state")
@@ -453,7 +463,7 @@ def test_a_camera_is_interrupted(tmp_path):
 
     model.config.theta = model.config.theta_low = 1.0
     _, [(step, row)] = narrate_live(tmp_path, model, names, 1)
-    assert (step.frame, row["n"]) == (1, 1)
+    assert (step.frame, row["n"]) == (5, 1)
     assert row["start"] >= rows[-1]["time"] - 0.1
 
 
