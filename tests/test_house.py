@@ -103,13 +103,13 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 17_500,
+    "the six files": 16_500,
     "support": 26_500,
-    "experiments": 11_600,
-    "streams": 14_000,
+    "experiments": 12_300,
+    "streams": 12_200,
     "toy": 15_800,
-    "commands": 11_500,                        # train.py's data sets and models are joined here
-    "baselines": 5_800,
+    "commands": 11_200,                        # train.py's data sets and models are joined here
+    "baselines": 5_300,
 }
 
 
