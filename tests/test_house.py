@@ -105,7 +105,7 @@ def test_every_file_says_what_it_is(path):
 BUDGET = {
     "the six files": 16_500,
     "support": 26_500,
-    "experiments": 12_300,
+    "experiments": 12_500,
     "streams": 12_200,
     "toy": 15_800,
     "commands": 11_200,                        # train.py's data sets and models are joined here
