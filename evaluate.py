@@ -102,7 +102,8 @@ def measure_video(truth: Truth, predicted: list[Sentence],
     sentences = []
     for annotator in truth.annotators:
         sentences += annotator
-    iou, giou = overlaps(true_segments(truth), predicted_segments(truth, predicted))
+    times = [sentence.time for sentence in predicted]
+    iou, giou = overlaps(true_segments(truth), segments(times, truth.start))
     pairs = []
     for n, sentence in enumerate(sentences):
         text = ""
@@ -120,12 +121,6 @@ def true_segments(truth: Truth) -> np.ndarray:
         times = [sentence.time for sentence in annotator]
         of_annotators.append(segments(times, truth.start))
     return np.concatenate(of_annotators)
-
-
-def predicted_segments(truth: Truth, predicted: list[Sentence]) -> np.ndarray:
-    """They begin where the true ones begin [P, 2]."""
-    times = [sentence.time for sentence in predicted]
-    return segments(times, truth.start)
 
 
 class Evaluation(NamedTuple):

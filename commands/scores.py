@@ -74,7 +74,8 @@ def measure_pace(truth: Truth, predicted: list[Sentence]) -> dict[str, float | N
     true number is the mean over annotators.
     """
     true_segments = evaluate.true_segments(truth)
-    segments = evaluate.predicted_segments(truth, predicted)
+    times = [sentence.time for sentence in predicted]
+    segments = evaluate.segments(times, truth.start)
     minutes = (truth.seconds or true_segments.max() - truth.start) / 60
     annotators = sum(1 for annotator in truth.annotators if annotator)
     pace = {
