@@ -104,12 +104,14 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
     return checkpoint.build_narrator(NARRATORS[type(config)], files, config, device, dtype)
 
 
-def check_vision(source: str, vision: str | None):
-    """BadData if the vision model of a narrator (or `vision`, in its place) cannot be found; before
-    the narrator is loaded.
+def check_models(source: str, llm: str | None, vision: str | None):
+    """BadData if a narrator or one of its models (or `llm` and `vision`, in their places) cannot be
+    found; before anything is loaded.
     """
     changes = {"vision": vision} if vision else {}
     files = checkpoint.read_checkpoint(source)
-    config = checkpoint.read_config(files, make_config, None, changes)
+    config = checkpoint.read_config(files, make_config, llm, changes)
+    if not config.llm.endswith(".gguf"):                # a file, which is missed when it is read
+        checkpoint.model_folder(config.llm, "llm")
     if config.vision:
         checkpoint.model_folder(config.vision, "vision")

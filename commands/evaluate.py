@@ -61,7 +61,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     dataset = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
                                 args.world)
     if args.data == "toy":
-        variants.check_vision(model, args.vision)
+        variants.check_models(model, args.llm, args.vision)
     device, dtype = device_and_dtype(args.device, args.dtype)
     narrator = variants.load_narrator(model, args.llm, device, dtype, **config_changes(args))
     vision = None

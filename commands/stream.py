@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from baselines.variants import check_vision, load_narrator
+from baselines.variants import check_models, load_narrator
 from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, sizes_of, trace_row
 from narrator import Narrator, VisionEncoder
 from stream import Decision, narrate
@@ -241,47 +241,48 @@ def default_model(args: argparse.Namespace, live: bool) -> str:
     return DEFAULT_MODEL
 
 
-def load_models(model: str, args: argparse.Namespace,
-                live: bool) -> tuple[Narrator, VisionEncoder | None]:
-    """The narrator of a command line, and its vision encoder if there are pictures to encode."""
+def check_can_be_had(model: str, args: argparse.Namespace) -> None:
+    """BadData if the narrator or one of its models is missing. Of the published narrator, which
+    nobody may have asked for, it says how to get it, and what else there is.
+    """
     try:
-        narrator, encoder = load(model, args)
+        check_models(model, args.llm, args.vision)
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
-        raise BadData(f"a video that is not the toy's is narrated by {PUBLISHED}, which cannot be "
-                      f"loaded: {error}. Accept Meta's licence at {LICENCE}, run `hf auth login` "
-                      f"and try again; or give --model toy/checkpoint, which knows only the words "
-                      f"of a miniature kitchen") from error
-    if live:
-        bounds = live_bounds(narrator, config_changes(args))
-        print(f"live: newest pictures first; {bounds}", file=sys.stderr)
-    if args.compile:
-        compile_narrator(narrator)
-    else:
-        speed_up(narrator)
-    if encoder is not None:
-        speed_up(encoder)
-    return narrator, encoder
+        raise BadData(f"a video that is not the toy's needs the published narrator: {error}. "
+                      f"Accept Meta's licence at {LICENCE}, run `hf auth login` and try again; or "
+                      f"give --model toy/checkpoint, which knows only the words of a miniature "
+                      f"kitchen") from error
 
 
-def load(model: str, args: argparse.Namespace) -> tuple[Narrator, VisionEncoder | None]:
-    """See `load_models`."""
+def load_models(model: str, args: argparse.Namespace,
+                live: bool) -> tuple[Narrator, VisionEncoder | None]:
+    """The narrator of a command line, and its vision encoder if there are pictures to encode."""
+    device, dtype = device_and_dtype(args.device, args.dtype)
     has_videos = not all(is_features(source) for source in args.input)
     if has_videos:
-        check_vision(model, args.vision)
-    device, dtype = device_and_dtype(args.device, args.dtype)
+        check_can_be_had(model, args)
     chooses = args.dtype == "auto" and device == "cpu"
     if chooses:
         dtype = None                                    # what is faster here
-    narrator = load_narrator(model, args.llm, device, dtype, **config_changes(args)).merge()
+    changes = config_changes(args)
+    narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
     dtype = narrator.llm.dtype
     if chooses and dtype == torch.bfloat16:
         say_once("The language model computes in bfloat16, which is faster on this processor; "
                  "--dtype float32 is exact")
-    if not has_videos:
-        return narrator, None
-    return narrator, narrator.vision_encoder(args.vision, dtype)
+    encoder = None
+    if has_videos:
+        encoder = narrator.vision_encoder(args.vision, dtype)
+        speed_up(encoder)
+    if live:
+        print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)
+    if args.compile:
+        compile_narrator(narrator)
+    else:
+        speed_up(narrator)
+    return narrator, encoder
 
 
 class Printer:

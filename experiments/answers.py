@@ -5,6 +5,7 @@ A line of the file is [question, answer]; the name of the model stands before th
 several models and several commands can share a file. After a kill, repeat the command: questions
 that are answered are not asked again.
 """
+import argparse
 import json
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 from support.common.devices import device_and_dtype
-from support.common.disk import expecting, read_text
+from support.common.disk import check_distinct, check_writable, expecting, read_text
 from support.engine.checkpoint import load_llm
 from support.files.narrations import is_list_of
 
@@ -78,3 +79,22 @@ class Answers:
         output = llm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens,
                               do_sample=False, num_beams=1, pad_token_id=tokenizer.eos_token_id)
         return tokenizer.decode(output[0, ids.shape[1]:], skip_special_tokens=True).strip()
+
+
+# ------------------------------------------------------------- what summaries and objects share
+
+def question_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
+    parser.add_argument("--llm", required=True, help="language model: folder or hub id")
+    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
+                        help="the language model's answers; none is asked for twice "
+                             "(default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+
+
+def answers_for(args: argparse.Namespace) -> Answers:
+    """BadData if the file of answers is read as something else, too, or cannot be written."""
+    for given in (args.pred, args.gt or ""):
+        check_distinct(args.answers, given)
+    check_writable(args.answers)
+    return Answers(args.llm, args.answers)

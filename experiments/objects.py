@@ -22,8 +22,7 @@ from pathlib import Path
 import data
 from commands.evaluate import split_of, truth_of
 from evaluate import average, measure_video
-from experiments.answers import Answers
-from support.common.disk import check_distinct, check_writable
+from experiments.answers import answers_for, question_options
 from support.common.errors import command_line
 from support.common.figures import print_table
 from support.common.options import Parser, data_options
@@ -153,10 +152,7 @@ def known_truth(args: argparse.Namespace) -> dict[str, Truth]:
 
 
 def run_objects(args: argparse.Namespace) -> None:
-    check_distinct(args.answers, args.pred)
-    check_distinct(args.answers, args.gt or "")
-    check_writable(args.answers)
-    reader = Reader(Answers(args.llm, args.answers).ask)
+    reader = Reader(answers_for(args).ask)
     truths, predictions = paired(known_truth(args), read_predictions(Path(args.pred)),
                                  args.gt or args.data, args.pred, partial=False)
     rows = []
@@ -177,14 +173,9 @@ def main() -> None:
     parser = Parser(
         prog="python -m experiments.objects",
         description="How many of the objects that narrations name are in use.")
-    parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
+    question_options(parser)
     parser.add_argument("--gt", help="ground truth: a file or a folder, as for evaluate.py score")
     data_options(parser, required=False)
-    parser.add_argument("--llm", required=True, help="language model: folder or hub id")
-    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
-                        help="the language model's answers; none is asked for twice "
-                             "(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     if bool(args.gt) == bool(args.data):
         parser.error("give ground truth by --gt or by --data")

@@ -20,8 +20,7 @@ import re
 from pathlib import Path
 
 import evaluate
-from experiments.answers import Answers
-from support.common.disk import check_distinct, check_writable
+from experiments.answers import Answers, answers_for, question_options
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
@@ -140,10 +139,7 @@ def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> d
 
 def run_summary(args: argparse.Namespace) -> None:
     """Print a summary of each video, and the scores if there is something to compare with."""
-    for given in (args.pred, args.gt or ""):
-        check_distinct(args.answers, given)
-    check_writable(args.answers)
-    answers = Answers(args.llm, args.answers)
+    answers = answers_for(args)
     predictions = read_predictions(Path(args.pred))
     truth = None
     if args.gt:
@@ -164,14 +160,9 @@ def main() -> None:
     parser = Parser(
         prog="python -m experiments.summary",
         description="Summaries of videos, made of their narrations and scored.")
-    parser.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
+    question_options(parser)
     parser.add_argument("--gt", metavar="FILE",
                         help="Ego4D's segment_summaries.json, to compare with")
-    parser.add_argument("--llm", required=True, help="language model: folder or hub id")
-    parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
-                        help="the language model's answers; none is asked for twice "
-                             "(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     if args.json and not args.gt:
         parser.error("--json is for scores: give --gt")

@@ -6,6 +6,7 @@ import pytest
 
 from experiments import objects
 from test_evaluate import command, write
+from toy import world
 
 run_objects = partial(command, main=objects.main)
 
@@ -87,6 +88,21 @@ def test_command_by_model(tmp_path):
     result = run_objects("--pred", pred, "--gt", gt, "--llm", "any", "--answers", kept, "--json")
     assert result["not_understood"] == result["pairs"] == 1
     assert result["object_accuracy"] == 0
+
+
+def test_the_videos_of_a_data_set(tmp_path):
+    kitchen = next(world.kitchens("val", 1))
+    rows = [{"time": (narration.frame + 1) / world.FPS, "text": narration.text}
+            for narration in kitchen.narrations]
+    pred = write(tmp_path / "p.json", {f"toy-{kitchen.seed}": rows})
+    kept = tmp_path / "answers.jsonl"
+    questions = {objects.OBJECTS.format(sentence=row["text"]) for row in rows}
+    kept.write_text("".join(json.dumps([f"any: {question}", '["cup"]']) + "\n"
+                            for question in questions))
+    result = run_objects("--pred", pred, "--data", "toy", "--split", "val", "--limit", 1,
+                         "--llm", "any", "--answers", kept, "--json")
+    assert result["pairs"] == len(rows)
+    assert result["object_accuracy"] == result["objects_found"] == 1
 
 
 def test_the_file_of_answers_is_no_other(tmp_path):
