@@ -289,7 +289,7 @@ def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_features):
 
 def test_explain(kitchen_features, tmp_path):
     """A legend; every frame in words; for the last one, that it always narrates; after each
-    narration, what the memory holds."""
+    narration, what the memory holds: nearly always the thing that the next sentence takes from it."""
     source = features(tmp_path / "kitchen.safetensors", kitchen_features)
     code, stdout, _ = outcome(stream_command, [source, "--explain"])
     assert code == 0 and stdout.startswith("legend: ")
@@ -303,6 +303,13 @@ def test_explain(kitchen_features, tmp_path):
     memories = [line for line in stdout.splitlines() if line.startswith("memory: ")]
     assert len(memories) == 43
     assert re.fullmatch(r"memory: (\w+: \w+ \w+ \(\d\.\d\d, \d+ s\)(; )?)+", memories[10])
+    sentences = [line for line in stdout.splitlines() if line.startswith("[")]
+    from_memory = []
+    for memory, sentence in zip(memories, sentences[1:]):
+        needs = re.search(r"the (\w+) (?:hiding|after) the (\w+ \w+)\.", sentence)
+        if needs:
+            from_memory.append("{}: {} (".format(*needs.groups()) in memory)
+    assert len(from_memory) > 15 and sum(from_memory) >= 0.8 * len(from_memory)
 
 
 @pytest.mark.parametrize("cached", [True, False])

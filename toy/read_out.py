@@ -21,7 +21,7 @@ from toy import world
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
 PLACES = 9
 FILE = "read_out.safetensors"                  # in the folder of the narrator
-SURE = 0.8                                     # what is less probable is not said
+GUESS = 0.3                                    # what is less probable is not said
 
 
 class ReadOut(nn.Module):
@@ -85,17 +85,17 @@ def load_read_out(model: str) -> ReadOut | None:
 
 
 def in_words(read_out: ReadOut, memory: Tensor) -> str:
-    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", of the places of which the
-    memory is sure. The read-out is on the CPU, the memory on any device."""
+    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", the surest place first. The
+    read-out is on the CPU, the memory on any device."""
     tokens = memory.float().cpu().flatten()[None]
     types, colours, log_ages = (answers[0] for answers in read_out(tokens))
     named, sure = most_likely(types, colours)                                  # [9, 2], [9]
     plain = world.WORLDS["plain"]
     known = []
-    for place, name in enumerate(plain.places):
+    for place in sure.argsort(descending=True, stable=True).tolist():
         kind, colour = named[place].tolist()
-        if kind and colour and sure[place] >= SURE:
+        if kind and colour and sure[place] >= GUESS:
             thing = " ".join(plain.words(kind, colour))
             seconds = 2 ** float(log_ages[place])
-            known.append(f"{name}: {thing} ({sure[place]:.2f}, {seconds:.0f} s)")
+            known.append(f"{plain.places[place]}: {thing} ({sure[place]:.2f}, {seconds:.0f} s)")
     return "; ".join(known) or "nothing"

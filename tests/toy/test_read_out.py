@@ -8,19 +8,20 @@ from toy.read_out import PLACES, ReadOut, in_words, load_read_out, save_read_out
 
 
 def test_in_words(tmp_path):
-    """Only of places of which the memory is sure; kept in a file, it says the same."""
+    """The surest place first, and no mere guess; kept in a file, it says the same."""
     read_out = ReadOut(4)
     bias = torch.zeros(PLACES, 7 + 7 + 1)
     bias[0, 2] = 9.0                           # place 0: type 2
     bias[0, 7 + 1] = 9.0                       # colour 1
     bias[0, 14] = 3.0                          # 2 ** 3 seconds
-    bias[1, 3] = 0.5                           # not sure
+    bias[1, 3] = bias[1, 7 + 2] = 2.5          # place 1, less sure
+    bias[3, 3] = bias[3, 7 + 2] = 0.5          # a guess
     bias[2, 0] = bias[2, 7] = 9.0              # sure that there was nothing
     read_out.linear.bias.data.copy_(bias.flatten())
     memory = torch.randn(2, 2)
     read_out.requires_grad_(False)
     said = in_words(read_out, memory)
-    assert said == "shelf: red bowl (1.00, 8 s)"
+    assert said == "shelf: red bowl (1.00, 8 s); rack: green pan (0.45, 1 s)"
     save_read_out(read_out, str(tmp_path), tmp_path / "read_out.safetensors")
     assert in_words(load_read_out(str(tmp_path)), memory) == said
     assert in_words(ReadOut(4).requires_grad_(False), memory) == "nothing"
