@@ -23,6 +23,7 @@ from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream
 from streams.inputs import Input, inputs_of
 from streams.live import Camera, is_live, paced, source_option
+from streams.page import SMALL
 from streams.serve import HOST, PORT, Page, serve
 from streams.speech import Speaker, find_voice
 from streams.subtitles import Writers, timestamp
@@ -38,8 +39,9 @@ from support.common.text import without_secrets
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
-from support.files.video import Video, is_pipe_or_url
-from toy.read_out import in_words, load_read_out
+from support.files.video import ENCODER, Video, is_pipe_or_url
+from toy.places import kitchen_of, recalled
+from toy.read_out import ReadOut, in_words, load_read_out
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model
@@ -56,6 +58,7 @@ class Stream:
     context     the stream
     video       the Video, or the live source; None of features
     total       the number of frames expected, or None
+    read_out    says what the memory holds of the toy's kitchen, for the page; or None
     first_frame the number of frames that an earlier command has narrated (--state)
     peak        the most tokens that the cache has held after a frame
     """
@@ -66,6 +69,7 @@ class Stream:
         self.context: Bounded | None = None
         self.video = None
         self.total = None
+        self.read_out: ReadOut | None = None
         self.first_frame = 0
         self.peak = 0
 
@@ -83,6 +87,8 @@ class Stream:
                 stack.enter_context(self.page)
                 self.page.record.fps = float(narrator.config.fps)
                 self.page.record.sizes = sizes_of(narrator.layout)
+                if self.read_out is not None:
+                    self.page.record.kitchen = kitchen_of(self.page.video)
             self.context = open_stream(
                 narrator,
                 lookahead=args.lookahead,
@@ -111,6 +117,8 @@ class Stream:
             for decision in narrate(narrator, frames, args.static, context=self.context):
                 trace = trace_row(decision, narrator.layout, self.context.cache)
                 row = vars(decision.narration) if decision.narration else None
+                if self.read_out is not None and row is not None:
+                    trace["places"] = recalled(self.read_out, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
                 if live and row is not None:
@@ -183,6 +191,9 @@ def check_options(args: argparse.Namespace) -> None:
     if args.html and args.state:
         raise BadData("--html with --state would be a page of what came after the last start; "
                       "make it at the end, by python -m streams.page VIDEO JSONL --trace TRACE")
+    if args.serve is not None and args.state and not args.jsonl:
+        raise BadData("--serve with --state needs --jsonl FILE: after a restart, the page has the "
+                      "earlier sentences from there")
     if live and args.pace:
         raise BadData(f"--pace is for recordings; {first} is live, and comes as it happens")
     if live and (args.lookahead or 1) > 1:
@@ -214,6 +225,8 @@ def run_inputs(args: argparse.Namespace) -> None:
     failed = []
     printer = Printer(narrator, model, args, speaker)
     for stream in streams:
+        if stream.page is not None or args.trace:
+            stream.read_out = load_read_out(model)
         try:
             printer.show(stream, stream.decisions(narrator, encoder, args))
         except (BadData, OSError) as error:
@@ -340,7 +353,10 @@ def output_options(parser: argparse._ArgumentGroup) -> None:
         parser.add_argument(f"--{form}", metavar="FILE", help=f"also write {form.upper()}")
     parser.add_argument("--trace", metavar="FILE", help="also write one line per frame")
     parser.add_argument(
-        "--html", metavar="FILE", help="also write a page that plays the video with its narrations")
+        "--html", metavar="FILE",
+        help=f"also write a page that plays the video with its narrations: one file with a small "
+             f"copy of the video in it, without sound; of a video above {SMALL / 1e6:g} MB (or "
+             f"where PyAV has no {ENCODER}), a page that refers to the video")
     parser.add_argument(
         "--explain", action="store_true", help="print what each frame fed, decided and pruned")
     parser.add_argument(

@@ -6,7 +6,8 @@ by frame.
 
 The page is page.html with the data in it; it needs no network and no server. Beside the video and
 its sentences it shows p([SKIP]) and the context of every frame: prompt, kept sentences, memory
-tokens, frames of the segment.
+tokens, frames of the segment; of the toy's kitchens, what the memory knows (toy/places.py). A small
+video is in the page, as a copy that is smaller still; a larger one has to be beside it.
 """
 from __future__ import annotations
 
@@ -14,23 +15,26 @@ import base64
 import gzip
 import html
 import json
-import mimetypes
 import os
 import re
 from collections import deque
 from pathlib import Path
 from urllib.parse import quote
 
+import av
+
 from support.common.disk import check_distinct, expecting, read_jsonl, write_text
-from support.common.errors import BadData, command_line
+from support.common.errors import BadData, command_line, say_once
 from support.common.options import Parser
-from support.files.video import Video
+from support.files.video import COPY_SIZE, ENCODER, Video, small_copy
+from toy.places import kitchen_of, words_of_memory
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 SENTENCES_KEPT = 20_000
 ASSISTANT = 2                           # tokens of "Assistant:"
 END = 2                                 # tokens after the words of a narration: EOT and newline
 TEMPLATE = Path(__file__).with_suffix(".html")
+SMALL = 2_000_000                       # bytes of a video of which the page has a copy
 # columns of the page, and their names in a trace
 COLUMNS = {"p": "p_skip", "theta": "theta", "position": "position", "text": "text_tokens",
            "visual": "visual_tokens", "time": "time"}
@@ -44,8 +48,11 @@ class Record:
                 [SKIP]; {}: not known
     rows        (values of COLUMNS); a time (s) is None where it follows from the frame's number
     last        the newest frame
-    narrations  each with its `size` in tokens, and how many are `kept` for the segment after it
+    narrations  each with its `size` in tokens, and how many are `kept` for the segment after it; of
+                the toy, what the memory says of each of the `places` after it (toy/places.py), and
+                which words `needed` the memory
     restarts    frames before which a segment was opened again
+    kitchen     what the page has to know of the toy's kitchen (toy/places.py), or None
     """
 
     def __init__(self):
@@ -55,6 +62,7 @@ class Record:
         self.last = -1
         self.narrations = deque(maxlen=SENTENCES_KEPT)
         self.restarts = deque(maxlen=SENTENCES_KEPT)
+        self.kitchen = None
 
     def add(self, row: dict, narration: dict | None = None) -> dict:
         """Add a row of the trace and the narration of its frame, if any.
@@ -75,19 +83,25 @@ class Record:
             self.restarts.append(row["frame"])
             event["restart"] = True
         if narration is not None:
-            event["said"] = self.add_narration(narration, row["kept"])
+            event["said"] = self.add_narration(narration, row["kept"], row.get("places"))
+        event["sentences"] = len(self.narrations)       # a page that has fewer has missed some
         return event
 
-    def add_narration(self, narration: dict, kept: list[int] | None = None) -> dict:
+    def add_narration(self, narration: dict, kept: list[int] | None = None,
+                      places: list | None = None) -> dict:
         """Add a narration, and return its entry in `narrations`.
 
         kept    the first and the last narration in the cache after it
+        places  what the memory says of each place after it
         """
         entry = {name: narration[name] for name in ("n", "frame", "start", "end", "text")}
         if "wall" in narration:
             entry["wall"] = narration["wall"]
         entry["size"] = ASSISTANT + len(narration["tokens"]) + END
         entry["kept"] = kept[1] - kept[0] + 1 if kept else 0
+        if self.kitchen is not None:
+            entry["needed"] = words_of_memory(narration["text"])
+            entry["places"] = places
         self.narrations.append(entry)
         return entry
 
@@ -99,7 +113,7 @@ class Record:
         rows = {name: [row[i] for row in self.rows] for i, name in enumerate(COLUMNS)}
         rows["first"] = self.last - len(self.rows) + 1
         return {"fps": self.fps, "said": list(self.narrations), "rows": rows, "sizes": self.sizes,
-                "restarts": list(self.restarts), "live": live}
+                "restarts": list(self.restarts), "kitchen": self.kitchen, "live": live}
 
 
 # ---------------------------------------------------------------------- the page
@@ -115,21 +129,27 @@ def make_page(title: str, content: dict, video: str | None = None) -> str:
     return re.sub(r"@(title|video|data)@", lambda match: values[match[1]], page)
 
 
+def video_source(video: Path, page: Path, embed: bool = False) -> str:
+    """Where the page has its video from: from a copy in itself, if the video is small or `embed`
+    says so; else from the video's address, relative to the page.
+    """
+    if embed or video.stat().st_size <= SMALL:
+        if ENCODER in av.codecs_available:
+            return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
+        say_once(f"{page}: refers to {video}, which has to stay where it is: PyAV has no {ENCODER} "
+                 f"here to make a small copy (pip install --only-binary av av)")
+    return video_address(video, page)
+
+
 def video_address(video: Path, page: Path) -> str:
-    """The address of the video in the page, relative to the page."""
+    """The address of the video, relative to the page."""
     relative = Path(os.path.relpath(video.resolve(), page.resolve().parent)).as_posix()
     return quote(os.fsencode(relative))                         # it may be no UTF-8
 
 
-def embed(video: Path) -> str:
-    """The video as a data: address."""
-    kind = mimetypes.guess_type(video.name)[0] or "video/mp4"
-    return f"data:{kind};base64,{base64.b64encode(video.read_bytes()).decode()}"
-
-
 # ---------------------------------------------------------------------- files of stream.py
 
-def read_record(narrations: Path, trace: Path | None) -> Record:
+def read_record(narrations: Path, trace: Path | None, video: Path | None = None) -> Record:
     """Read stream.py's --jsonl and --trace of one video.
 
     BadData if a line lacks a field, or if the files are not of the same stream.
@@ -148,6 +168,8 @@ def read_record(narrations: Path, trace: Path | None) -> Record:
 
     with expecting(trace, "the --trace of stream.py"):
         record.sizes = rows[0]["sizes"]
+        if "places" in rows[0]:                         # frame 0 always narrates
+            record.kitchen = kitchen_of(video)
         if [row["frame"] for row in rows] != list(range(len(rows))):
             raise BadData(f"{trace}: is of several streams, or lines are missing")
         if list(sentence_at) != [row["frame"] for row in rows if row["narrate"]]:
@@ -166,7 +188,9 @@ def main():
     parser.add_argument("--trace", metavar="FILE",
                         help="stream.py's --trace: shows p([SKIP]) and the cache, too")
     parser.add_argument("--embed", action="store_true",
-                        help="put the video into the page, which is then one file")
+                        help=f"put a copy of the video into the page, as is done anyway with a "
+                             f"video of at most {SMALL / 1e6:g} MB: at most {COPY_SIZE} pixels "
+                             f"wide or high, without sound")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page")
     args = parser.parse_args()
 
@@ -175,8 +199,8 @@ def main():
         output = Path(args.output)
         Video(video)                                # BadData if it is missing, or no video
         check_distinct(video, args.narrations, args.trace or "", output)
-        record = read_record(Path(args.narrations), args.trace and Path(args.trace))
-        source = embed(video) if args.embed else video_address(video, output)
+        record = read_record(Path(args.narrations), args.trace and Path(args.trace), video)
+        source = video_source(video, output, args.embed)
         write_text(output, make_page(video.name, record.content(), source))
         print(f"written: {output}")
 

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image                   # it comes with matplotlib
 
 from streams.inputs import Input
-from streams.page import Record, make_page, video_address
+from streams.page import Record, make_page, video_source
 from support.common.disk import read_jsonl, write_text
 from support.common.errors import BadData
 from support.common.text import without_secrets
@@ -62,9 +62,13 @@ class Page(AbstractContextManager):
         self.bodies = {}                            # {path: (when it was made, the bytes)}
 
     def remember(self, jsonl: str | None) -> None:
-        """Take the sentences of before a restart from the --jsonl file, if there is one."""
-        for narration in read_jsonl(Path(jsonl)) if jsonl else []:
-            self.record.add_narration(narration)
+        """Take the sentences of before a restart from the --jsonl file, if there is one.
+
+        A client that is there already lacks them: it loads the page again at the next row.
+        """
+        with self.news:
+            for narration in read_jsonl(Path(jsonl)) if jsonl else []:
+                self.record.add_narration(narration)
 
     def tell(self, row: dict, narration: dict | None) -> None:
         """Add a row of the trace and the narration of its frame, and wake the clients."""
@@ -78,7 +82,7 @@ class Page(AbstractContextManager):
             self.ended = True
             self.news.notify_all()
         if self.path and self.record.rows:
-            video = video_address(self.video, Path(self.path)) if self.video else None
+            video = video_source(self.video, Path(self.path)) if self.video else None
             write_text(self.path, make_page(self.title, self.record.content(), video))
 
     def body(self, path: str, make: Callable[[], bytes], seconds: float) -> bytes:

@@ -1,10 +1,11 @@
 """Toy videos on disk: an .mp4 and, beside it, a .json with what happens in it, its ground truth.
 
-    {"video": "kitchen.mp4", "fps": 2, "duration": 151.5, "pictures": "c4ec6cc2", "narrations": [
+    {"video": "kitchen.mp4", "seed": 7, "fps": 2, "duration": 151.5, "pictures": "c4ec6cc2",
+     "narrations": [
         {"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
 
-"pictures" is a hash, by which a video is known that was painted otherwise. "memory" are the words
-that only visual memory can give. Both may be left out.
+"seed" is that of its Kitchen. "pictures" is a hash, by which a video is known that was painted
+otherwise. "memory" are the words that only visual memory can give. All three may be left out.
 """
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def ground_truth(kitchen: Kitchen, video: str) -> dict:
         if narration.memory_words:
             row["memory"] = list(narration.memory_words)
         narrations.append(row)
-    return {"video": video, "fps": FPS, "duration": len(kitchen) / FPS,
+    return {"video": video, "seed": kitchen.seed, "fps": FPS, "duration": len(kitchen) / FPS,
             "pictures": hash_of_pictures(kitchen), "narrations": narrations}
 
 

@@ -19,6 +19,7 @@ from fractions import Fraction
 from itertools import chain, islice
 from math import ceil, inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import av
 import numpy as np
@@ -39,6 +40,11 @@ LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
 PATIENCE = 10.0                                # seconds without data until a sender is given up
 PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
+ENCODER = "libx264"
+# of a small copy: pixels of its longer side, pictures a second, rate factor of H.264
+COPY_SIZE = 480
+COPY_RATE = 25
+COPY_CRF = 30
 PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
 
 
@@ -52,6 +58,7 @@ class Video:
     size        height and width of the pictures as given (rotated as the file asks)
     duration    seconds from time 0 to the end that the file's header states, or None
     frames      the number of pictures expected from `duration`, or None
+    rate        pictures a second in the file
     damaged     until now, the number of packets not decoded faithfully; at the end, one more if the
                 end is missing
     gaps        until now, seconds of each gap that was too long to be believed. The next picture
@@ -100,8 +107,8 @@ class Video:
         # times of decoding, as AVI has them: then dts is the clock.
         self._by_dts = not is_sorted(frame.pts for frame in first) and is_sorted(
             frame.dts for frame in first)
-        rate = self._stream.guessed_rate or self._stream.average_rate or self.fps
-        self._step = min(LONGEST_GAP, float(1 / rate))         # a picture's duration, if not stated
+        self.rate = float(self._stream.guessed_rate or self._stream.average_rate or self.fps)
+        self._step = min(LONGEST_GAP, 1 / self.rate)           # a picture's duration, if not stated
         self._problems = []
         if self._container.format.flags & av.format.Flags.no_timestamps.value:
             self._problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
@@ -368,7 +375,7 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf:
             stream = None
             for frame in frames:
                 if stream is None:
-                    stream = container.add_stream("libx264",
+                    stream = container.add_stream(ENCODER,
                                                   rate=Fraction(fps).limit_denominator(1001))
                     stream.height, stream.width = frame.shape[:2]
                     stream.pix_fmt = "yuv420p"
@@ -379,3 +386,15 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf:
             if stream is None:
                 raise BadData(f"{path}: there are no frames to write")
             container.mux(stream.encode())
+
+
+def small_copy(path: Path) -> bytes:
+    """A video as a small .mp4 that browsers play, without sound."""
+    rate = min(Video(path).rate, COPY_RATE)
+    pictures = Video(path, rate, COPY_SIZE)
+    height, width = pictures.size
+    even = (picture[:height // 2 * 2, :width // 2 * 2] for picture in pictures)
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.mp4"
+        write_video(copy, even, rate, COPY_CRF)
+        return copy.read_bytes()

@@ -1,0 +1,111 @@
+"""What each place of a kitchen showed last: as the memory says, and as it was. The page shows both
+beside the video (streams/page.py)."""
+from __future__ import annotations
+
+import base64
+import re
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image                          # it comes with matplotlib
+from torch import Tensor
+
+from support.common.disk import read_json
+from support.files.tracks import time_of
+from toy.paint import sprite
+from toy.read_out import ReadOut, most_likely
+from toy.world import COLOUR, FPS, SIZES, TYPE, WORLDS, Kitchen
+
+PLAIN = WORLDS["plain"]                        # the kitchen of which there are read-outs
+NEEDS_MEMORY = ("tap", "wipe")                 # the events whose sentences name what is out of sight
+
+
+def recalled(read_out: ReadOut, memory: Tensor) -> list[tuple[str, float, float]]:
+    """Memory tokens [M, D] -> what each place showed last: a thing ("" for nothing), how sure that
+    is, and how many seconds ago it was. The read-out is on the CPU, the memory on any device."""
+    tokens = memory.float().cpu().flatten()[None]
+    types, colours, log_ages = (answers[0] for answers in read_out(tokens))
+    named, sure = most_likely(types, colours)                                  # [9, 2], [9]
+    seconds = log_ages.exp2()                                                  # [9]
+    said = []
+    for (kind, colour), p, age in zip(named.tolist(), sure.tolist(), seconds.tolist()):
+        said.append((name_of_thing(kind, colour), round(p, 2), round(age, 1)))
+    return said
+
+
+def name_of_thing(kind: int, colour: int) -> str:
+    """ "red cup"; "" if one of the two is none."""
+    if kind == 0 or colour == 0:
+        return ""
+    return " ".join(PLAIN.words(kind, colour))
+
+
+def words_of_memory(text: str) -> str:
+    """The words of a sentence that only visual memory can give, such as "red cup"; "" if there are
+    none."""
+    for event in NEEDS_MEMORY:
+        pattern = PLAIN.sentences[event].format(place=r"\w+", thing=r"(\w+ \w+)")
+        found = re.fullmatch(pattern, text)
+        if found:
+            return found[1]
+    return ""
+
+
+def kitchen_of(video: Path | None) -> dict:
+    """What the page has to know of the kitchen, for JSON.
+
+    places      their names
+    pictures    {thing: its picture, a data: address}
+    shown       [frame, place, what it shows from this frame on]; only of a video whose kitchen is
+                known
+    sentences   [seconds, the true sentence]; likewise
+    """
+    about = {"places": PLAIN.places, "pictures": pictures_of_things()}
+    kitchen = None if video is None else true_kitchen(video)
+    if kitchen is not None:
+        about["shown"] = changes(kitchen)
+        about["sentences"] = [(time_of(one.frame, FPS), one.text) for one in kitchen.narrations]
+    return about
+
+
+def true_kitchen(video: Path) -> Kitchen | None:
+    """The plain kitchen that a toy video shows, from the seed in the .json beside it; or None."""
+    truth = video.with_suffix(".json")
+    content = read_json(truth) if truth.is_file() else None
+    if not isinstance(content, dict) or "seed" not in content:
+        return None
+    texts = [row["text"] for row in content["narrations"]]
+    kitchen = Kitchen(content["seed"], len(texts) - 1)
+    if [one.text for one in kitchen.narrations] != texts:      # another world has the same seeds
+        return None
+    return kitchen
+
+
+def changes(kitchen: Kitchen) -> list[tuple[int, int, str]]:
+    """[frame, place, the thing that can be seen there from this frame on, or ""]."""
+    visible = [""] * len(PLAIN.places)
+    found = []
+    for frame, cells in enumerate(kitchen.labels()):
+        for place, cell in enumerate(cells.tolist()):
+            thing = name_of_thing(cell[TYPE], cell[COLOUR])
+            if thing != visible[place]:
+                found.append((frame, place, thing))
+                visible[place] = thing
+    return found
+
+
+def pictures_of_things() -> dict[str, str]:
+    """{thing: its picture as a data: address}, of all things."""
+    pictures = {}
+    for kind in range(1, SIZES[TYPE]):
+        for colour in range(1, SIZES[COLOUR]):
+            painted = sprite(kind, PLAIN.rgb[colour - 1])                      # [32, 32, 4]
+            alpha = painted[..., 3:]                           # 0 .. 1; a PNG has 0 .. 255,
+            rgb = painted[..., :3] / alpha.clip(min=1e-3)      # and colours that alpha leaves alone
+            pixels = np.concatenate([rgb, 255 * alpha], -1).round().astype(np.uint8)
+            file = BytesIO()
+            Image.fromarray(pixels).save(file, "png")
+            data = base64.b64encode(file.getvalue()).decode()
+            pictures[name_of_thing(kind, colour)] = f"data:image/png;base64,{data}"
+    return pictures
