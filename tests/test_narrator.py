@@ -6,6 +6,8 @@ import sys
 
 import pytest
 import torch
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 from safetensors.torch import save_file
 from transformers import (
     ConvNextConfig, ConvNextModel, LlamaConfig, LlamaForCausalLM, SiglipVisionConfig,
@@ -427,13 +429,17 @@ def test_letterbox_keeps_the_aspect_ratio():
     assert square[:, :, 15:].max() == 0
 
 
-def test_draws_figure_4():
-    command = [sys.executable, "narrator.py", "--last-k", "1"]
+def test_draws_figure_4(tmp_path):
+    png = tmp_path / "mask.png"
+    command = [sys.executable, "narrator.py", "--last-k", "1", "--png", png]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("■") > 100
     assert "segment " in process.stdout
     assert "A: Assistant:" in process.stdout
+    picture = imread(png)[..., :3]
+    for colour in narrator_command.COLOURS.values():        # each kind of token can be told apart
+        assert (abs(picture - to_rgb(colour)).max(-1) < 0.01).sum() > 1000, colour
 
 
 def test_lists_the_tokens(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 options, links, numbers that stand twice."""
 import ast
 import re
+import runpy
 import shlex
 from contextlib import redirect_stderr
 from io import StringIO
@@ -69,7 +70,7 @@ def test_every_file_and_every_room_has_a_row():
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_mentioned_exist(page):
     """All Python files, and other files of the rooms. A test file may be named without tests/."""
-    endings = "html|json|jsonl|md|mp4|png|safetensors"
+    endings = "html|json|jsonl|md|mp4|png|safetensors|svg"
     python = re.findall(r"(?<![\w./])([\w/]+\.py)\b", PAGES[page])
     others = re.findall(rf"(?<![\w./])((?:{'|'.join(ROOMS)}|assets)/[\w/.]+\.(?:{endings}))\b",
                         PAGES[page])
@@ -173,6 +174,13 @@ def test_every_page_is_linked_from_the_readme():
     targets = {target for target, _ in links_of("README.md")}
     for page in PAGES.keys() - {"README.md"}:
         assert (ROOT / page).resolve() in targets, page
+
+
+def test_the_drawing_is_what_the_code_says():
+    script = runpy.run_path(str(ROOT / "docs" / "draw.py"))
+    for name, ink in (("sequence", "light"), ("sequence-dark", "dark")):
+        drawn = (ROOT / "assets" / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawn == script["draw"](script["INK"][ink]), "run python docs/draw.py"
 
 
 # ------------------------------------------------------------- numbers
