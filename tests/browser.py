@@ -5,6 +5,10 @@ no port.
         tab = browser.tab("file:///page.html")
         tab.click("#list button")
         tab.wait("video.currentTime > 1")
+
+As a command, it takes a picture of a page, as wide as the README shows it well:
+
+    python tests/browser.py docs/kitchen.html#t=48.1 assets/player.png
 """
 import fcntl
 import json
@@ -15,7 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64decode
 from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
 
 CHROMIUM = (shutil.which("chromium") or shutil.which("chromium-browser")
             or shutil.which("google-chrome"))
@@ -23,6 +32,7 @@ FLAGS = ("--headless --no-sandbox --remote-debugging-pipe --no-first-run "
          "--disable-background-networking --disable-component-update --disable-sync "
          "--disable-quic --disable-gpu --mute-audio --hide-scrollbars "
          "--autoplay-policy=no-user-gesture-required --force-color-profile=srgb").split()
+README_SIZE = 1180, 1400                     # of a window whose picture the README shows, pixels
 # Chromium reads commands from 3 and writes answers to 4
 LAUNCH = ("import os; from sys import argv; "
           "os.dup2(int(argv[1]), 3), os.dup2(int(argv[2]), 4), os.execv(argv[3], argv[3:])")
@@ -187,3 +197,23 @@ class Tab:
 
     def close(self):
         self.browser.ask("Target.closeTarget", targetId=self.target)
+
+
+def main():
+    page, picture = sys.argv[1:]
+    file, _, moment = page.partition("#")
+    with Browser() as browser:
+        tab = browser.tab(f"{Path(file).resolve().as_uri()}#{moment}", *README_SIZE)
+        tab.ask("Page.bringToFront")
+        tab.wait("document.querySelector('video').readyState >= 2")
+        time.sleep(3)                        # until the player's controls and small pictures are there
+        end = tab.js("document.querySelector('#context').getBoundingClientRect().bottom + 12")
+        clip = {"x": 0, "y": 0, "width": README_SIZE[0], "height": end, "scale": 1}
+        taken = tab.ask("Page.captureScreenshot", clip=clip)
+    image = Image.open(BytesIO(b64decode(taken["data"])))
+    image = image.convert("RGB").quantize(256, kmeans=3, dither=Image.Dither.NONE)
+    image.save(picture, optimize=True)               # a third of the bytes
+
+
+if __name__ == "__main__":
+    main()

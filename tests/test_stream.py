@@ -335,8 +335,9 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path):
             assert says in run.stderr
 
 
-def test_a_name_that_is_no_text(tmp_path):
+def test_a_name_that_is_no_text(tmp_path, monkeypatch):
     """A name whose bytes are no text is written into the page, and finds the file."""
+    monkeypatch.setattr("streams.page.SMALL", 0)                # the page refers to the video
     videos = [tmp_path / "a.mp4", tmp_path / os.fsdecode(b"a\xff.mp4")]
     for file in videos:
         write_video(file, [np.full((64, 96, 3), 9 * k, np.uint8) for k in range(4)], 2)
