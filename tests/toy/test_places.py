@@ -1,0 +1,87 @@
+"""What each place showed last, as the memory says and as it was."""
+import json
+
+import pytest
+import torch
+
+from commands.data import write_toy
+from helpers import ROOT
+from toy.places import (
+    PLAIN, changes, kitchen_of, pictures_of_things, recalled, true_kitchen, words_of_memory,
+)
+from toy.read_out import PLACES, ReadOut
+
+KITCHEN = ROOT / "toy" / "kitchen.mp4"
+
+
+def test_recalled():
+    """Of every place, also where it is not sure, and where there was nothing."""
+    read_out = ReadOut(4)
+    bias = torch.zeros(PLACES, 7 + 7 + 1)
+    bias[0, 2] = bias[0, 7 + 1] = 9.0          # shelf: type 2, colour 1
+    bias[0, 14] = 3.0                          # 2 ** 3 seconds
+    bias[1, 0] = bias[1, 7] = 9.0              # rack: nothing
+    read_out.linear.bias.data.copy_(bias.flatten())
+    said = recalled(read_out.requires_grad_(False), torch.randn(2, 2))
+    assert len(said) == PLACES
+    assert said[0] == ("red bowl", 1.0, 8.0)
+    assert said[1][:2] == ("", 1.0)
+    assert said[2][1] < 0.05
+
+
+def test_the_truth_of_the_bundled_kitchen():
+    """Its .json says the seed; its sentences name what the places showed."""
+    kitchen = true_kitchen(KITCHEN)
+    truth = json.loads(KITCHEN.with_suffix(".json").read_text())
+    assert len(kitchen) / 2 == truth["duration"]
+    shown = {}
+    for frame, place, thing in changes(kitchen):
+        shown.setdefault(place, []).append((frame, thing))
+    hidden = 0
+    for narration in kitchen.narrations:
+        thing = " ".join(narration.memory_words)
+        assert words_of_memory(narration.text) == thing
+        if thing:
+            place = PLAIN.places.index(narration.text.split()[3])
+            last = [name for frame, name in shown[place] if frame <= narration.frame and name][-1]
+            assert last == thing
+            hidden += 1
+    assert hidden > 10
+
+
+@pytest.mark.parametrize("change", ["other seed", "no seed", "a list", "missing", "other world"])
+def test_no_truth_where_the_kitchen_is_not_known(change, tmp_path):
+    """Then the page shows what the memory says, and compares it with nothing."""
+    video = tmp_path / "a.mp4"
+    write_toy(1, 0.2, video, "second" if change == "other world" else "plain")
+    truth = video.with_suffix(".json")
+    content = json.loads(truth.read_text())
+    if change == "other seed":
+        truth.write_text(json.dumps(content | {"seed": 2}))
+    if change == "no seed":
+        del content["seed"]
+        truth.write_text(json.dumps(content))
+    if change == "a list":
+        truth.write_text("[]")
+    if change == "missing":
+        truth.unlink()
+    about = kitchen_of(video)
+    assert about["places"] == PLAIN.places and "shown" not in about
+    assert kitchen_of(None) == about
+
+
+def test_pictures_of_things():
+    pictures = pictures_of_things()
+    assert len(pictures) == 36 and "red cup" in pictures
+    assert all(address.startswith("data:image/png;base64,") for address in pictures.values())
+
+
+@pytest.mark.parametrize("text, words", [
+    ("You tap the fridge hiding the blue cup.", "blue cup"),
+    ("You wipe the stove after the red bowl.", "red bowl"),
+    ("You heat the red bowl.", ""),
+    ("You wipe the stove after the red.", ""),
+    ("", ""),
+])
+def test_words_of_memory(text, words):
+    assert words_of_memory(text) == words
