@@ -363,6 +363,25 @@ def test_list_by_keyboard(kitchen, said, browser):
 
 
 @needs_chromium
+def test_the_lit_sentence_is_in_sight(said, tmp_path, browser):
+    """Also in a long list, of which the browser lays out only a part."""
+    record = player.Record()
+    for n in range(450):
+        text = f"Sentence {n} " + "is long " * (n % 30)
+        record.add_narration(said[0] | {"n": n, "start": n, "end": n + 1.0, "text": text})
+    page = tmp_path / "page.html"
+    page.write_text(player.make_page("long", record.content()))
+    tab = browser.tab(page.as_uri() + "#t=400.9")
+    for n in (400, 449, 3, 250):
+        tab.js(f"location.hash = '#t={n + 0.9}', 0")
+        tab.wait(f"({LIT})?.startsWith('Sentence {n} ')")
+        tab.wait("""(([line, box]) => line.top > box.top - 1 && line.bottom < box.bottom + 1)(
+            ['#list [aria-current]', '#list'].map(
+                one => document.querySelector(one).getBoundingClientRect()))""", 5)
+    tab.close()
+
+
+@needs_chromium
 def test_captions_as_told(kitchen, said, browser):
     """By default a sentence is shown from the frame on at which it was written; otherwise with the
     segment that it describes."""
@@ -515,10 +534,13 @@ def test_another_theta(kitchen, trace, browser):
 
 
 @needs_chromium
-@pytest.mark.parametrize("kind", ["camera", "waiting", "features", "moved"])
-def test_sentences_without_a_video(kind, trace, said, tmp_path, browser):
-    """Where no video plays, the sentences can be read, and the page says what is missing."""
+@pytest.mark.parametrize("kind", ["camera", "waiting", "features", "moved", "cut"])
+def test_sentences_without_a_video(kind, trace, said, tmp_path, browser, monkeypatch):
+    """Where no video plays, the sentences can be read, and the page says what is missing. Also where
+    the beginning of a long stream is not kept."""
     message = ""
+    if kind == "cut":
+        monkeypatch.setattr(player, "SENTENCES_KEPT", 7)
     if kind in ("camera", "waiting"):
         page = page_of()
         if kind == "camera":
@@ -535,7 +557,9 @@ def test_sentences_without_a_video(kind, trace, said, tmp_path, browser):
             feed(page, trace, said)
         Path(source).unlink(missing_ok=True)
         url = file.as_uri()
-    first_words = "Waiting for the first sentence" if kind == "waiting" else said[0]["text"]
+    first_words = said[-7 if kind == "cut" else 0]["text"]
+    if kind == "waiting":
+        first_words = "Waiting for the first sentence"
     tab = browser.tab(url)
     tab.wait(READY)
     tab.wait(f"document.querySelector('#missing').textContent.includes({json.dumps(message)})")
