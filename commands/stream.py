@@ -40,8 +40,8 @@ from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.video import ENCODER, Video, is_pipe_or_url
-from toy.places import kitchen_of, recalled
-from toy.read_out import ReadOut, in_words, load_read_out
+from toy.places import kitchen_of
+from toy.read_out import ReadOut, in_words, load_read_out, recalled
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model

@@ -1,5 +1,5 @@
-"""What each place of a kitchen showed last: as the memory says, and as it was. The page shows both
-beside the video (streams/page.py)."""
+"""What the page has to know of a kitchen, to show beside the video what the memory says of each place
+(streams/page.py): names, pictures, and what each place truly showed."""
 from __future__ import annotations
 
 import base64
@@ -9,36 +9,14 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image                          # it comes with matplotlib
-from torch import Tensor
 
 from support.common.disk import read_json
 from support.files.tracks import time_of
 from toy.paint import sprite
-from toy.read_out import ReadOut, most_likely
-from toy.world import COLOUR, FPS, SIZES, TYPE, WORLDS, Kitchen
+from toy.read_out import PLAIN, name_of_thing
+from toy.world import COLOUR, FPS, SIZES, TYPE, Kitchen
 
-PLAIN = WORLDS["plain"]                        # the kitchen of which there are read-outs
 NEEDS_MEMORY = ("tap", "wipe")                 # the events whose sentences name what is out of sight
-
-
-def recalled(read_out: ReadOut, memory: Tensor) -> list[tuple[str, float, float]]:
-    """Memory tokens [M, D] -> what each place showed last: a thing ("" for nothing), how sure that
-    is, and how many seconds ago it was. The read-out is on the CPU, the memory on any device."""
-    tokens = memory.float().cpu().flatten()[None]
-    types, colours, log_ages = (answers[0] for answers in read_out(tokens))
-    named, sure = most_likely(types, colours)                                  # [9, 2], [9]
-    seconds = log_ages.exp2()                                                  # [9]
-    said = []
-    for (kind, colour), p, age in zip(named.tolist(), sure.tolist(), seconds.tolist()):
-        said.append((name_of_thing(kind, colour), round(p, 2), round(age, 1)))
-    return said
-
-
-def name_of_thing(kind: int, colour: int) -> str:
-    """ "red cup"; "" if one of the two is none."""
-    if kind == 0 or colour == 0:
-        return ""
-    return " ".join(PLAIN.words(kind, colour))
 
 
 def words_of_memory(text: str) -> str:

@@ -18,6 +18,7 @@ from support.common.errors import BadData, first_line
 from support.engine.checkpoint import WEIGHTS
 from toy import world
 
+PLAIN = world.WORLDS["plain"]                  # the kitchen that it is about
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
 PLACES = 9
 FILE = "read_out.safetensors"                  # in the folder of the narrator
@@ -84,18 +85,31 @@ def load_read_out(model: str) -> ReadOut | None:
     return read_out.requires_grad_(False)
 
 
-def in_words(read_out: ReadOut, memory: Tensor) -> str:
-    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", the surest place first. The
-    read-out is on the CPU, the memory on any device."""
+def recalled(read_out: ReadOut, memory: Tensor) -> list[tuple[str, float, float]]:
+    """Memory tokens [M, D] -> what each place showed last: a thing ("" for nothing), how sure that
+    is, and how many seconds ago it was. The read-out is on the CPU, the memory on any device."""
     tokens = memory.float().cpu().flatten()[None]
     types, colours, log_ages = (answers[0] for answers in read_out(tokens))
     named, sure = most_likely(types, colours)                                  # [9, 2], [9]
-    plain = world.WORLDS["plain"]
+    seconds = log_ages.exp2()                                                  # [9]
+    said = []
+    for (kind, colour), p, age in zip(named.tolist(), sure.tolist(), seconds.tolist()):
+        said.append((name_of_thing(kind, colour), round(p, 2), round(age, 1)))
+    return said
+
+
+def name_of_thing(kind: int, colour: int) -> str:
+    """ "red cup"; "" if one of the two is none."""
+    if kind == 0 or colour == 0:
+        return ""
+    return " ".join(PLAIN.words(kind, colour))
+
+
+def in_words(read_out: ReadOut, memory: Tensor) -> str:
+    """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", the surest place first."""
     known = []
-    for place in sure.argsort(descending=True, stable=True).tolist():
-        kind, colour = named[place].tolist()
-        if kind and colour and sure[place] >= GUESS:
-            thing = " ".join(plain.words(kind, colour))
-            seconds = 2 ** float(log_ages[place])
-            known.append(f"{plain.places[place]}: {thing} ({sure[place]:.2f}, {seconds:.0f} s)")
-    return "; ".join(known) or "nothing"
+    for place, (thing, sure, seconds) in zip(PLAIN.places, recalled(read_out, memory)):
+        if thing and sure >= GUESS:
+            known.append((sure, f"{place}: {thing} ({sure:.2f}, {seconds:.0f} s)"))
+    known.sort(key=lambda one: -one[0])
+    return "; ".join(text for _, text in known) or "nothing"

@@ -32,7 +32,8 @@ from streams.inputs import Input
 from streams.subtitles import Writers
 from support.common.errors import BadData
 from support.files.video import Video, small_copy
-from toy.places import PLAIN, name_of_thing, words_of_memory
+from toy.places import words_of_memory
+from toy.read_out import PLAIN, name_of_thing
 from toy.world import Kitchen
 from test_commands import call
 

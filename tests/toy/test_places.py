@@ -1,32 +1,14 @@
-"""What each place showed last, as the memory says and as it was."""
+"""What the page has to know of a kitchen."""
 import json
 
 import pytest
-import torch
 
 from commands.data import write_toy
 from helpers import ROOT
-from toy.places import (
-    PLAIN, changes, kitchen_of, pictures_of_things, recalled, true_kitchen, words_of_memory,
-)
-from toy.read_out import PLACES, ReadOut
+from toy.places import changes, kitchen_of, pictures_of_things, true_kitchen, words_of_memory
+from toy.read_out import PLAIN
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
-
-
-def test_recalled():
-    """Of every place, also where it is not sure, and where there was nothing."""
-    read_out = ReadOut(4)
-    bias = torch.zeros(PLACES, 7 + 7 + 1)
-    bias[0, 2] = bias[0, 7 + 1] = 9.0          # shelf: type 2, colour 1
-    bias[0, 14] = 3.0                          # 2 ** 3 seconds
-    bias[1, 0] = bias[1, 7] = 9.0              # rack: nothing
-    read_out.linear.bias.data.copy_(bias.flatten())
-    said = recalled(read_out.requires_grad_(False), torch.randn(2, 2))
-    assert len(said) == PLACES
-    assert said[0] == ("red bowl", 1.0, 8.0)
-    assert said[1][:2] == ("", 1.0)
-    assert said[2][1] < 0.05
 
 
 def test_the_truth_of_the_bundled_kitchen():
