@@ -35,14 +35,13 @@ def kitchen_of(video: Path | None) -> dict:
 
     places      their names
     pictures    {thing: its picture, a data: address}
-    shown       [frame, place, what it shows from this frame on]; only of a video whose kitchen is
-                known
+    shown       [seconds, place, what it shows from then on]; only of a video whose kitchen is known
     sentences   [seconds, the true sentence]; likewise
     """
     about = {"places": PLAIN.places, "pictures": pictures_of_things()}
     kitchen = None if video is None else true_kitchen(video)
     if kitchen is not None:
-        about["shown"] = changes(kitchen)
+        about["shown"] = [(frame / FPS, place, thing) for frame, place, thing in changes(kitchen)]
         about["sentences"] = [(time_of(one.frame, FPS), one.text) for one in kitchen.narrations]
     return about
 
