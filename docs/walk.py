@@ -9,11 +9,12 @@ comes with the repository: the numbers are those of this small narrator.
 """
 
 # %% 0. What the cells share
+# The narrator, the video, and what counts and prints. Skip it, and come back where a name is new.
 
 import sys
 from collections import Counter
 from itertools import compress
-from math import hypot, log
+from math import exp, hypot, log
 from pathlib import Path
 
 import torch
@@ -83,7 +84,8 @@ class Watched(Context):
 
 LEGEND = """\
 x: a token of a frame; m: of the memory; $: end of text. After a frame: [SKIP], or ] if it narrates.
-The positions that are missing are those of frame 0, which was removed after the first sentence.
+Line 18 of Alg. 2 removes the tokens that have no position in the third line. (The positions that
+the second line leaves out were those of frame 0, which was removed in the same way.)
 """
 
 
@@ -91,10 +93,11 @@ def print_tokens(tokens: Tokens, label: str, positions: list[int], later: str, l
     """Three lines: tokens; their positions; those of the tokens that are left."""
     runs = []                           # [name, first position, last position]: equal neighbours
     for name, position in zip(spell(layout, tokens, prompt="prompt"), positions):
+        name = name.strip() or "space"
         if runs and runs[-1][0] == name and runs[-1][2] == position - 1:
             runs[-1][2] = position
         else:
-            runs.append([name.strip() or "space", position, position])
+            runs.append([name, position, position])
     columns = []
     for name, first, last in runs:
         span = f"{first}-{last}" if last > first else f"{first}"
@@ -129,7 +132,8 @@ def scores_of(texts: list[str]) -> dict[str, float]:
     """Of the kitchen's sentences: two shares, and the mean CIDEr-D."""
     shares = recall_of_words(list(zip(truth, texts)))
     each = cider([(sentence.text, text) for sentence, text in zip(truth, texts)])
-    return {EXACT: shares["exact"], OF_MEMORY: shares["memory_words"], "CIDEr-D": sum(each) / 42}
+    mean = sum(each) / len(each)
+    return {EXACT: shares["exact"], OF_MEMORY: shares["memory_words"], "CIDEr-D": mean}
 
 
 def print_scores(scores: dict[str, float], label: str, others: dict[str, float], other: str):
@@ -159,13 +163,13 @@ def found_again(n: int) -> float:
 def weights_of(text: str, n: int, sentences: list[str]) -> dict[tuple, float]:
     """CIDEr-D's weight of each n-gram of a text: the larger, the fewer of the sentences have it."""
     weights = {}
-    for gram in ngrams(text.split(), n):
+    for gram, count in ngrams(text.split(), n).items():
         have_it = sum(gram in ngrams(sentence.split(), n) for sentence in sentences)
-        weights[gram] = log(len(sentences) / max(1, have_it))
+        weights[gram] = count * log(len(sentences) / max(1, have_it))
     return weights
 
 
-# How often an annotation strays by -1, 0, 1 frames is known, when it does is not: an entropy [nats]
+# How often an annotation strays by -1, 0, 1 frames is known; when is not. An entropy, in nats:
 STRAY = -sum(share * log(share) for share in JITTER.values())
 
 
@@ -184,7 +188,7 @@ logits = narrator.logits(hidden[-1])
 print(f"a picture                  {list(picture.shape)}: red, green and blue of each pixel")
 print(f"X_t, its frame tokens      {list(x_0.shape)}: J tokens of width D")
 print(f"E_t, after the connector   {list(e_0.shape)}: J tokens of width D_lm, here 128 as well")
-print(f"hidden states              {list(hidden.shape)}")
+print(f"the model's hidden states  {list(hidden.shape)}")
 print(f"logits after the last one  {list(logits.shape)}: one for each token of the vocabulary")
 assert x_0.shape == (config.J, config.width)
 assert logits.shape == (len(narrator.llm.get_input_embeddings().weight),)
@@ -244,7 +248,7 @@ class Forgetful(Context):
 
 remembered = sentences_of(Context(narrator))
 made_up = sentences_of(Forgetful(narrator))
-print(f"\n4. Take the memory away\n{'with memory':48}without")
+print(f"\n4. Take the memory away: what is told of things out of sight\n{'with memory':48}without")
 for sentence, text, other in zip(truth, remembered, made_up):
     if sentence.memory_words and sentence.time < 60:
         print(f"{text:48}{other}")
@@ -286,45 +290,45 @@ assert renumbered[EXACT] < with_memory[EXACT] and changed < 6
 
 _, _, log_gate = memory.project(x.flatten(0, 1))                        # [T J, h, c]
 half_life = log(0.5) / log_gate.mean(0) / config.J / config.fps         # [h, c], seconds
-print("\n6. What a state of fixed size holds")
+print("\n6. What a state of fixed size holds (how sure, how long ago)")
 for head, seconds in enumerate(half_life):
-    print(f"head {head} forgets half in {seconds.min():.0f} to {seconds.max():.0f} s")
+    print(f"head {head}: half is forgotten after {seconds.min():.0f} to {seconds.max():.0f} s")
 right = []
 for (frame, _), sentence in zip(kitchen.narrations, truth[1:]):         # end of the one before
     if "hiding" in sentence.text:
         state = narrator.state_after(x[:frame + 1], kitchen.narrations)
         told = told_of(sentence.text, state)
         right.append(" ".join(sentence.memory_words) in told)
-        print(f"memory tokens: {told:40}true sentence: {sentence.text}")
+        print(f"read from memory: {told:34}then to be told: {sentence.text}")
 for n in (8, 16, 64, 256):
-    print(f"of {n:3} random pairs in one head {found_again(n):4.0%} are found again")
+    print(f"of {n:3} random keys in one head, {found_again(n):4.0%} give back their value")
 assert half_life.max() > 5 * half_life.min() and sum(right) >= len(right) / 2
 
 # %% 7. The loss, token by token (§3.5)
 # The model learns to predict the words, and after each frame "," ([SKIP]) or "]" (narrate now).
-# After training the words cost next to nothing, and what is left of the loss is the trigger's.
-# Most of that cannot be avoided: as people do, the toy's annotators stray by a frame. A model
-# that knew all but when they do would still lose 0.97 nats a segment.
+# After training the words cost little, and most of what is left of the loss is the trigger's. That
+# can hardly be avoided: as people do, the toy's annotators stray by a frame. A model that knew all
+# but when they do would still lose 0.97 nats a segment.
 
 hidden, labels, _ = narrator(x, kitchen.narrations)
-learned = labels != -100
-logits = narrator.logits(hidden[learned])
-losses = F.cross_entropy(logits, labels[learned], reduction="none")
+hidden, labels = hidden[labels != -100], labels[labels != -100]         # those that are learned
+losses = F.cross_entropy(narrator.logits(hidden), labels, reduction="none")
 names = {layout.skip: ", ([SKIP])", layout.close[0]: "] (narrate now)", layout.eot: "end of text"}
 loss, number = Counter(), Counter()
-for label, of_token in zip(labels[learned].tolist(), losses.tolist()):
+for label, of_token in zip(labels.tolist(), losses.tolist()):
     loss[names.get(label, "words")] += of_token
     number[names.get(label, "words")] += 1
 print("\n7. The loss, token by token")
 for name in number:
     print(f"{name:16}{number[name]:4} tokens {loss[name] / loss.total():7.1%} of the loss")
 trigger = loss[", ([SKIP])"] + loss["] (narrate now)"]
-print(f"the trigger: {trigger / 41:.2f} nats a segment; the stray ends alone cost {STRAY:.2f}")
+print(f"the trigger: {trigger / (len(truth) - 1):.2f} nats a segment, "
+      f"{STRAY:.2f} because people end segments a frame too early or too late")
 assert trigger > 0.6 * loss.total()
 
 # %% 8. The trigger, frame by frame (§3.2, Eq. 1)
 # p([SKIP]) along the longest segment of the video: near 1 until its end, where it falls. For 4 s
-# after a sentence the threshold is theta_low, so that the next one does not come at once; then
+# after a sentence the threshold is theta_low, so that the next one does not come at once, then
 # theta.
 
 decisions = list(narrate(narrator, x))
@@ -346,8 +350,8 @@ assert segment[0].theta == config.theta_low and segment[-1].theta == config.thet
 # Eight true segments and those of cell 8: a true one is found where its IoU with a predicted one
 # is 0.5 or more. Then sentences are compared: here the last of the eight with what cell 4 made up
 # without memory. In CIDEr-D an n-gram weighs the more, the fewer true sentences have it: "You"
-# and "the" are in all eight and weigh log(8 / 8) = 0. The score is 10 times the mean cosine, n =
-# 1 to 4.
+# and "the" are in all eight and weigh log(8 / 8) = 0. The score is 10 times the mean cosine of the
+# weights over n, and less if the lengths differ.
 
 iou, _ = overlaps(segments([sentence.time for sentence in truth[:8]]),
                   segments([(end + 1) / config.fps for end in ends[:8]]))
@@ -358,10 +362,10 @@ cosines = []
 for n in N_GRAMS:
     r, s = weights_of(true[7], n, true), weights_of(made_up[7], n, true)
     both = {" ".join(gram): r[gram] for gram in r if gram in s and r[gram] > 0}
-    product = sum(weight ** 2 for weight in both.values())
-    cosines.append(product / hypot(*r.values()) / hypot(*s.values()))
-    print(f"n = {n}: cosine {cosines[-1]:.3f}, by {list(both)}")
-score = 10 * sum(cosines) / 4
+    cosines.append(hypot(*both.values()) ** 2 / hypot(*r.values()) / hypot(*s.values()))
+    print(f"n = {n}: cosine {cosines[-1]:.3f}; in both: {', '.join(both)}")
+longer = len(made_up[7].split()) - len(true[7].split())
+score = 10 * sum(cosines) / 4 * exp(-longer ** 2 / (2 * 6 ** 2))
 print(f'CIDEr-D {score:.3f}: "{made_up[7]}" for "{true[7]}"')
 assert abs(score - cider(list(zip(true, made_up)))[7]) < 1e-6
 
@@ -381,7 +385,7 @@ for step in trange(200, desc="training", leave=False):
     losses.append(loss_of_batch(learner, [examples[step % 50]], batch=1))   # forward and backward
     optimizer.step()
     optimizer.zero_grad()
-print("\n10. A training of one minute: loss", *[f"{loss:.2f}" for loss in losses[::33]])
+print("\n10. A training of one minute; every 33rd loss:", *[f"{loss:.2f}" for loss in losses[::33]])
 written = [decision.narration for decision in narrate(learner, x[:48]) if decision.narration]
 for narration, sentence in zip(written, truth):
     print(f"{narration.end:4} s  {narration.text:48}true: {sentence.text}")

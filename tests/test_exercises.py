@@ -1,5 +1,7 @@
 """EXERCISES.md keeps its promises. With --slow, each change is made in a copy, the kitchen is narrated
-and the named tests are run there."""
+and the named tests are run there. Where a reader writes the lines, the first diff of a section takes
+them away, and the second one is an answer.
+"""
 import re
 import shutil
 import subprocess
@@ -7,11 +9,14 @@ import sys
 
 import pytest
 
+from evaluate import cider
 from helpers import ROOT
 from support.common.disk import read_jsonl
 
 TEXT = (ROOT / "EXERCISES.md").read_text(encoding="utf-8")
 SECTIONS = TEXT.split("\n## ")[1:]
+CHANGES = [section for section in SECTIONS if "```diff" in section]
+WRITTEN = [section for section in CHANGES if section.count("```diff") == 2]
 COPIED = ("*.py", "pytest.ini", "baselines", "commands", "streams", "support", "toy", "experiments",
           "tests")
 # tests that take seconds; most of them narrate the kitchen, too
@@ -20,10 +25,14 @@ KITCHEN = (r"The kitchen: (\d+) narrations, (\d+) as before(?:, (\d+) one frame 
            r"the cache holds at most (\d+) tokens")
 
 
-def apply(section: str, folder) -> None:
-    """Make the change of a section in the files in a folder. Each hunk's old lines must be there
-    once."""
-    diff = re.search(r"```diff\n(.*?)```", section, re.S)[1]
+def number_of(section: str) -> str:
+    return section.split(".")[0]
+
+
+def apply(section: str, folder, which: int = 0) -> None:
+    """Make a change of a section, its first or its second one, in the files in a folder. Each
+    hunk's old lines must be there once."""
+    diff = re.findall(r"```diff\n(.*?)```", section, re.S)[which]
     path = folder / re.search(r"`([\w/]+\.py)`", section)[1]
     source = path.read_text(encoding="utf-8")
     for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
@@ -67,6 +76,18 @@ class Copy:
         return subprocess.run([sys.executable, *map(str, words)], cwd=self.folder,
                               capture_output=True, text=True)
 
+    def outcomes(self, names: list[str]) -> dict[str, list[str]]:
+        """Of each named test, that of all its cases: PASSED, FAILED or ERROR."""
+        tests = [f"tests/{name}" for name in names]
+        report = self.run("-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", *tests)
+        cases = re.findall(r"^(PASSED|FAILED|ERROR) tests/(.*?)(?: - .*)?$", report.stdout, re.M)
+        outcomes = {}
+        for name in names:
+            outcomes[name] = [outcome for outcome, case in cases
+                              if name in (case, case.partition("[")[0])]
+            assert outcomes[name], report.stdout
+        return outcomes
+
     def narrate(self) -> tuple[list[tuple[int, str]], dict[int, float], int]:
         """The kitchen: (frame, sentence) of each narration, p([SKIP]) of each frame, and the largest
         cache. AssertionError with the message of a command that fails."""
@@ -92,33 +113,53 @@ def test_the_kitchen_without_a_change(unchanged):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", SECTIONS, ids=range(1, len(SECTIONS) + 1))
+@pytest.mark.parametrize("section", CHANGES, ids=number_of)
 def test_a_change_does_what_is_promised(section, unchanged, tmp_path):
     """Tests pass and fail (a name without [...] stands for all of its cases: if they are to fail,
     each does), and sentences stay and move."""
     copy = Copy(tmp_path, section)
     passing, failing = promised(section)
     assert failing
-    tests = [f"tests/{name}" for name in passing + failing]
-    report = copy.run("-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", *tests)
-    outcomes = {}
-    for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) tests/(.*?)(?: - .*)?$",
-                                    report.stdout, re.M):
-        outcomes[name] = outcome
+    outcomes = copy.outcomes(passing + failing)
     for names, allowed in ((passing, {"PASSED"}), (failing, {"FAILED", "ERROR"})):
         for name in names:
-            cases = [case for case in outcomes if name in (case, case.partition("[")[0])]
-            assert cases, report.stdout
-            assert {outcomes[case] for case in cases} <= allowed, name
+            assert set(outcomes[name]) <= allowed, name
 
     section = re.sub(r"\s+", " ", section)
     promise = re.search(KITCHEN, section)
+    at_most = re.search(r"The kitchen: at most (\d+) narrations as before", section)
     if promise:
         compare_kitchens(section, promise, unchanged[0], *copy.narrate())
+    elif at_most:
+        sentences, _, _ = copy.narrate()
+        stayed = [sentence for sentence in sentences if sentence in unchanged[0]]
+        assert len(stayed) <= int(at_most[1])
     elif "The kitchen stays" not in section:   # the command says what a named test says
         quoted = re.search(r"::test_\w+`: `([^`]+)`", section)[1]
         with pytest.raises(AssertionError, match=re.escape(quoted)):
             copy.narrate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", WRITTEN, ids=number_of)
+def test_an_answer_passes_the_tests_that_judge_it(section, unchanged, tmp_path):
+    copy = Copy(tmp_path, section)
+    apply(section, copy.folder, which=1)
+    _, judges = promised(section)
+    for name, outcomes in copy.outcomes(judges).items():
+        assert set(outcomes) == {"PASSED"}, name
+    assert copy.narrate() == unchanged
+
+
+def test_scores_by_hand():
+    """The scores of the first, the third and the second pair of the table."""
+    section, = (section for section in SECTIONS if "by hand" in section.splitlines()[0])
+    rows = re.findall(r"^\| (You .*\.) \| (You .*\.) \|$", section, re.M)
+    first, second, third = cider(rows)
+    assert f"The first pair: {first:.2f}<" in section
+    assert f"The third pair: {third:.2f}<" in section
+    assert f"perfect here: {second:.0f}." in section
+    assert cider(rows[1:2]) == [0.0]
 
 
 def compare_kitchens(section: str, promise: re.Match, before: list, after: list, p_skip: dict,
@@ -139,12 +180,13 @@ def compare_kitchens(section: str, promise: re.Match, before: list, after: list,
         assert measured == pytest.approx([float(p) for p in probabilities.groups()], abs=0.01)
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=range(1, len(SECTIONS) + 1))
+@pytest.mark.parametrize("section", CHANGES, ids=number_of)
 def test_changes_can_be_made(section, tmp_path):
     """The old lines of each change are in its file, once; its new lines are Python."""
     file = re.search(r"`([\w/]+\.py)`", section)[1]
     shutil.copy(ROOT / file, tmp_path)
-    apply(section, tmp_path)
+    for which in range(section.count("```diff")):
+        apply(section, tmp_path, which)
 
 
 def test_named_tests_exist():

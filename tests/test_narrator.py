@@ -246,6 +246,17 @@ def test_nothing_is_on_another_device():
         assert memory.read(state).device.type == "meta"
 
 
+def test_the_loss_weighs_words_and_trigger_alike():
+    """§3.5: the cross entropy of all learned tokens, and their number."""
+    model = tiny()
+    x, narrations = video(model)
+    loss, learned = model.loss(x, narrations)
+    hidden, labels, _ = model(x, narrations)
+    of_all = torch.nn.functional.cross_entropy(model.logits(hidden), labels, reduction="sum")
+    assert loss.item() == pytest.approx(of_all.item(), rel=1e-5)
+    assert learned == (labels != -100).sum()
+
+
 # ------------------------------------------------------------------ LoRA
 
 def test_a_training_step_over_a_bf16_base_with_grouped_queries(tmp_path):
