@@ -273,7 +273,7 @@ class Renumbered(Watched):
 c = Renumbered(narrator)
 renumbered = scores_of(sentences_of(c))
 print("\n5. Renumber the positions after pruning: at the end "
-      f"{len(set(c.positions))} positions for {len(c.positions)} tokens")
+      f"{len(c.positions)} tokens share {len(set(c.positions))} positions")
 print_scores(with_memory, "with the counter", renumbered, "without")
 wrong = sentences_of(Context(narrator), planted=(5, "You wash the white bowl."))
 others = [other for text, other in zip(remembered, wrong) if text != other]
