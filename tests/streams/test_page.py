@@ -466,13 +466,17 @@ def test_what_the_memory_knows(kitchen, trace, said, browser):
             assert words[0].split()[0] == PLAIN.places[place]
             if shown[frame, place]:
                 assert words[1:] == ["in sight"]
+            if "gone" in style:             # what it showed has been told: neither thing nor number
+                assert re.fullmatch(r"told at [\d:.]+, let go since", " ".join(words[1:]))
+                assert len(words[0].split()) == 1
             if "told" in style:
                 thing, sure, seconds = before["places"][place]
                 passed = (frame - before["frame"]) / 2
                 assert not shown[before["frame"], place] and not shown[frame, place]
                 assert words[1] == (thing or "nothing")
-                age, percent = words[2].split(" s · ")
-                assert abs(float(age) - seconds - passed) <= 0.5
+                *age, percent = words[2].split(" s · ")
+                assert bool(age) == (seconds + passed <= (frame + 1) / 2)     # of this video
+                assert not age or abs(float(age[0]) - seconds - passed) <= 0.5
                 assert percent == f"{round(100 * sure)}%"
                 last = np.flatnonzero(shown[:frame + 1, place])[-1]
                 kind, colour = true.labels()[last, place, :2]
@@ -490,9 +494,35 @@ def test_what_the_memory_knows(kitchen, trace, said, browser):
 
 
 @needs_chromium
-def test_tour(kitchen, trace, browser):
-    """Each stop shows its moment and says what is to see there."""
-    tab = browser.tab((kitchen / "page.html").as_uri())
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_what_is_still_to_come_is_dimmed(width, kitchen, said, browser):
+    """And its truths are not shown until then. The current sentence is whole inside the list."""
+    tab = browser.tab((kitchen / "page.html").as_uri(), width, 900)
+    tab.wait(VIDEO_READY)
+    for n in (0, 20, len(said) - 1):
+        tab.click("#list button", n)
+        wait_for_sentence(tab, said[n])
+        dimmed = tab.js("[...document.querySelectorAll('#list li')].map("
+                        "e => getComputedStyle(e).opacity < 1)")
+        assert dimmed == [False] * (n + 1) + [True] * (len(said) - n - 1)
+        assert tab.js("[...document.querySelectorAll('#list li')].every("
+                      "e => getComputedStyle(e).opacity == 1 || !e.querySelector('small')"
+                      "?.checkVisibility())")
+    for stop in range(tab.js("document.querySelectorAll('#stops button').length")):
+        tab.click("#stop-on")
+        tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
+        tab.wait("""(([line, box]) => line.top > box.top - 1 && line.bottom < box.bottom + 1)(
+            ['#list [aria-current]', '#list'].map(
+                one => document.querySelector(one).getBoundingClientRect()))""", 5)
+    tab.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_tour(width, kitchen, trace, browser):
+    """Each stop shows its moment and says what is to see there; on a phone, the part of which it
+    speaks comes into sight."""
+    tab = browser.tab((kitchen / "page.html").as_uri(), width, 844)
     tab.wait(VIDEO_READY)
     stops = tab.js("document.querySelectorAll('#stops button').length")
     assert 4 <= stops <= 6                              # without an error, there is none to show
@@ -502,8 +532,14 @@ def test_tour(kitchen, trace, browser):
         tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
         seen.append(tab.js("document.querySelector('#stop').textContent"))
         assert tab.js("document.querySelectorAll('.look').length") == 1
+        top = tab.js("document.querySelector('.look').getBoundingClientRect().top")
+        assert 0 < top < 700 or width > 390
     assert len(set(seen)) == stops
     assert f"{trace[-1]['position']:,}" in seen[-1]     # without pruning, every token that was fed
+    largest = max(row["text_tokens"] + row["visual_tokens"] for row in trace)
+    assert f"more than {largest} tokens" in seen[-1]
+    axis = tab.js("[...document.querySelectorAll('#labels text')].map(e => e.textContent)")
+    assert str(largest) in axis or width == 390         # there, the curves are folded away
     wait_for_second(tab, 151.8)
     tab.close()
 
@@ -589,9 +625,19 @@ def test_the_strip_is_the_cache(kitchen, trace, said, browser):
         assert kept == list(range(last - 9, last + 1))
         leaving = {classes[1] for classes, _ in boxes if "leaving" in classes}
         assert leaving == ({"said", "memory", "frame"} if row["narrate"] else set())
-        if not row["narrate"]:
-            total = tab.js("document.querySelector('#totals strong').textContent")
-            assert int(total.split()[1]) == row["text_tokens"] + row["visual_tokens"]
+        total = int(tab.js("document.querySelector('#totals strong').textContent").split()[1])
+        left = row["text_tokens"] + row["visual_tokens"]        # after the pruning
+        without = tab.js("document.querySelector('#without').textContent")
+        assert without.startswith(f"Without pruning: {row['position']:,} tokens. With it: {total}")
+        times = float(re.search(r"\((.*) times fewer\)", without)[1])
+        assert abs(times - row["position"] / left) <= 0.5
+        if row["narrate"]:
+            assert f" now, {left} once the hatched ones have left" in without
+            before = trace[frame - 1]
+            fed = row["position"] - before["position"]
+            assert total == before["text_tokens"] + before["visual_tokens"] + fed
+        else:
+            assert total == left
         tab.key(".")
     tab.wait("document.querySelectorAll('.frame.drawn').length")    # the pictures are there, too
     tab.close()
