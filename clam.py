@@ -40,7 +40,6 @@ from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
 from support.common.options import Parser
-from support.engine.start import start_memory
 
 EPS = 1e-5  # epsilon of every normalisation in this file
 
@@ -280,9 +279,48 @@ class CLAM(nn.Module):
                 weight.fill_(0 if name.endswith("bias") else 1)
         nn.init.xavier_uniform_(self.self_attn.in_proj_weight)
 
+    @torch.no_grad()
     def initialise(self, x: Tensor):
-        """First weights from statistics of features x [T, J, D] (support/engine/start.py)."""
-        start_memory(self, x)
+        """A start from which CLAM learns in small trainings, too (not in the paper), made from frames
+        x [T, J, D] of training videos: a mimetic initialisation (Trockman et al., arXiv 2410.11135).
+
+        Before it is trained, the memory is transparent: each memory token starts as a token of the
+        average frame, asks for what looks like it, and is given that as it was.
+        """
+        x = x.float().to(self.z.device)
+        size = x.square().mean().sqrt()
+        mean = F.normalize(x.mean((0, 1)), dim=0)                       # [D]
+        without_mean = torch.eye(self.width, device=x.device) - torch.outer(mean, mean)
+        for weight in self.parameters():
+            if weight.dim() == 2:
+                nn.init.xavier_uniform_(weight)
+
+        # keys and values: orthogonal projections of what is not the mean of all tokens
+        for projection in (self.w_k, self.w_v):
+            nn.init.orthogonal_(projection.weight)
+            projection.weight.copy_(projection.weight @ without_mean)
+        self.w_q.weight.copy_(self.w_k.weight)
+        self.w_o.weight.copy_(self.w_v.weight.T)
+        self.start_gates()
+
+        # memory tokens: those of the average frame, with a little noise, so that no two are equal
+        average = x.mean(0)                                             # [J, D]
+        slot = torch.arange(self.M, device=x.device) % len(average)
+        self.z.copy_(average[slot] + 0.1 * size * torch.randn_like(self.z))
+        self.target.copy_(self.z)
+
+        # all in the size of frame tokens; attention over Z and feed-forward add nothing at first
+        for norm in (self.norm_a, self.norm_y, self.norm_m):
+            norm.weight.fill_(size)
+        nn.init.normal_(self.norm_a.bias, std=size / 2)                 # marks them as memory
+        self.self_attn.out_proj.weight.zero_()
+        self.mlp.down_proj.weight.zero_()
+
+        # output gate: open for every memory token, because SiLU(1.28) = 1
+        _, _, residual = self.queries()                                 # [M, D]
+        ones = torch.ones(self.M, 1, device=x.device)
+        to_one = torch.linalg.pinv(residual + self.z) @ ones            # [D, 1]
+        self.w_output_gate.weight.add_(1.28 * to_one.T)
 
     def start_gates(self):
         """First gates of `initialise`: near 1, from 0.982 per token in the first head to 0.9997 in

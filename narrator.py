@@ -626,7 +626,7 @@ class Narrator(nn.Module):
         self.memory.reset_parameters()
 
     def initialise(self, x: Tensor):
-        """First weights from statistics of features x [T, J, D] (support/engine/start.py)."""
+        """First weights made from features x [T, J, D] of training videos (--start mimetic)."""
         self.memory.initialise(x)
         start_connector(self.connector, x)
 

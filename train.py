@@ -219,7 +219,7 @@ def new_config(options: Recipe, llm: str, vision: str, J: int, width: int) -> na
     """The settings of a new narrator (no --init), for frame tokens [J, width]."""
     settings = settings_of(options)
     settings |= {"llm": llm, "vision": vision, "grid": round((J - 1) ** 0.5), "width": width}
-    settings["memory_target"] = options.start == "statistics"
+    settings["memory_target"] = options.start == "mimetic"
     return variants.make_config(**settings)
 
 
@@ -240,8 +240,8 @@ def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narra
 
 
 def begin(narrator: nar.Narrator, options: Recipe, examples: Sequence[Example]):
-    """Set the first weights of a new narrator (--start); statistics are of the first 128 frames of
-    each of at most 64 videos.
+    """Set the first weights of a new narrator (--start); mimetic ones are made from the first 128
+    frames of each of at most 64 videos.
     """
     if options.start == "published":
         narrator.start_published()

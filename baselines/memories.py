@@ -41,7 +41,7 @@ class Memory(nn.Module):
         """Initialise as the published code does. Parameters unknown to it keep their values."""
 
     def initialise(self, x: Tensor) -> None:
-        """First weights from statistics of training features x [T, J, D], if a memory uses them."""
+        """First weights made from training features x [T, J, D], if a memory uses them."""
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """S_0, before the first frame."""

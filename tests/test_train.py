@@ -437,7 +437,7 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     at = [text.index(part) for part in ("The paper's recipe", "\n  --batch", "For the toy alone")]
     assert at == sorted(at)
     assert options_from(data="toy").last_k == 10
-    assert options_from(data="toy").start == "statistics"
+    assert options_from(data="toy").start == "mimetic"
     assert options_from(data="ek100").start == "published"
     assert options_from(narration_memory=5).last_k == 0
 
@@ -579,10 +579,10 @@ def test_start_published(tmp_path):
             assert p.eq(0).all()
 
 
-def test_start_statistics(tmp_path):
+def test_start_mimetic(tmp_path):
     """Learned targets, decays near 1, and a connector that standardises the features, on any data
     set."""
-    model, annotated = begun(tmp_path, start="statistics")
+    model, annotated = begun(tmp_path, start="mimetic")
     assert model.config.memory_target
     assert model.memory.target.abs().sum() > 0
     gate = "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias"

@@ -53,7 +53,7 @@ DEFAULTS = {
     "memory_heads": 4,
     "lora_rank": 16,
     "last_k": 10,
-    "start": "statistics",
+    "start": "mimetic",
     "long": 0.5,
     "limit": 800,
 }

@@ -52,6 +52,8 @@ def before_last_stage(options: Recipe, variant: world.World, kitchens: Iterable[
 
     scenes = stages.scenes(encoder, narrator.layout, kitchens)
     begin(narrator, options, scenes)
+    if options.freeze_memory:
+        narrator.memory.requires_grad_(False)
     stages.before_narrating(options, narrator, scenes)
     return narrator, scenes
 

@@ -31,9 +31,9 @@ def flag_of(name: str, default) -> str:
 class FurtherOptions:
     """Not in the paper, but in the published code; and --long, which is ours."""
     start: str = option("published",
-        "first weights: as in the published code, or from statistics of training features with "
-        "learned targets in CLAM (not the paper's)",
-        ("published", "statistics"),
+        "first weights: as in the published code, or such that CLAM learns from few videos, too "
+        "(clam.py: initialise; not the paper's)",
+        ("published", "mimetic"),
     )
     readout: str = option("frame",
         "the memory is read after the whole frame (the paper) or after its first token (the "
@@ -101,6 +101,9 @@ class ToyOptions:
         probability,
     )
     llm_width: int = option(128, "width of the toy's own language model", positive_int)
+    freeze_memory: bool = option(False,
+        "the memory keeps its first weights: what does its training add to them?",
+    )
     recall: bool = option(True,
         "there is no stage `recall`: the memory learns from the paper's loss alone",
     )

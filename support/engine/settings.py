@@ -24,7 +24,7 @@ class MoreSettings:
     keep_newline: bool = False                  # keep the newlines of narrations that are removed
     # ours
     memory_target: bool = True                  # learn a start of each memory token; published: no,
-                                                # train.py: with --start statistics
+                                                # train.py: with --start mimetic
     max_segment: float | None = None            # [s] until a segment is restarted; None: never
     max_position: int | None = None             # beyond it, positions are turned back; None: never
 
