@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from einops import rearrange
+from torch import Tensor
 
 import data
 import evaluate
@@ -206,6 +208,7 @@ def run_teacher(args: argparse.Namespace):
     speed_up(narrator)
     each = {}                                  # sample -> its measures
     minutes = {}
+    read_outs = []                             # memory tokens, of each sample [N, M, D]
     for sample in progress(samples, "teacher", unit="video"):
         sample = data.shorten(sample, args.max_frames)
         narrations = true_narrations(narrator, sample)
@@ -214,6 +217,7 @@ def run_teacher(args: argparse.Namespace):
         scores = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
         each[sample.name] = evaluate.summary(scores, sample.fps)
         minutes[sample.name] = sample.duration / 60
+        read_outs.append(read_outs_of(narrator, x, narrations))
 
     result = means_of(list(each.values()))
     rows = [("all", result)]
@@ -222,10 +226,35 @@ def run_teacher(args: argparse.Namespace):
             rows.append((label, means_of([each[name] for name in names])))
         result = result | {"by_duration": dict(rows[1:])}
     print_table(rows)
+    if narrator.memory.M:
+        tokens_differ, read_outs_differ = how_memory_differs(torch.cat(read_outs))
+        print(f"memory tokens: {tokens_differ:.2g} of their mean square differs between the "
+              f"{narrator.memory.M} tokens of a read-out, {read_outs_differ:.2g} between read-outs "
+              f"(docs/training.md)")
+        result |= {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
     if args.json:
         print(json.dumps(result))
     if args.per_video:
         write_json(args.per_video, each)
+
+
+@torch.no_grad()
+def read_outs_of(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations) -> Tensor:
+    """The visual memory at the ends of all segments but the last, for x [T, J, D] -> [N, M, D]."""
+    x = narrator.used_frames(x, narrations)
+    read_at = [narrator.read_at(frame) for frame, _ in narrations[:-1]]
+    memory, _ = narrator.memory(rearrange(x, "t j d -> 1 (t j) d"), torch.tensor([read_at]).long())
+    return memory[0].float().cpu()
+
+
+def how_memory_differs(memory: Tensor) -> tuple[float, float]:
+    """Read-outs [N, M, D] -> the shares of their mean square that differ between the M tokens of a
+    read-out, and between read-outs. Near 0, the language model sees no past, whatever there was.
+    """
+    size = memory.square().mean()
+    of_tokens = memory - memory.mean(1, keepdim=True)
+    of_read_outs = memory - memory.mean(0)
+    return (of_tokens.square().mean() / size).item(), (of_read_outs.square().mean() / size).item()
 
 
 def means_of(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -1,10 +1,5 @@
-"""First weights from statistics of training features (not in the paper): small models do not learn
-from random weights.
-
-No labels are used. In the comments: h heads, j token slots, e width of a head's values.
-"""
+"""First weights: as published, and a connector that standardises its input (not in the paper)."""
 import torch
-from einops import rearrange, repeat
 from torch import Tensor, nn
 
 

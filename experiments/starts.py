@@ -1,0 +1,235 @@
+"""What lets CLAM learn from random weights? (not in the paper; the toy alone)
+
+    python -m experiments.starts                make what is missing, and show it
+    python -m experiments.starts --show         only show it
+
+From the published first weights, CLAM's memory tokens hardly depend on what it has seen, and become
+the same for all videos within a few steps. Three causes are taken away, alone and together:
+
+    constant    The self-attention over Z starts from zero, so its values are its bias alone: one
+                vector for all memory tokens, which a LayerNorm then enlarges 316 times. Here this
+                bias, that of the projection after it, and the LayerNorm are not trained.
+    mean        The features have a common mean. Here it is subtracted before keys, values and
+                gates.
+    gates       Gates of 1/2 keep nothing for longer than a frame. Here they start near 1.
+
+CLAM and a linear map of its memory tokens are trained by labels: what did each place show last? No
+language model takes part. The measure is the share of hidden things (type and colour) that are read
+rightly on other videos: one of 36 can be guessed. "as it starts": only the map is trained.
+
+What a language model learns from the same starts is table "start" of experiments/tables.py.
+"""
+import argparse
+import json
+import random
+from collections import defaultdict
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+import narrator as nar
+from clam import CLAM
+from experiments.knowledge import EVERY, last_sight
+from experiments.paper import LLM, VISION
+from experiments.runs import (
+    RESULTS, ROOT, fingerprint_of_base, fingerprint_of_worlds, present_commit,
+)
+from support.common.disk import read_jsonl
+from support.common.errors import command_line
+from support.common.options import Parser, non_negative_int
+from support.common.progress import progress
+from support.engine.checkpoint import load_tokenizer
+from toy import stages, world
+from toy.read_out import ReadOut, most_likely
+from train import schedule
+
+FILE = RESULTS / "starts.jsonl"
+CURES = ("constant", "mean", "gates")
+MIMETIC = "mimetic"
+SEEDS = (0, 1)
+VIDEOS = 400                                   # to train with
+TEST_VIDEOS = 60
+STEPS = 400
+BATCH = 4
+RATE = 2e-3
+WARMUP = 0.1
+# of the self-attention over Z: what makes its output the same for all memory tokens
+CONSTANT = ("self_attn.in_proj_bias", "self_attn.out_proj.bias", "norm_a.weight", "norm_a.bias")
+
+
+class CentredCLAM(CLAM):
+    """CLAM on features from which a fixed vector [D] is subtracted."""
+
+    def __init__(self, mean: Tensor, *sizes: int, **options):
+        super().__init__(*sizes, **options)
+        self.register_buffer("mean", mean)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().project(x - self.mean)
+
+
+# ------------------------------------------------------------------------------- an arm
+
+def arms() -> list[str]:
+    """The names of all starts: "published", "published, mean, gates", "mimetic"."""
+    names = []
+    for chosen in product((False, True), repeat=len(CURES)):
+        cures = [cure for cure, is_chosen in zip(CURES, chosen) if is_chosen]
+        names.append(", ".join(["published", *cures]))
+    return [*names, MIMETIC]
+
+
+def start(arm: str, x: Tensor, seed: int) -> CLAM:
+    """CLAM as an arm starts, for frames x [T, J, D]; what the arm does not train is frozen."""
+    torch.manual_seed(seed)
+    cures = arm.split(", ")
+    sizes = (x.shape[-1], stages.DEFAULTS["memory_tokens"], stages.DEFAULTS["memory_heads"])
+    mean = x.mean((0, 1)) if "mean" in cures else torch.zeros(x.shape[-1])
+    clam = CentredCLAM(mean, *sizes, target=arm == MIMETIC, dropout=0.0)
+    if arm == MIMETIC:
+        clam.initialise(x)
+    if "gates" in cures:
+        with torch.no_grad():
+            clam.start_gates()
+    if "constant" in cures:
+        for name in CONSTANT:
+            clam.get_parameter(name).requires_grad_(False)
+    return clam
+
+
+def tokens_of(clam: CLAM, video: stages.Scene) -> Tensor:
+    """The memory tokens after every few frames of a video [N, M * D]."""
+    frames, J, _ = video.x.shape
+    read_at = torch.arange(EVERY, frames + 1, EVERY) * J
+    memory, _ = clam(rearrange(video.x, "t j d -> 1 (t j) d"), read_at[None])
+    return memory[0].flatten(1)
+
+
+def truth_of(video: stages.Scene) -> tuple[Tensor, Tensor, Tensor]:
+    """What each place showed last at these frames [N, 9, 2]; whether it has shown anything [N, 9];
+    whether it shows nothing now [N, 9].
+    """
+    frames = torch.arange(EVERY - 1, len(video.x), EVERY)
+    things = stages.last_seen(video.labels)[frames]
+    has_shown = last_sight(video.labels)[frames] >= 0
+    is_hidden = has_shown & (video.labels[frames, :, 0] == 0)
+    return things, has_shown, is_hidden
+
+
+def train_by_labels(clam: CLAM, videos: list[stages.Scene], seed: int) -> ReadOut:
+    """Train CLAM, unless it is frozen, and a linear map of its memory tokens."""
+    with torch.no_grad():
+        tokens = torch.cat([tokens_of(clam, video) for video in videos[:50]])
+    read_out = ReadOut(tokens.shape[1])
+    read_out.mean.copy_(tokens.mean(0))
+    read_out.deviation.copy_(tokens.std(0) + 1e-6)
+    parameters = [p for p in (*clam.parameters(), *read_out.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    chance = random.Random(seed)
+    for step in progress(range(STEPS), "labels", STEPS, "step"):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * schedule(step, STEPS, WARMUP)
+        loss = 0
+        for video in chance.choices(videos, k=BATCH):
+            types, colours, _ = read_out(tokens_of(clam, video))
+            things, has_shown, _ = truth_of(video)
+            loss = loss + F.cross_entropy(types[has_shown], things[has_shown][:, 0])
+            loss = loss + F.cross_entropy(colours[has_shown], things[has_shown][:, 1])
+        optimizer.zero_grad()
+        (loss / BATCH).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    return read_out
+
+
+@torch.no_grad()
+def share_right(clam: CLAM, read_out: ReadOut, videos: list[stages.Scene]) -> float:
+    """Of what is hidden at all moments of the videos, the share that is read rightly."""
+    right = []
+    for video in videos:
+        types, colours, _ = read_out(tokens_of(clam, video))
+        named, _ = most_likely(types, colours)
+        things, _, is_hidden = truth_of(video)
+        right.append((named == things).all(-1)[is_hidden])
+    return torch.cat(right).float().mean().item()
+
+
+# ------------------------------------------------------------------------------- results
+
+def identity(arm: str, seed: int, trained: bool) -> dict:
+    return {"arm": arm, "seed": seed, "trained": trained, "steps": STEPS,
+            "worlds": fingerprint_of_worlds(), "base": fingerprint_of_base()}
+
+
+def result(arm: str, seed: int, trained: bool) -> float | None:
+    """The share of an arm that is kept; None if there is none of today's world and encoder."""
+    lines = read_jsonl(FILE) if FILE.exists() else []
+    found = [line for line in lines if identity(arm, seed, trained).items() <= line.items()]
+    return found[-1]["hidden_right"] if found else None
+
+
+def scenes(split: str, count: int) -> list[stages.Scene]:
+    """Videos of the toy, half of them with idle time."""
+    encoder = nar.VisionEncoder(str(ROOT / VISION))
+    layout = nar.Layout(load_tokenizer(str(ROOT / LLM)), J=10, M=0)
+    kitchens = world.kitchens(split, count, world=world.find_world("plain", 0.5))
+    return stages.scenes(encoder, layout, kitchens)
+
+
+# ------------------------------------------------------------------------------- the command
+
+def make_missing(seeds: list[int]) -> None:
+    missing = [key for key in product(arms(), seeds, (False, True)) if result(*key) is None]
+    if not missing:
+        return
+    videos = scenes("train", VIDEOS)
+    test_videos = scenes("test", TEST_VIDEOS)
+    x = torch.cat([video.x[:128] for video in videos[:64]])
+    for arm, seed, trained in missing:
+        clam = start(arm, x, seed)
+        if not trained:
+            clam.requires_grad_(False)
+        read_out = train_by_labels(clam, videos, seed)
+        share = round(share_right(clam, read_out, test_videos), 4)
+        line = identity(arm, seed, trained) | {"commit": present_commit(), "hidden_right": share}
+        with FILE.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def markdown(seeds: list[int]) -> str:
+    """The results as a table: a row for each arm, its seeds side by side."""
+    shown = defaultdict(list)
+    for arm, trained, seed in product(arms(), (False, True), seeds):
+        share = result(arm, seed, trained)
+        if share is not None:
+            shown[arm, trained].append(f"{share:.3f}")
+    numbers = ", ".join(str(seed) for seed in seeds)
+    lines = [f"| start | as it starts, seeds {numbers} | trained by labels, seeds {numbers} |",
+             "| --- | --- | --- |"]
+    for arm in arms():
+        cells = [", ".join(shown[arm, trained]) or "-" for trained in (False, True)]
+        lines.append(f"| {arm} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
+
+
+def run_starts(args: argparse.Namespace) -> None:
+    if not args.show:
+        make_missing(args.seeds)
+    print(markdown(args.seeds))
+
+
+def main():
+    parser = Parser(prog="python -m experiments.starts",
+                    description="What lets CLAM learn from random weights?")
+    parser.add_argument("--show", action="store_true", help="show what is there; train nothing")
+    parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
+                        default=list(SEEDS), help="default: 0 and 1")
+    args = parser.parse_args()
+    command_line(lambda: run_starts(args))
+
+
+if __name__ == "__main__":
+    main()
