@@ -606,12 +606,12 @@ def test_toy_runs_all_stages(tmp_path, monkeypatch):
     few_pictures = {"batch": 2, "videos": 2, "each": 2}
     monkeypatch.setattr(stages, "encoder", partial(stages.encoder, **few_pictures))
     monkeypatch.setattr(stages, "language", partial(stages.language, batch=2))
-    steps = {"encoder": 2, "language": 2, "look": 1, "recall": 3}
+    steps = {"encoder": 2, "language": 2, "look": 1}
     monkeypatch.setattr(stages, "STEPS", steps)
     out = tmp_path / "out"
     train_command.train(options_from(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
-                                     lora_rank=4, idle=1.0))
-    assert steps_of(out) == steps | {"narrator": 1}
+                                     lora_rank=4, idle=1.0, recall_steps=3))
+    assert steps_of(out) == steps | {"recall": 3, "narrator": 1}
     out.rename(tmp_path / "moved")
     config = load_narrator(str(tmp_path / "moved")).config
     assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)

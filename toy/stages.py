@@ -57,8 +57,8 @@ DEFAULTS = {
     "long": 0.5,
     "limit": 800,
 }
-# Steps of each stage before the paper's own
-STEPS = {"encoder": 2400, "language": 500, "look": 1400, "recall": 1200}
+# Steps of the stages before `recall`
+STEPS = {"encoder": 2400, "language": 500, "look": 1400}
 # Defaults with --quick: the models and `look` of other narrators, no `recall`, few videos.
 TOY = Path(__file__).parent
 QUICK = {
@@ -386,7 +386,7 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
     """
     narrator.train()
     encode = narrator.layout.encode
-    steps = STEPS[stage]
+    steps = options.recall_steps if stage == "recall" else STEPS[stage]
 
     def backward(step: int) -> float:
         chance = random.Random(f"{stage} {options.seed} {step}")

@@ -107,3 +107,4 @@ class ToyOptions:
     recall: bool = option(True,
         "there is no stage `recall`: the memory learns from the paper's loss alone",
     )
+    recall_steps: int = option(1200, "steps of the stage `recall`", positive_int)
