@@ -23,9 +23,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
-import narrator as nar
 from baselines.variants import load_narrator
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
@@ -77,19 +76,25 @@ def last_sight(labels: Tensor) -> Tensor:
     return torch.where(labels[..., 0] > 0, frame, -1).cummax(0).values
 
 
+def tokens_of(memory: nn.Module, video: stages.Scene) -> Tensor:
+    """The memory tokens after every few frames of a video [N, M * D]."""
+    frames, J, _ = video.x.shape
+    read_at = torch.arange(EVERY, frames + 1, EVERY) * J
+    tokens, _ = memory(rearrange(video.x, "t j d -> 1 (t j) d"), read_at[None])
+    return rearrange(tokens[0], "n m d -> n (m d)")
+
+
 @torch.no_grad()
-def moments_of(narrator: nar.Narrator, videos: list[stages.Scene]) -> Moments:
+def moments_of(memory: nn.Module, videos: list[stages.Scene]) -> Moments:
     """The memory tokens after every few frames of each video."""
     parts = []
     sightings_before = 0
     for video in progress(videos, "memory", len(videos), "video"):
         frames = torch.arange(EVERY - 1, len(video.x), EVERY)
-        read_at = (frames + 1) * narrator.layout.J
-        memory, _ = narrator.memory(rearrange(video.x, "t j d -> 1 (t j) d"), read_at[None])
         seen_at = last_sight(video.labels)[frames]                             # [N, 9]
         shown = video.labels[frames, :, 0] > 0                                 # [N, 9]
         parts.append(Moments(
-            tokens=rearrange(memory[0], "n m d -> n (m d)"),
+            tokens=tokens_of(memory, video),
             things=stages.last_seen(video.labels)[frames],
             ages=(frames[:, None] - seen_at) / world.FPS,
             hidden=~shown & (seen_at >= 0),
@@ -169,13 +174,13 @@ def run_knowledge(args: argparse.Namespace) -> None:
     trained_world = world.find_world("plain", TRAINING_IDLE)
     training_videos = stages.scenes(encoder, narrator.layout,
                                     world.kitchens("train", world=trained_world))
-    read_out = train_read_out(moments_of(narrator, in_a_row(training_videos)))
+    read_out = train_read_out(moments_of(narrator.memory, in_a_row(training_videos)))
     if args.save:
         save_read_out(read_out, args.model, Path(args.save))
 
     kitchens = [world.Kitchen(seed, SEGMENTS, LONG_IDLE) for seed in TEST_SEEDS]
     videos = stages.scenes(encoder, narrator.layout, kitchens)
-    by_age = score(read_out, moments_of(narrator, videos))
+    by_age = score(read_out, moments_of(narrator.memory, videos))
     print_table(list(by_age.items()))
     if args.json:
         print(json.dumps({"by_age": by_age}))

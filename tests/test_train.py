@@ -630,10 +630,10 @@ def test_quick_starts_from_what_others_have_learned(tmp_path):
 
 def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given."""
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 1})
+    monkeypatch.setattr(stages, "STEPS", {"look": 1})
     out = str(tmp_path / "out")
     train_command.train(options_from(
-        data="toy", output=out, limit=2, batch=2, epochs=1.0, lora_rank=4, long=1.0, grid=0,
+        data="toy", output=out, limit=2, batch=2, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
         llm=str(TOY / "llm"), vision=str(TOY / "vision"), narration_memory=5))
     model = load_narrator(out)
     assert (model.config.J, model.config.last_k) == (1, 0)

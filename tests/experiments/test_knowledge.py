@@ -67,7 +67,7 @@ def test_moments_tell_of_sightings():
     labels[0, 3] = 2
     labels[:20, 4] = 1
     video = Scene(torch.randn(40, 10, narrator.config.width), [], labels)
-    moments = moments_of(narrator, [video, video])
+    moments = moments_of(narrator.memory, [video, video])
     frames = torch.arange(3, 40, 4)            # 3, 7 .. 39
     assert moments.hidden[:, 3].all()
     assert torch.equal(moments.hidden[:, 4], (frames > 19).repeat(2))

@@ -13,7 +13,7 @@ from toy import stages, world
 
 def options_in(folder, **options):
     """Options of train.py, with an output folder."""
-    return train.Recipe(output=str(folder), lr=1e-3, recall=False, **options)
+    return train.Recipe(output=str(folder), lr=1e-3, recall=False, recall_steps=1, **options)
 
 
 def scene(seed, width):
@@ -96,9 +96,8 @@ def test_the_code_head_is_linear():
 
 # ------------------------------------------------------------- look, recall
 
-def test_recall_teaches_the_memory_what_to_keep(tmp_path, monkeypatch):
+def test_recall_teaches_the_memory_what_to_keep(tmp_path):
     """Gradients reach the frames before those that are shown."""
-    monkeypatch.setattr(stages, "STEPS", {"recall": 1})
     model = tiny()
     video = scene(0, 32)
     assert model.state_after(video.x[:5], []).requires_grad
@@ -113,7 +112,7 @@ def test_recall_teaches_the_memory_what_to_keep(tmp_path, monkeypatch):
 @pytest.mark.parametrize("memory", ["clam", "recent"])
 def test_look_is_taken_over(tmp_path, monkeypatch, memory):
     """LoRA and connector of another training, whatever its memory; the own memory stays."""
-    monkeypatch.setattr(stages, "STEPS", {"look": 1, "recall": 1})
+    monkeypatch.setattr(stages, "STEPS", {"look": 1})
     videos = [scene(0, 32)]
     first = tiny()
     stages.before_narrating(options_in(tmp_path), first, videos)
