@@ -320,7 +320,7 @@ class CLAM(nn.Module):
         _, _, residual = self.queries()                                 # [M, D]
         ones = torch.ones(self.M, 1, device=x.device)
         to_one = torch.linalg.pinv(residual + self.z) @ ones            # [D, 1]
-        self.w_output_gate.weight.add_(1.28 * to_one.T)
+        self.w_output_gate.weight.copy_((1.28 * to_one.T).expand(self.width, -1))
 
     def start_gates(self):
         """First gates of `initialise`: near 1, from 0.982 per token in the first head to 0.9997 in

@@ -96,6 +96,7 @@ def options_from(**given) -> Recipe:
             values |= stages.QUICK
     elif data_set not in DATASETS:
         values["batch"] = BATCH_OF_OWN_VIDEOS
+        values["start"] = "mimetic"
     if given.get("narration_memory"):
         values["last_k"] = 0                   # the second memory stands for past narrations
     if given.get("prune") is False:

@@ -15,22 +15,26 @@ the same for all videos within a few steps. Three causes are taken away, alone a
 
 CLAM and a linear map of its memory tokens are trained by labels: what did each place show last? No
 language model takes part. The measure is the share of hidden things (type and colour) that are read
-rightly on other videos: one of 36 can be guessed. "as it starts": only the map is trained.
+rightly on other videos: one of 36 can be guessed. "as it starts": only the map is trained. "tokens
+differ", "read-outs differ": shares of the mean square of the trained memory's tokens, as `evaluate.py
+teacher` prints them.
 
 What a language model learns from the same starts is table "start" of experiments/tables.py.
 """
 import argparse
 import json
 import random
-from collections import defaultdict
+from collections.abc import Sequence
 from itertools import product
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 import narrator as nar
 from clam import CLAM
+from commands.evaluate import how_memory_differs
 from experiments.knowledge import EVERY, Moments, moments_of, tokens_of, train_read_out
 from experiments.paper import LLM, VISION
 from experiments.runs import (
@@ -47,7 +51,6 @@ from train import schedule
 
 FILE = RESULTS / "starts.jsonl"
 CURES = ("constant", "mean", "gates")
-MIMETIC = "mimetic"
 SEEDS = (0, 1)
 VIDEOS = 300                                   # to train with
 TEST_VIDEOS = 60
@@ -78,7 +81,7 @@ def arms() -> list[str]:
     for chosen in product((False, True), repeat=len(CURES)):
         cures = [cure for cure, is_chosen in zip(CURES, chosen) if is_chosen]
         names.append(", ".join(["published", *cures]))
-    return [*names, MIMETIC]
+    return [*names, "mimetic"]
 
 
 def start(arm: str, x: Tensor, seed: int) -> CLAM:
@@ -87,8 +90,8 @@ def start(arm: str, x: Tensor, seed: int) -> CLAM:
     cures = arm.split(", ")
     sizes = (x.shape[-1], stages.DEFAULTS["memory_tokens"], stages.DEFAULTS["memory_heads"])
     mean = x.mean((0, 1)) if "mean" in cures else torch.zeros(x.shape[-1])
-    clam = CentredCLAM(mean, *sizes, target=arm == MIMETIC, dropout=0.0)
-    if arm == MIMETIC:
+    clam = CentredCLAM(mean, *sizes, target=arm == "mimetic", dropout=0.0)
+    if arm == "mimetic":
         clam.initialise(x)
     if "gates" in cures:
         with torch.no_grad():
@@ -142,11 +145,11 @@ def identity(arm: str, seed: int, trained: bool) -> dict:
             "worlds": fingerprint_of_worlds(), "base": fingerprint_of_base()}
 
 
-def result(arm: str, seed: int, trained: bool) -> float | None:
-    """The share of an arm that is kept; None if there is none of today's world and encoder."""
+def result(arm: str, seed: int, trained: bool) -> dict | None:
+    """What is kept of an arm; None if there is nothing of today's world and encoder."""
     lines = read_jsonl(FILE) if FILE.exists() else []
     found = [line for line in lines if identity(arm, seed, trained).items() <= line.items()]
-    return found[-1]["hidden_right"] if found else None
+    return found[-1] if found else None
 
 
 def scenes(split: str, count: int) -> list[stages.Scene]:
@@ -157,9 +160,7 @@ def scenes(split: str, count: int) -> list[stages.Scene]:
     return stages.scenes(encoder, layout, kitchens)
 
 
-# ------------------------------------------------------------------------------- the command
-
-def make_missing(seeds: list[int]) -> None:
+def make_missing(seeds: Sequence[int]) -> None:
     missing = [key for key in product(arms(), seeds, (False, True)) if result(*key) is None]
     if not missing:
         return
@@ -172,28 +173,40 @@ def make_missing(seeds: list[int]) -> None:
             read_out = train_by_labels(clam, videos, seed)
         else:
             read_out = train_read_out(moments_of(clam, videos))
-        share = share_right(read_out, moments_of(clam, test_videos))
-        line = identity(arm, seed, trained) | {"commit": present_commit(),
-                                               "hidden_right": round(share, 4)}
+        moments = moments_of(clam, test_videos)
+        memory = rearrange(moments.tokens, "n (m d) -> n m d", m=clam.M)
+        tokens_differ, read_outs_differ = how_memory_differs(memory)
+        line = identity(arm, seed, trained) | {
+            "commit": present_commit(),
+            "hidden_right": round(share_right(read_out, moments), 4),
+            "tokens_differ": tokens_differ,
+            "read_outs_differ": read_outs_differ,
+        }
         with FILE.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def markdown(seeds: list[int]) -> str:
+def markdown(seeds: Sequence[int] = SEEDS) -> str:
     """The results as a table: a row for each arm, its seeds side by side."""
-    shown = defaultdict(list)
-    for arm, trained, seed in product(arms(), (False, True), seeds):
-        share = result(arm, seed, trained)
-        if share is not None:
-            shown[arm, trained].append(f"{share:.3f}")
     numbers = ", ".join(str(seed) for seed in seeds)
-    lines = [f"| start | as it starts, seeds {numbers} | trained by labels, seeds {numbers} |",
-             "| --- | --- | --- |"]
+    lines = [f"| start (seeds {numbers}) | right, as it starts | right, trained by labels "
+             "| tokens differ | read-outs differ |",
+             "| --- | --- | --- | --- | --- |"]
     for arm in arms():
-        cells = [", ".join(shown[arm, trained]) or "-" for trained in (False, True)]
-        lines.append(f"| {arm} | {cells[0]} | {cells[1]} |")
+        before = [result(arm, seed, False) for seed in seeds]
+        after = [result(arm, seed, True) for seed in seeds]
+        lines.append(f"| {arm} | {cell(before, 'hidden_right')} | {cell(after, 'hidden_right')} "
+                     f"| {cell(after, 'tokens_differ')} | {cell(after, 'read_outs_differ')} |")
     return "\n".join(lines)
 
+
+def cell(results: list[dict | None], measure: str) -> str:
+    """The numbers of a measure, one for each result that is there."""
+    numbers = [f"{kept[measure]:.2g}" for kept in results if kept is not None]
+    return ", ".join(numbers) or "-"
+
+
+# ------------------------------------------------------------------------------- the command
 
 def run_starts(args: argparse.Namespace) -> None:
     if not args.show:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments import starts
 from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import FOLDER, carry_out, experiments_of, needed, result
 from support.common.disk import write_text
@@ -32,6 +33,7 @@ from support.common.intervals import ConfidenceInterval, compare_means
 from support.common.options import Parser, non_negative_int
 
 PAGE = Path(__file__).with_name("README.md")
+STARTS = "starts"               # a table of the page that experiments/starts.py makes
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 
@@ -152,7 +154,8 @@ def update_page() -> None:
     """Write the tables of PAGE anew, each between its two comments."""
     def table(match: re.Match) -> str:
         name = match[1]
-        return f"<!-- {name} -->\n{markdown(name, None)}\n<!-- end -->"
+        content = starts.markdown() if name == STARTS else markdown(name, None)
+        return f"<!-- {name} -->\n{content}\n<!-- end -->"
 
     write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8")))
 
