@@ -209,6 +209,10 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     if result(experiment):
         return
     training, evaluation, _, seed = experiment
+    commit = TRAININGS[training].commit
+    if commit:
+        raise BadData(f"{experiment.name} is of commit {commit}, whose code trains another "
+                      f"narrator than today's: check it out to make such results")
     if "{videos}" in EVALUATIONS[evaluation]:
         for line in VIDEOS:                    # the command leaves videos that are there
             words = [word.format(videos=f"{folder}/videos") for word in line.split()]

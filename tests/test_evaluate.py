@@ -534,6 +534,20 @@ def test_teacher_command():
     assert result["ppl"] >= 1
     assert 0 <= result["fluency"] <= 1
     assert result["by_duration"]
+    printed = command("teacher", "--data", "toy", "--limit", 1)
+    assert "memory tokens: " in printed
+    # the bundled narrator's memory is in use
+    assert result["tokens_differ"] > 0.1 and result["read_outs_differ"] > 0.1
+
+
+def test_how_memory_differs():
+    """Of random tokens nearly all; 0 where all M tokens, or all read-outs, are the same."""
+    memory = torch.randn(50, 10, 64)
+    assert evaluate_command.how_memory_differs(memory) == pytest.approx((0.9, 0.98), abs=0.01)
+    one_token = memory[:, :1].expand(-1, 10, -1)
+    assert evaluate_command.how_memory_differs(one_token) == pytest.approx((0, 0.98), abs=0.01)
+    one_read_out = memory[:1].expand(50, -1, -1)
+    assert evaluate_command.how_memory_differs(one_read_out) == pytest.approx((0.9, 0), abs=0.02)
 
 
 def test_teacher_forcing_needs_a_first_narration(tmp_path):

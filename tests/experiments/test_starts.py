@@ -1,9 +1,15 @@
 """experiments/starts.py: what lets CLAM learn from random weights."""
+import json
+
 import pytest
 import torch
 
+from commands.evaluate import how_memory_differs
 from experiments import starts
+from experiments.knowledge import moments_of
 from test_evaluate import command
+from toy.read_out import ReadOut
+from toy.stages import Scene
 
 
 def test_each_arm_takes_away_what_it_names():
@@ -28,20 +34,49 @@ def test_each_arm_takes_away_what_it_names():
     assert starts.start("mimetic", x, seed=0).target is not None
 
 
-def test_one_step_makes_all_memory_tokens_one_in_the_published_start(tmp_path, monkeypatch):
-    """The command in miniature: after one step, nothing differs between the memory tokens, unless
-    the constant path is not trained, or the start is mimetic."""
+def test_a_few_steps_make_all_memory_tokens_one_in_the_published_start(monkeypatch):
+    """Unless the constant path is not trained, or the start is mimetic."""
+    monkeypatch.setattr(starts, "STEPS", 5)
+    torch.manual_seed(0)
+    labels = torch.randint(7, (40, 9, 2))
+    videos = [Scene(torch.randn(40, 10, 32) + 2, [], labels)]
+
+    def tokens_differ(arm):
+        clam = starts.start(arm, videos[0].x, seed=0)
+        starts.train_by_labels(clam, videos, seed=0)
+        memory = moments_of(clam, videos).tokens.unflatten(1, (clam.M, 32))
+        return how_memory_differs(memory)[0]
+
+    assert tokens_differ("published") < 1e-3
+    assert tokens_differ("published, constant") > 0.1
+    assert tokens_differ("mimetic") > 0.1
+
+
+def test_what_is_hidden_and_read_rightly():
+    """A place shows a thing in every second frame, and the map names that thing always."""
+    clam = starts.start("mimetic", torch.randn(50, 10, 32), seed=0)
+    labels = torch.zeros(40, 9, 2, dtype=torch.long)
+    labels[:2, 3] = torch.tensor([2, 5])
+    labels[:2, 4] = torch.tensor([2, 6])
+    moments = moments_of(clam, [Scene(torch.randn(40, 10, 32), [], labels)])
+    read_out = ReadOut(moments.tokens.shape[1])
+    with torch.no_grad():
+        answers = read_out.linear.bias.view(9, -1)
+        answers[:, 2] = 1                      # type 2
+        answers[:, 7 + 5] = 1                  # colour 5
+    assert starts.share_right(read_out, moments) == 0.5
+
+
+def test_results_are_kept_and_shown(tmp_path, monkeypatch):
+    """One line for an arm, a seed, and whether it was trained; those of another world are not
+    shown."""
     monkeypatch.setattr(starts, "FILE", tmp_path / "starts.jsonl")
-    for name, value in (("VIDEOS", 4), ("TEST_VIDEOS", 2), ("STEPS", 1), ("WARMUP", 0.0)):
-        monkeypatch.setattr(starts, name, value)
-    shown = command("--seeds", 3, main=starts.main)
-    assert command("--seeds", 3, "--show", main=starts.main) == shown
-    assert len(shown.splitlines()) == 2 + len(starts.arms())
-
-    def differ(arm):
-        return starts.result(arm, 3, True)["tokens_differ"]
-
-    assert differ("published") < 1e-3
-    assert differ("published, constant") > 0.1
-    assert differ("mimetic") > 0.1
-    assert "| published | -" in command("--seeds", 4, "--show", main=starts.main)
+    rows = []
+    for seed, trained, share in ((0, False, 0.25), (0, True, 0.5), (1, True, 0.75)):
+        rows.append(starts.identity("mimetic", seed, trained) | {
+            "hidden_right": share, "tokens_differ": 0.1, "read_outs_differ": 1e-6})
+    rows.append(rows[0] | {"arm": "published", "worlds": "others"})
+    starts.FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = command("--show", main=starts.main).splitlines()
+    assert "| mimetic | 0.25 | 0.5, 0.75 | 0.1, 0.1 | 1e-06, 1e-06 |" in shown
+    assert "| published | - | - | - | - |" in shown
