@@ -289,16 +289,15 @@ class CLAM(nn.Module):
         """
         x = x.float().to(self.z.device)
         size = x.square().mean().sqrt()
-        mean = F.normalize(x.mean((0, 1)), dim=0)                       # [D]
-        without_mean = torch.eye(self.width, device=x.device) - torch.outer(mean, mean)
+        mean = F.normalize(x.mean((0, 1)), dim=0)                       # its direction [D]
         for weight in self.parameters():
             if weight.dim() == 2:
                 nn.init.xavier_uniform_(weight)
 
         # keys and values: orthogonal projections of what is not the mean of all tokens
         for projection in (self.w_k, self.w_v):
-            nn.init.orthogonal_(projection.weight)
-            projection.weight.copy_(projection.weight @ without_mean)
+            weight = nn.init.orthogonal_(projection.weight)
+            weight -= torch.outer(weight @ mean, mean)
         self.w_q.weight.copy_(self.w_k.weight)
         self.w_o.weight.copy_(self.w_v.weight.T)
         self.start_gates()
@@ -307,7 +306,8 @@ class CLAM(nn.Module):
         average = x.mean(0)                                             # [J, D]
         slot = torch.arange(self.M, device=x.device) % len(average)
         self.z.copy_(average[slot] + 0.1 * size * torch.randn_like(self.z))
-        self.target.copy_(self.z)
+        if self.target is not None:
+            self.target.copy_(self.z)
 
         # all in the size of frame tokens; attention over Z and feed-forward add nothing at first
         for norm in (self.norm_a, self.norm_y, self.norm_m):
@@ -320,7 +320,7 @@ class CLAM(nn.Module):
         _, _, residual = self.queries()                                 # [M, D]
         ones = torch.ones(self.M, 1, device=x.device)
         to_one = torch.linalg.pinv(residual + self.z) @ ones            # [D, 1]
-        self.w_output_gate.weight.copy_((1.28 * to_one.T).expand(self.width, -1))
+        self.w_output_gate.weight.copy_(1.28 * to_one.T)                # in all of its rows
 
     def start_gates(self):
         """First gates of `initialise`: near 1, from 0.982 per token in the first head to 0.9997 in

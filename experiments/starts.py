@@ -140,19 +140,20 @@ def share_right(read_out: ReadOut, moments: Moments) -> float:
 
 # ------------------------------------------------------------------------------- results
 
-def identity(arm: str, seed: int, trained: bool) -> dict:
+def identity_of_arm(arm: str, seed: int, trained: bool) -> dict:
     return {"arm": arm, "seed": seed, "trained": trained, "steps": STEPS,
             "worlds": fingerprint_of_worlds(), "base": fingerprint_of_base()}
 
 
-def result(arm: str, seed: int, trained: bool) -> dict | None:
+def result_of_arm(arm: str, seed: int, trained: bool) -> dict | None:
     """What is kept of an arm; None if there is nothing of today's world and encoder."""
     lines = read_jsonl(FILE) if FILE.exists() else []
-    found = [line for line in lines if identity(arm, seed, trained).items() <= line.items()]
+    wanted = identity_of_arm(arm, seed, trained)
+    found = [line for line in lines if wanted.items() <= line.items()]
     return found[-1] if found else None
 
 
-def scenes(split: str, count: int) -> list[stages.Scene]:
+def encoded_videos(split: str, count: int) -> list[stages.Scene]:
     """Videos of the toy, half of them with idle time."""
     encoder = nar.VisionEncoder(str(ROOT / VISION))
     layout = nar.Layout(load_tokenizer(str(ROOT / LLM)), J=10, M=0)
@@ -161,11 +162,12 @@ def scenes(split: str, count: int) -> list[stages.Scene]:
 
 
 def make_missing(seeds: Sequence[int]) -> None:
-    missing = [key for key in product(arms(), seeds, (False, True)) if result(*key) is None]
+    wanted = product(arms(), seeds, (False, True))
+    missing = [key for key in wanted if result_of_arm(*key) is None]
     if not missing:
         return
-    videos = scenes("train", VIDEOS)
-    test_videos = scenes("test", TEST_VIDEOS)
+    videos = encoded_videos("train", VIDEOS)
+    test_videos = encoded_videos("test", TEST_VIDEOS)
     x = torch.cat([video.x[:128] for video in videos[:64]])
     for arm, seed, trained in missing:
         clam = start(arm, x, seed)
@@ -176,7 +178,7 @@ def make_missing(seeds: Sequence[int]) -> None:
         moments = moments_of(clam, test_videos)
         memory = rearrange(moments.tokens, "n (m d) -> n m d", m=clam.M)
         tokens_differ, read_outs_differ = how_memory_differs(memory)
-        line = identity(arm, seed, trained) | {
+        line = identity_of_arm(arm, seed, trained) | {
             "commit": present_commit(),
             "hidden_right": round(share_right(read_out, moments), 4),
             "tokens_differ": tokens_differ,
@@ -186,21 +188,22 @@ def make_missing(seeds: Sequence[int]) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def markdown(seeds: Sequence[int] = SEEDS) -> str:
+def table_of_starts(seeds: Sequence[int] = SEEDS) -> str:
     """The results as a table: a row for each arm, its seeds side by side."""
     numbers = ", ".join(str(seed) for seed in seeds)
     lines = [f"| start (seeds {numbers}) | right, as it starts | right, trained by labels "
              "| tokens differ | read-outs differ |",
              "| --- | --- | --- | --- | --- |"]
     for arm in arms():
-        before = [result(arm, seed, False) for seed in seeds]
-        after = [result(arm, seed, True) for seed in seeds]
-        lines.append(f"| {arm} | {cell(before, 'hidden_right')} | {cell(after, 'hidden_right')} "
-                     f"| {cell(after, 'tokens_differ')} | {cell(after, 'read_outs_differ')} |")
+        before = [result_of_arm(arm, seed, False) for seed in seeds]
+        after = [result_of_arm(arm, seed, True) for seed in seeds]
+        cells = [arm, numbers_of(before, "hidden_right"), numbers_of(after, "hidden_right"),
+                 numbers_of(after, "tokens_differ"), numbers_of(after, "read_outs_differ")]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def cell(results: list[dict | None], measure: str) -> str:
+def numbers_of(results: list[dict | None], measure: str) -> str:
     """The numbers of a measure, one for each result that is there."""
     numbers = [f"{kept[measure]:.2g}" for kept in results if kept is not None]
     return ", ".join(numbers) or "-"
@@ -211,7 +214,7 @@ def cell(results: list[dict | None], measure: str) -> str:
 def run_starts(args: argparse.Namespace) -> None:
     if not args.show:
         make_missing(args.seeds)
-    print(markdown(args.seeds))
+    print(table_of_starts(args.seeds))
 
 
 def main():

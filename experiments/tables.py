@@ -156,7 +156,7 @@ def update_page() -> None:
     """Write the tables of PAGE anew, each between its two comments."""
     def table(match: re.Match) -> str:
         name = match[1]
-        content = starts.markdown() if name == STARTS else markdown(name, None)
+        content = starts.table_of_starts() if name == STARTS else markdown(name, None)
         return f"<!-- {name} -->\n{content}\n<!-- end -->"
 
     write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8")))

@@ -73,7 +73,7 @@ def test_results_are_kept_and_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(starts, "FILE", tmp_path / "starts.jsonl")
     rows = []
     for seed, trained, share in ((0, False, 0.25), (0, True, 0.5), (1, True, 0.75)):
-        rows.append(starts.identity("mimetic", seed, trained) | {
+        rows.append(starts.identity_of_arm("mimetic", seed, trained) | {
             "hidden_right": share, "tokens_differ": 0.1, "read_outs_differ": 1e-6})
     rows.append(rows[0] | {"arm": "published", "worlds": "others"})
     starts.FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
