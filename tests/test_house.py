@@ -103,12 +103,12 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 16_500,
-    "support": 26_500,
-    "experiments": 12_500,
+    "the six files": 16_600,                   # CLAM's own start, which was in support
+    "support": 25_800,
+    "experiments": 14_100,                     # starts: what lets CLAM learn
     "streams": 12_200,
     "toy": 16_400,                             # places: what the page shows of the memory
-    "commands": 11_500,                        # train.py's data sets and models are joined here;
+    "commands": 11_800,                        # train.py's data sets and models are joined here;
                                                # the mask in colours
     "baselines": 5_300,
 }
