@@ -95,6 +95,7 @@ TRAININGS = {
     # What is given, and what is learned: first weights, and memories that keep them
     "clam-frozen": Training(ALL, f"{MIMETIC} {FREEZE}"),
     "clam-untrained": Training(ALL, f"{PUBLISHED} {FREEZE}"),
+    "clam-longer": Training(ALL, f"{MIMETIC} --recall-steps 3600"),
     "clam-published": Training(ALL, PUBLISHED),
     "retnet-published": Training(RETNET, PUBLISHED),
     # The paper's loss alone: no stage `recall`, which a narrator without a memory cannot learn
