@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import starts
-from experiments.paper import TABLES, TRAININGS, Claim, Column, Row, Table
+from experiments.paper import EARLIER, TABLES, TRAININGS, Claim, Column, Row, Table
 from experiments.runs import FOLDER, carry_out, experiments_of, needed, result
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
@@ -79,8 +79,8 @@ def markdown(name: str, seeds: list[int] | None) -> str:
     title = f"{name}. {table.title}"
     if table.paper:
         title += f" (paper: {DATA[table.data]})"
-    for commit in sorted({TRAININGS[row.training].commit for row in table.rows} - {""}):
-        title += f" (made at commit {commit})"
+    if any(TRAININGS[row.training].commit for row in table.rows):
+        title += f" (†: made at commit {EARLIER})"
     headers = [title]
     headers += [f"*{header}*" for header in table.paper.split()]
     headers += [column.header for column in table.columns]
@@ -99,6 +99,8 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
     number for all columns, or "from-to"."""
     cells = [row.label]
+    if TRAININGS[row.training].commit:
+        cells[0] += " †"
     paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
     cells += [f"*{number}*" for number in paper_numbers]
     counts = []
