@@ -76,7 +76,7 @@ def row_of_tokens(y: float, now: int, last_k: int | None, ink: str) -> tuple[lis
 def legend(y: float, entries: list[tuple[str, str, str]], ink: str) -> list[str]:
     """Boxes (meaning, colour, look) with their meanings."""
     svg = []
-    x = 0
+    x = 1                                                   # half a stroke is left of it
     for meaning, colour, look in entries:
         svg.append(box(x, y, 20, "", colour, ink, look))
         svg.append(text(x + 27, y, meaning, ink))
