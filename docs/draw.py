@@ -14,12 +14,14 @@ from commands.narrator import COLOURS, parts, spell, three_segments
 from narrator import visible
 
 # pixels
-LEFT = 116                              # where the tokens begin, right of the rows' names
+LEFT = 128                              # where the tokens begin, right of the rows' names
 HEIGHT = 28                             # of a token
 ROW = 46                                # from row to row
 WORDS = {"p": "system", "u": "user", "[SKIP]": ","}
 LOOKS = {"fed": "fed in this segment", "kept": "kept from before, and seen",
-         "removed": "removed; its position stays free"}
+         "removed": "removed when the sentence was done (Alg. 2, line 18)"}
+ROWS = [(["segment 0"], 0, None), (["segment 1"], 1, None), (["segment 2"], 2, None),
+        (["segment 2 with", "FlowNar-C, k = 1"], 2, 1)]     # name, segment, last_k
 INK = {"light": "#1f2328", "dark": "#e6edf3"}       # of words, as GitHub's
 
 
@@ -49,9 +51,15 @@ def row_of_tokens(y: float, now: int, last_k: int | None, ink: str) -> tuple[lis
     seen = visible(kind, segment, number, now, last_k)
     svg = []
     x = LEFT
+    frame = -1                                              # the latest one
     for i, (name, part) in enumerate(zip(spell(layout, tokens), parts(tokens))):
         if name == "\\n" or segment[i] > now:              # newlines are left out
             continue
+        if name == "x":
+            frame += 1
+            name = f"x{frame}"
+        elif name == "m":
+            name = f"m{segment[i]}"                         # what opens segment 1, 2
         if segment[i] == now:
             look = "fed"
         elif seen[i]:
@@ -68,7 +76,7 @@ def row_of_tokens(y: float, now: int, last_k: int | None, ink: str) -> tuple[lis
 def legend(y: float, entries: list[tuple[str, str, str]], ink: str) -> list[str]:
     """Boxes (meaning, colour, look) with their meanings."""
     svg = []
-    x = LEFT
+    x = 1                                                   # half a stroke is left of it
     for meaning, colour, look in entries:
         svg.append(box(x, y, 20, "", colour, ink, look))
         svg.append(text(x + 27, y, meaning, ink))
@@ -79,13 +87,13 @@ def legend(y: float, entries: list[tuple[str, str, str]], ink: str) -> list[str]
 def draw(ink: str) -> str:
     """The drawing, as SVG."""
     svg = []
-    rows = [("segment 0", 0, None), ("segment 1", 1, None), ("segment 2", 2, None),
-            ("with --last-k 1", 2, 1)]
-    for number, (name, now, last_k) in enumerate(rows):
+    for number, (name, now, last_k) in enumerate(ROWS):
         y = 6 + ROW * number
         boxes, right = row_of_tokens(y, now, last_k, ink)
-        svg += [text(0, y, name, ink), *boxes]
-    y = 12 + ROW * len(rows)
+        svg += boxes
+        first = y - 9 * (len(name) - 1)                     # lines of a name: 18 apart
+        svg += [text(0, first + 18 * i, line, ink) for i, line in enumerate(name)]
+    y = 12 + ROW * len(ROWS)
     svg += legend(y, [(meaning, ink, look) for look, meaning in LOOKS.items()], ink)
     y += HEIGHT + 8
     svg += legend(y, [(part, colour, "fed") for part, colour in COLOURS.items()], ink)

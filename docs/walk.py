@@ -1,4 +1,4 @@
-"""A walk through FlowNar in ten cells, one idea each, to be read with the paper open.
+"""A walk through FlowNar in ten parts, one idea a cell, to be read with the paper open.
 
     python docs/walk.py             to its end in less than two minutes on two cores
 
@@ -9,12 +9,12 @@ comes with the repository: the numbers are those of this small narrator.
 """
 
 # %% 0. What the cells share
-# The narrator, the video, and what counts and prints. Skip it, and come back where a name is new.
+# The narrator, the video, and what prints. Skip it, and come back where a name is new.
 
 import sys
 from collections import Counter
-from itertools import compress
-from math import exp, hypot, log
+from itertools import groupby, islice
+from math import hypot, log
 from pathlib import Path
 
 import torch
@@ -29,13 +29,12 @@ sys.path.insert(0, str(ROOT))
 from baselines.variants import load_narrator
 from commands.narrator import spell
 from data import Sample, load_dataset
-from evaluate import N_GRAMS, cider, ngrams, overlaps, segments
-from narrator import Narrator, Tokens, attention_mask, visible
+from evaluate import N_GRAMS, cider, ngrams, overlaps, precision_recall_f1, segments
+from narrator import NARRATION, Narrator, Tokens, attention_mask, visible
 from stream import Context, generate, narrate
 from support.engine.checkpoint import load_llm
 from support.files.narrations import Sentence
 from toy.read_out import in_words, load_read_out
-from toy.words import recall_of_words
 from toy.world import JITTER
 from train import Example, loss_of_batch, schedule
 
@@ -47,7 +46,6 @@ encoder = narrator.vision_encoder()
 layout = narrator.layout
 config = narrator.config
 memory = narrator.memory                                # CLAM
-read_out = load_read_out(str(CHECKPOINT))
 
 
 def example_of(sample: Sample) -> Example:
@@ -71,106 +69,76 @@ class Watched(Context):
     def __init__(self, narrator: Narrator):
         super().__init__(narrator)
         self.positions = []
+        self.after = []     # of the tokens before the latest line 18: positions; None: removed
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         self.positions += range(self.position, self.position + len(tokens))
         return super().feed(tokens, x)
 
     def discard(self, now: int) -> int:
-        stays = visible(*self.cache.tokens.for_rule(), now, config.last_k)
-        self.positions = list(compress(self.positions, stays))
+        stays = visible(*self.cache.tokens.for_rule(), now, config.last_k).tolist()
+        self.after = [p if stay else None for p, stay in zip(self.positions, stays)]
+        self.positions = [p for p in self.after if p is not None]
         return super().discard(now)
 
 
 LEGEND = """\
-x: a token of a frame; m: of the memory; $: end of text. After a frame: [SKIP], or ] if it narrates.
-Line 18 of Alg. 2 removes the tokens that have no position in the third line. (The positions that
-the second line leaves out were those of frame 0, which was removed in the same way.)
+x: a token of a frame; m: a memory token; $: end of text; [SKIP]: a comma. "]" closes the memory;
+after a frame it means "narrate". What has no position in the last column is removed at line 18.
+(The positions that the first column leaves out were those of frame 0, removed in the same way.)
 """
 
 
-def print_tokens(tokens: Tokens, label: str, positions: list[int], later: str, left: list[int]):
-    """Three lines: tokens; their positions; those of the tokens that are left."""
-    runs = []                           # [name, first position, last position]: equal neighbours
-    for name, position in zip(spell(layout, tokens, prompt="prompt"), positions):
-        name = name.strip() or "space"
-        if runs and runs[-1][0] == name and runs[-1][2] == position - 1:
-            runs[-1][2] = position
-        else:
-            runs.append([name, position, position])
-    columns = []
-    for name, first, last in runs:
-        span = f"{first}-{last}" if last > first else f"{first}"
-        columns.append((name, span, span if first in left else ""))
-    while columns:
-        lines = [f"{text:15}" for text in ("token", label, later)]
-        while columns and len(lines[0]) < 90:
-            column = columns.pop(0)
-            width = 2 + max(len(cell) for cell in column)
-            lines = [line + cell.ljust(width) for line, cell in zip(lines, column)]
-        print("\n".join(line.rstrip() for line in lines), end="\n\n")
+def print_tokens(tokens: Tokens, columns: dict[str, list[int | None]]):
+    """A line for each run of like tokens, with its first and last position in each column."""
+    names = spell(layout, tokens, prompt="user")
+    names[:len(layout.prompt)] = ["system"] * len(layout.prompt)
+
+    def likeness(i: int):
+        """Neighbours that are like each other: equal names, or the text of one sentence."""
+        if tokens.kind[i] == NARRATION:
+            return tokens.segment[i], tokens.number[i]
+        return names[i]
+
+    lines = ["".join([f"{'tokens':48}", *[f"{head:18}" for head in columns]])]
+    for _, run in groupby(range(len(tokens)), likeness):
+        run = list(run)
+        name = names[run[0]]
+        if tokens.kind[run[0]] == NARRATION:
+            name = "".join(names[i] for i in run)
+        line = f"{name:48}"
+        for positions in columns.values():
+            first, last = positions[run[0]], positions[run[-1]]
+            span = f"{first}-{last}" if len(run) > 1 else f"{first}"
+            line += " " * 18 if first is None else f"{span:18}"
+        lines.append(line)
+    print("\n".join(line.rstrip() for line in lines), end="\n\n")
 
 
-def sentences_of(context: Context, planted: tuple[int, str] | None = None) -> list[str]:
-    """What is written of the kitchen, whose segments end where they truly do.
+# The frames at which the kitchen's segments truly end; None: the narrator writes the sentence.
+ENDS = {frame: None for frame, _ in video.narrations}
 
-    planted     (n, text): fed as narration n in place of the narrator's own
-    """
-    given = {frame: None for frame, _ in video.narrations}              # None: it writes itself
-    if planted:
-        n, text = planted
-        frame, _ = video.narrations[n]
-        given[frame] = layout.encode(" " + text)
+
+def sentences_of(context: Context, given: dict[int, list[int] | None] = ENDS) -> list[str]:
+    """What is written of the kitchen's segments; the given ids are fed in place of sentences."""
     decisions = narrate(narrator, x, given=given, context=context)
     return [decision.narration.text for decision in decisions if decision.narration]
 
 
-EXACT, OF_MEMORY = "sentences exactly right", "right words of those that need memory"
-
-
-def scores_of(texts: list[str]) -> dict[str, float]:
-    """Of the kitchen's sentences: two shares, and the mean CIDEr-D."""
-    shares = recall_of_words(list(zip(truth, texts)))
-    each = cider([(sentence.text, text) for sentence, text in zip(truth, texts)])
-    mean = sum(each) / len(each)
-    return {EXACT: shares["exact"], OF_MEMORY: shares["memory_words"], "CIDEr-D": mean}
-
-
-def print_scores(scores: dict[str, float], label: str, others: dict[str, float], other: str):
-    """Each score of two kinds of sentences."""
-    for name, score in scores.items():
-        print(f"{name:40}{score:.3f} {label}, {others[name]:.3f} {other}")
-
-
-def told_of(text: str, state: Tensor) -> str:
-    """What the memory tokens tell of the place in a sentence, "drawer: red apple (0.97, 7 s)": a
-    linear map reads them (toy/read_out.py), which the narrator never uses."""
-    places = in_words(read_out, memory.read(state)[0]).split("; ")
-    return "".join(place for place in places if place.split(":")[0] in text)
-
-
-def found_again(n: int) -> float:
-    """n random keys [c] with values [e] in one head's state [c, e]: the share of the keys that read
-    what is nearer to their own value than to any other one."""
-    _, _, c, e = memory.initial_state().shape
-    k = F.normalize(torch.randn(n, 1, c), dim=-1)
-    v = torch.randn(n, 1, e)
-    _, state = memory.absorb(k, v, log_gate=torch.zeros_like(k))        # nothing is forgotten
-    distance = torch.cdist((k @ state)[:, 0], v[:, 0])                  # [n, n]
-    return (distance.argmin(1) == torch.arange(n)).float().mean().item()
-
-
-def weights_of(text: str, n: int, sentences: list[str]) -> dict[tuple, float]:
-    """CIDEr-D's weight of each n-gram of a text: the larger, the fewer of the sentences have it."""
-    weights = {}
-    for gram, count in ngrams(text.split(), n).items():
-        have_it = sum(gram in ngrams(sentence.split(), n) for sentence in sentences)
-        weights[gram] = count * log(len(sentences) / max(1, have_it))
-    return weights
-
-
-# How often an annotation strays by -1, 0, 1 frames is known; when is not. An entropy, in nats:
-STRAY = -sum(share * log(share) for share in JITTER.values())
+def print_scores(label: str, texts: list[str]) -> tuple[int, int]:
+    """Of the kitchen's sentences: how many are exact; how many of the words that only the memory
+    can give (memory words) are right; the mean CIDEr-D. Returns the two numbers."""
+    pairs = list(zip(truth, texts))
+    exact = [sentence.text == text for sentence, text in pairs]
+    words = [word in text.rstrip(".").split() for sentence, text in pairs
+             for word in sentence.memory_words]
+    each = cider([(sentence.text, text) for sentence, text in pairs])
+    line = f"{label:18}"
+    for name, rights in (("sentences exact", exact), ("memory words right", words)):
+        share = sum(rights) / len(rights)
+        line += f"{sum(rights)} of {len(rights)} {name} ({share:.3f}), "
+    print(f"{line}CIDEr-D {sum(each) / len(each):.2f}")
+    return sum(exact), sum(words)
 
 
 # %% 1. From pixels to logits (§3.1, §3.2)
@@ -194,26 +162,38 @@ assert x_0.shape == (config.J, config.width)
 assert logits.shape == (len(narrator.llm.get_input_embeddings().weight),)
 
 # %% 2. One segment by hand (§3.4; Alg. 2, lines 4 to 18)
-# Segment 0 is frame 0 and its sentence. Here is segment 1. Its frames are fed until p([SKIP])
-# falls to the threshold. The sentence is written, and CLAM is read. Then line 18 removes the
-# segment's frames from the cache, and the memory tokens before them. What stays keeps its
-# position: holes are left, and the next token gets the position after the last one that was ever
-# given.
+# The order is that of a chat: system, frame 0 in brackets, user, then "Assistant: " and a sentence.
+# So frame 0 sits inside the prompt; it is segment 0, and is removed after its sentence. Here is
+# segment 1, in the order in which it is fed:
+#
+#     $ \n         end of text: it ended the last sentence, and is fed only now
+#     [m...m]\n    the memory: what CLAM gave at the end of segment 0
+#     [ x...x      "[" opens the frames
+#     , x...x      between two frames the token [SKIP], a comma: "nothing to say yet"
+#     ]\n          after the last frame: "narrate"
+#     Assistant:   and the sentence
+#
+# Alg. 2 does not show brackets and commas. They take positions, and leave with the frames at
+# line 18. What stays keeps its position: holes are left, and the next token gets the position after
+# the last one ever given. (This is FlowNar-C: sentences older than ten would leave as well.) The
+# segment ends when p([SKIP]) falls to the threshold: theta_low alone is compared here, as this
+# segment is over within 4 s of the last sentence.
 
 c = Watched(narrator)                                                   # lines 1-3
 y0 = next(narrate(narrator, x, context=c)).narration.tokens             # segment 0
+fed = layout.opening(c.segment)                         # lines 6-7: $, memory, and the first frame
 for t in range(1, len(x)):                                              # line 4
     c.update_memory(x[t])                                               # line 5
-    fed = c.opening if t == 1 else layout.frame(1)                      # lines 6-8
-    if c.trigger(c.feed(fed, x[t])) <= config.theta_low:                # lines 9-13
+    if c.trigger(c.feed(fed, x[t])) <= config.theta_low:    # 9-13: feed puts M, E_t in their places
         break
+    fed = layout.frame(c.segment)                           # line 8: [SKIP] and a further frame
 y1 = generate(c)                                                        # line 15
 c.read_memory()                                                         # line 17
 tokens, positions = c.cache.tokens, c.positions
-c.discard(now=2)                                                        # line 18
+c.discard(now=c.segment + 1)                                            # line 18
 print(f'\n2. One segment by hand: frames 1 to {t}, narrated "{layout.decode(y1)}"\n{LEGEND}')
-print_tokens(tokens, "at position", positions, "after line 18", c.positions)
-assert c.cache.visual == 0 and c.position == 1 + positions[-1]
+print_tokens(tokens, {"at position": positions, "after line 18": c.after})
+assert c.cache.visual == 0 and c.position == 1 + positions[-1] and t / config.fps <= 4
 
 # %% 3. Training is streaming (§3.5, Fig. 4)
 # The stream goes on: frame t + 1 opens segment 2, and its last token sees what is in the cache.
@@ -229,16 +209,21 @@ row = attention_mask(tokens, config.last_k)[query]
 seen = row.nonzero()[:, 0].tolist()
 difference = (narrator.logits(hidden[query]) - streamed).abs().max().item()
 print(f"3. Training is streaming: what frame {t + 1}'s last token, at position {query}, sees\n")
-print_tokens(tokens.select(row.tolist()), "by the mask", seen, "in the cache", c.positions)
+print_tokens(tokens.select(row.tolist()), {"by the mask": seen, "in the cache": c.positions})
 print(f"largest difference between its {len(streamed)} logits: {difference:.1e}")
 assert seen == c.positions
 assert difference < 1e-3
 
 # %% 4. Take the memory away (§3.3)
 # The same narrator, but its state stays S_0 = 0, so every segment opens with the same memory
-# tokens. It still sees each segment's frames and what it has written. What is lost are things out
-# of sight that no sentence has named: what a closed door hides, what was on a place before. It
-# cannot know them, and makes them up. That is what CLAM is for.
+# tokens. Segments end where they truly do, so that only sentences differ. It still sees each
+# segment's frames and what it has written. What is lost are things out of sight that no sentence
+# has named: what a closed door hides, what was on a place before. It makes them up.
+#
+# This is no ablation as in §4.3: nothing was trained anew, and the toy is made so that memory
+# matters. In the paper, where each memory is trained, CLAM has half a point of LM-Correctness more
+# than the most recent frames (Table 5: 52.2 % and 51.7 %), and 5.5 points of CIDEr where the model
+# narrates by itself (Table 3: 35.64 and 30.16).
 
 
 class Forgetful(Context):
@@ -248,19 +233,21 @@ class Forgetful(Context):
 
 remembered = sentences_of(Context(narrator))
 made_up = sentences_of(Forgetful(narrator))
-print(f"\n4. Take the memory away: what is told of things out of sight\n{'with memory':48}without")
+print("\n4. Take the memory away: all sentences that tell of a thing out of sight")
+print(f"{'truth':48}{'with memory: its end':24}without: its end")
 for sentence, text, other in zip(truth, remembered, made_up):
-    if sentence.memory_words and sentence.time < 60:
-        print(f"{text:48}{other}")
-with_memory, without = scores_of(remembered), scores_of(made_up)
-print_scores(with_memory, "with memory", without, "without")
-assert with_memory[OF_MEMORY] > without[OF_MEMORY] + 0.3
+    if sentence.memory_words:
+        end, other_end = [" ".join(words.split()[-2:]) for words in (text, other)]
+        print(f"{sentence.text:48}{end:24}{other_end}")
+print()
+exact, right = print_scores("with memory", remembered)
+_, right_without = print_scores("without", made_up)
+assert right_without < 0.7 * right
 
 # %% 5. Renumber the positions after pruning (App. B.3, Fig. 7, top right)
-# Without the counter, positions would follow from the length of the cache. New tokens would get
-# positions that others have already, and distances that training never had: sentences get worse.
-# A wrong sentence in the context is another matter (§4.2, error propagation). One is planted as
-# the sixth, and few later ones change: what is told comes from frames and memory.
+# Without the counter, positions would follow from the length of the cache. Frame 0 has left, so the
+# tokens of frame 1 get positions that "user" and the first sentence have already, at distances
+# that training never had. Sentences get worse.
 
 
 class Renumbered(Watched):
@@ -270,45 +257,82 @@ class Renumbered(Watched):
         return removed
 
 
-c = Renumbered(narrator)
-renumbered = scores_of(sentences_of(c))
-print("\n5. Renumber the positions after pruning: at the end "
-      f"{len(c.positions)} tokens share {len(set(c.positions))} positions")
-print_scores(with_memory, "with the counter", renumbered, "without")
-wrong = sentences_of(Context(narrator), planted=(5, "You wash the white bowl."))
-others = [other for text, other in zip(remembered, wrong) if text != other]
-changed = len(others) - 1                                               # without the planted one
-print(f'"{wrong[5]}" in place of "{remembered[5]}": {changed} of 36 later sentences change')
-assert renumbered[EXACT] < with_memory[EXACT] and changed < 6
+print("\n5. Renumber the positions after pruning: the cache after frame 1")
+columns = {}
+for label, c in (("with the counter", Watched(narrator)), ("without", Renumbered(narrator))):
+    list(narrate(narrator, x[:2], given=ENDS, context=c))
+    columns[label] = c.positions
+print_tokens(c.cache.tokens, columns)
+print_scores("with the counter", remembered)
+renumbered, _ = print_scores("without", sentences_of(Renumbered(narrator)))
+assert renumbered < exact and len(set(columns["without"])) < len(columns["without"])
 
-# %% 6. What a state of fixed size holds (§3.3, Eq. 2)
-# Each key channel of CLAM forgets at its own pace: half-lives go from seconds to minutes. So the
-# memory tokens that open a segment can tell what is behind a door before the sentence does. How
-# much fits? A head with c = 16 key channels gives the values of about as many random keys back,
-# and loses most of many more. So a state of width D holds O(D) pairs of key and value, however
-# long the video.
+# %% 5b. Plant a wrong sentence (§4.2, error propagation)
+# A sentence that is wrong stays in the context, for ten sentences. Here the hand looks into the
+# cupboard, and "You check the cupboard." is replaced by a sentence that hides a wrong thing in it.
+# Four sentences on, what the cupboard hides is told. This wrong sentence does no harm: what is told
+# comes from frames and memory. (One sentence of one video is no proof that none does.)
 
-_, _, log_gate = memory.project(x.flatten(0, 1))                        # [T J, h, c]
-half_life = log(0.5) / log_gate.mean(0) / config.J / config.fps         # [h, c], seconds
-print("\n6. What a state of fixed size holds (how sure, how long ago)")
-for head, seconds in enumerate(half_life):
-    print(f"head {head}: half is forgotten after {seconds.min():.0f} to {seconds.max():.0f} s")
-right = []
-for (frame, _), sentence in zip(kitchen.narrations, truth[1:]):         # end of the one before
+n = 9
+frame, _ = video.narrations[n]
+planted = "You tap the cupboard hiding the blue bowl."
+wrong = sentences_of(Context(narrator), ENDS | {frame: layout.encode(" " + planted)})
+later = list(zip(truth, remembered, wrong))[n + 1:]
+changed = sum(text != other for _, text, other in later)
+print(f'\n5b. Plant a wrong sentence: "{planted}" for "{truth[n].text}"')
+for sentence, _, other in later[:10]:                                   # while it is in the context
+    if "cupboard" in sentence.text:
+        print(f'then comes "{other}"; true: "{sentence.text}"')
+print(f"{changed} of {len(later)} later sentences change")
+assert wrong[n] == planted and changed < 6
+
+# %% 6. What the memory knows (§3.3, Eq. 2)
+# The memory tokens can tell what is behind a door before a sentence does. A linear map reads them
+# here (toy/read_out.py; the narrator never uses it). It is mostly right. Each key channel forgets
+# at its own pace: half-lives go from seconds to minutes.
+
+read_out = load_read_out(str(CHECKPOINT))
+print(f"\n6. What the memory knows\n{'read from memory (certainty, age)':38}truth")
+marks = []
+for (frame, _), sentence in zip(kitchen.narrations, truth[1:]):         # end of the segment before
     if "hiding" in sentence.text:
         state = narrator.state_after(x[:frame + 1], kitchen.narrations)
-        told = told_of(sentence.text, state)
-        right.append(" ".join(sentence.memory_words) in told)
-        print(f"read from memory: {told:34}then to be told: {sentence.text}")
+        places = in_words(read_out, memory.read(state)[0]).split("; ")
+        told = "".join(place for place in places if place.split(":")[0] in sentence.text)
+        marks.append("" if " ".join(sentence.memory_words) in told else "  <- wrong")
+        print(f"{told:38}{sentence.text}{marks[-1]}")
+_, _, log_gate = memory.project(x.flatten(0, 1))                        # [T J, h, c]
+# G^n = 1/2 after n = log(1/2) / log(G) tokens; J tokens are a frame
+half_life = log(0.5) / log_gate.mean(0) / config.J / config.fps         # [h, c], seconds
+for head, seconds in enumerate(half_life):
+    print(f"head {head}: half is forgotten after {seconds.min():.0f} to {seconds.max():.0f} s")
+assert half_life.max() > 5 * half_life.min() and marks.count("") >= len(marks) / 2
+
+# %% 6b. How much fits into a state of fixed size (§3.3)
+# The paper's S_t is D x D. Here, as in the published code, it is h blocks of c x e: D^2 / 8 numbers
+# for h = 4. A head gives the values of about as many random keys back as it has key channels, and
+# loses most of many more. So a state of width D holds O(D) pairs of key and value, however long the
+# video.
+
+_, h, keys, values = memory.initial_state().shape
+print("\n6b. How much fits into a state of fixed size")
+print(f"c = {keys} key channels, state {h} x {keys} x {values} (D = {config.width})")
+found = {}
 for n in (8, 16, 64, 256):
-    print(f"of {n:3} random keys in one head, {found_again(n):4.0%} give back their value")
-assert half_life.max() > 5 * half_life.min() and sum(right) >= len(right) / 2
+    k = F.normalize(torch.randn(n, 1, keys), dim=-1)
+    v = torch.randn(n, 1, values)
+    _, state = memory.absorb(k, v, log_gate=torch.zeros_like(k))        # nothing is forgotten
+    distance = torch.cdist((k @ state)[:, 0], v[:, 0])                  # [n, n]
+    found[n] = (distance.argmin(1) == torch.arange(n)).float().mean()   # nearest to its own value
+    print(f"of {n:3} random keys in one head, {found[n]:4.0%} give back their value")
+assert found[16] > 0.9 and found[256] < 0.2
 
 # %% 7. The loss, token by token (§3.5)
-# The model learns to predict the words, and after each frame "," ([SKIP]) or "]" (narrate now).
-# After training the words cost little, and most of what is left of the loss is the trigger's. That
-# can hardly be avoided: as people do, the toy's annotators stray by a frame. A model that knew all
-# but when they do would still lose 0.97 nats a segment.
+# The model learns to predict the words, and after each frame "," ([SKIP]) or "]" (narrate now). The
+# kitchen has 304 frames and 42 sentences. Frame 0 always narrates, so 41 frames learn "]"; the
+# other 262 learn [SKIP]. After training the words cost little, and most of what is left of the loss
+# is the trigger's. That can hardly be avoided, because the toy's annotators, drawn at random, end
+# segments a frame early or late: a model that knew all else would still lose 0.97 nats a segment.
 
 hidden, labels, _ = narrator(x, kitchen.narrations)
 hidden, labels = hidden[labels != -100], labels[labels != -100]         # those that are learned
@@ -322,9 +346,9 @@ print("\n7. The loss, token by token")
 for name in number:
     print(f"{name:16}{number[name]:4} tokens {loss[name] / loss.total():7.1%} of the loss")
 trigger = loss[", ([SKIP])"] + loss["] (narrate now)"]
-print(f"the trigger: {trigger / (len(truth) - 1):.2f} nats a segment, "
-      f"{STRAY:.2f} because people end segments a frame too early or too late")
-assert trigger > 0.6 * loss.total()
+by_chance = -sum(share * log(share) for share in JITTER.values())       # entropy, in nats
+print(f"the trigger: {trigger / 41:.2f} nats a segment, {by_chance:.2f} by the annotators' chance")
+assert trigger > 0.6 * loss.total() and number["] (narrate now)"] == 41
 
 # %% 8. The trigger, frame by frame (§3.2, Eq. 1)
 # p([SKIP]) along the longest segment of the video: near 1 until its end, where it falls. For 4 s
@@ -336,7 +360,8 @@ ends = [decision.frame for decision in decisions if decision.narration]
 lengths = [end - start for start, end in zip(ends, ends[1:])]
 start = ends[lengths.index(max(lengths))]
 segment = decisions[start + 1:start + max(lengths) + 1]
-print("\n8. The trigger, frame by frame: seconds since the last sentence, p([SKIP]); | threshold")
+print("\n8. The trigger, frame by frame: seconds since the last sentence, p([SKIP])\n"
+      f"|: the threshold, {config.theta_low} to {config.refractory:g} s, then {config.theta}")
 for decision in segment:
     bar = list("#" * round(50 * decision.p_skip) + " " * 50)
     bar[round(50 * decision.theta)] = "|"
@@ -346,47 +371,71 @@ print(f'the segment ends: "{segment[-1].narration.text}"')
 assert segment[-1].p_skip < min(decision.p_skip for decision in segment[:-1])
 assert segment[0].theta == config.theta_low and segment[-1].theta == config.theta
 
-# %% 9. An evaluation by hand (§4.1, App. B.5)
-# Eight true segments and those of cell 8: a true one is found where its IoU with a predicted one
-# is 0.5 or more. Then sentences are compared: here the last of the eight with what cell 4 made up
-# without memory. In CIDEr-D an n-gram weighs the more, the fewer true sentences have it: "You"
-# and "the" are in all eight and weigh log(8 / 8) = 0. The score is 10 times the mean cosine of the
-# weights over n, and less if the lengths differ.
+# %% 9. An evaluation by hand: when (§4.1, App. B.5)
+# Eight true segments and those of cell 8, matched by overlap. A predicted segment is right, and a
+# true one found, if its IoU with one of the other kind is 0.5 or more. Precision is the share of
+# the right ones, recall that of the found ones, F1 their harmonic mean.
 
 iou, _ = overlaps(segments([sentence.time for sentence in truth[:8]]),
                   segments([(end + 1) / config.fps for end in ends[:8]]))
+measures = precision_recall_f1(iou)
 print("\n9. An evaluation by hand: IoU in %, true segments in rows, predicted ones in columns")
 print((100 * iou).round().astype(int))
-true = [sentence.text for sentence in truth[:8]]
+print(", ".join(f"{name} {measure:.2f}" for name, measure in measures.items()))
+assert measures["recall"] == (iou.max(axis=1) >= 0.5).mean()
+
+# %% 9b. An evaluation by hand: what (§4.1)
+# Each true sentence is compared with that of the predicted segment that fits it best (GIoU): here
+# the last of the eight with what cell 4 made up without memory. In CIDEr-D an n-gram weighs the
+# more, the fewer true sentences have it: "You" and "the" are in all eight and weigh log(8 / 8) = 0.
+# The score is 10 times the mean over n of the cosine of the weights (and less if the lengths
+# differ: here they do not). Only the thing needs memory. It is all that the sentence adds to what
+# can be seen, and it is wrong. Still the sentence earns more than half of the 10.
+
+true, predicted = [sentence.text for sentence in truth[:8]], made_up[7]
+print(f'\n9b. "{predicted}" for "{true[7]}"')
 cosines = []
 for n in N_GRAMS:
-    r, s = weights_of(true[7], n, true), weights_of(made_up[7], n, true)
-    both = {" ".join(gram): r[gram] for gram in r if gram in s and r[gram] > 0}
-    cosines.append(hypot(*both.values()) ** 2 / hypot(*r.values()) / hypot(*s.values()))
-    print(f"n = {n}: cosine {cosines[-1]:.3f}; in both: {', '.join(both)}")
-longer = len(made_up[7].split()) - len(true[7].split())
-score = 10 * sum(cosines) / 4 * exp(-longer ** 2 / (2 * 6 ** 2))
-print(f'CIDEr-D {score:.3f}: "{made_up[7]}" for "{true[7]}"')
+    r, s = ngrams(true[7].split(), n), ngrams(predicted.split(), n)
+    have_it = Counter(gram for text in true for gram in ngrams(text.split(), n))
+    weight = {gram: log(8 / max(1, have_it[gram])) for gram in r | s}
+    both = [gram for gram in r if gram in s and weight[gram] > 0]
+    dot_product = sum(weight[gram] * weight[gram] for gram in both)
+    norm_r, norm_s = [hypot(*[weight[gram] for gram in grams]) for grams in (r, s)]
+    cosines.append(dot_product / (norm_r * norm_s))
+    print(f"n = {n}: cosine {cosines[-1]:.3f}; in both: {', '.join(map(' '.join, both))}")
+score = 10 * sum(cosines) / 4
+print(f"CIDEr-D = 10 x mean({', '.join(f'{cosine:.3f}' for cosine in cosines)}) = {score:.3f}")
 assert abs(score - cider(list(zip(true, made_up)))[7]) < 1e-6
 
 # %% 10. A training of one minute (§3.5, App. B.6)
 # A new narrator on the bundled encoder and language model, which are frozen: 200 steps of one
-# video each. The loss begins above 4 and ends below 0.5. By then it writes sentences, knows when,
-# and often what is done. Things take longer, and the use of the memory far longer
-# (docs/training.md).
+# video each. The loss begins above 4 and ends below 0.5.
 
 learner = Narrator(*load_llm(str(CHECKPOINT / "llm")), config)
 examples = [example_of(sample) for sample in load_dataset("toy", split="train", limit=50)]
 learner.initialise(torch.cat([example.x for example in examples]))
 optimizer = torch.optim.AdamW(learner.trainable().values(), weight_decay=0.0)
 losses = []
-for step in trange(200, desc="training", leave=False):
+for step in trange(200, desc="training", leave=False, disable=None):    # None: only in a terminal
     optimizer.param_groups[0]["lr"] = 2e-3 * schedule(step, 200, warmup=0.1)
     losses.append(loss_of_batch(learner, [examples[step % 50]], batch=1))   # forward and backward
     optimizer.step()
     optimizer.zero_grad()
 print("\n10. A training of one minute; every 33rd loss:", *[f"{loss:.2f}" for loss in losses[::33]])
-written = [decision.narration for decision in narrate(learner, x[:48]) if decision.narration]
-for narration, sentence in zip(written, truth):
-    print(f"{narration.end:4} s  {narration.text:48}true: {sentence.text}")
-assert losses[-1] < 1 and all(narration.text.endswith(".") for narration in written)
+assert losses[-1] < 1
+
+# %% 10b. What it has learned (§3.5)
+# It narrates the first half minute. At first its segments end within a second or two of true ones,
+# and what is done is often right. With which thing is still wrong, above all where only the memory
+# knows it ("after the ..."): that takes far longer (docs/training.md). Beside each sentence stands
+# the true one whose end is nearest, so a true one that was missed does not show.
+
+print("\n10b. What it has learned")
+written = [decision.narration for decision in islice(narrate(learner, x), 60) if decision.narration]
+away = []
+for narration in written:
+    near = min(truth, key=lambda sentence: abs(sentence.time - narration.end))
+    away.append(abs(near.time - narration.end))
+    print(f"{narration.end:4} s  {narration.text:46}true: {near.time:4} s  {near.text}")
+assert max(away[:3]) <= 2
