@@ -494,7 +494,7 @@ def test_what_the_memory_knows(kitchen, trace, said, browser):
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
 def test_what_is_still_to_come_is_dimmed(width, kitchen, said, browser):
     """And its truths are not shown until then. The current sentence is whole inside the list."""
     tab = browser.tab((kitchen / "page.html").as_uri(), width, 900)
