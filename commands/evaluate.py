@@ -208,7 +208,7 @@ def run_teacher(args: argparse.Namespace):
     speed_up(narrator)
     each = {}                                  # sample -> its measures
     minutes = {}
-    read_outs = []                             # memory tokens, of each sample [N, M, D]
+    differing = []                             # of each sample: see how_memory_differs
     for sample in progress(samples, "teacher", unit="video"):
         sample = data.shorten(sample, args.max_frames)
         narrations = true_narrations(narrator, sample)
@@ -217,7 +217,9 @@ def run_teacher(args: argparse.Namespace):
         scores = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
         each[sample.name] = evaluate.summary(scores, sample.fps)
         minutes[sample.name] = sample.duration / 60
-        read_outs.append(read_outs_of(narrator, x, narrations))
+        memory = read_outs_of(narrator, x, narrations)
+        if len(memory) > 1 and narrator.memory.M:
+            differing.append(how_memory_differs(memory))
 
     result = means_of(list(each.values()))
     rows = [("all", result)]
@@ -226,8 +228,8 @@ def run_teacher(args: argparse.Namespace):
             rows.append((label, means_of([each[name] for name in names])))
         result = result | {"by_duration": dict(rows[1:])}
     print_table(rows)
-    if narrator.memory.M:
-        tokens_differ, read_outs_differ = how_memory_differs(torch.cat(read_outs))
+    if differing:
+        tokens_differ, read_outs_differ = np.mean(differing, axis=0).tolist()
         print(f"memory tokens: {tokens_differ:.2g} of their mean square differs between the "
               f"{narrator.memory.M} tokens of a read-out, {read_outs_differ:.2g} between read-outs "
               f"(docs/training.md)")
