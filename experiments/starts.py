@@ -16,8 +16,8 @@ the same for all videos within a few steps. Three causes are taken away, alone a
 CLAM and a linear map of its memory tokens are trained by labels: what did each place show last? No
 language model takes part. The measure is the share of hidden things (type and colour) that are read
 rightly on other videos: one of 36 can be guessed. "as it starts": only the map is trained. "tokens
-differ", "read-outs differ": shares of the mean square of the trained memory's tokens, as `evaluate.py
-teacher` prints them.
+differ", "read-outs differ": shares of the mean square of the trained memory's tokens
+(commands/evaluate.py: `how_memory_differs`), over all test videos together.
 
 What a language model learns from the same starts is table "start" of experiments/tables.py.
 """
