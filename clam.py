@@ -281,8 +281,8 @@ class CLAM(nn.Module):
 
     @torch.no_grad()
     def initialise(self, x: Tensor):
-        """A start from which CLAM learns in small trainings, too (not in the paper), made from frames
-        x [T, J, D] of training videos: a mimetic initialisation (Trockman et al., arXiv 2410.11135).
+        """A start from which CLAM learns in small trainings, too (not in the paper). It is made from
+        frames x [T, J, D] of training videos, and is mimetic (Trockman et al., arXiv 2410.11135).
 
         Before it is trained, the memory is transparent: each memory token starts as a token of the
         average frame, asks for what looks like it, and is given that as it was.

@@ -640,6 +640,20 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     assert (model.layout.history_tokens, model.layout.M) == (5, 10)
 
 
+def test_a_frozen_memory_keeps_its_first_weights(tmp_path):
+    """--freeze-memory: trained at two rates, the memory is the same, and the rest is not."""
+    trained = []
+    for rate in (1e-3, 2e-3):
+        out = str(tmp_path / str(rate))
+        train_command.train(options_from(
+            data="toy", output=out, limit=2, batch=1, epochs=0.5, lr=rate, quick=True,
+            recall=True, recall_steps=1, freeze_memory=True))
+        trained.append(load_narrator(out).trainable())
+    for name, weight in trained[0].items():
+        same = torch.equal(weight, trained[1][name])
+        assert same == (".clustering." in name), name
+
+
 def test_fine_tuning_on_the_toy(tmp_path):
     """--data toy --init: the checkpoint's own models and settings, the last stage alone, nothing
     written beside it."""
