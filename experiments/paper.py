@@ -101,7 +101,6 @@ TRAININGS = {
     "mimetic": Training(ALL, MIMETIC),
     "mimetic-longer": Training(ALL, f"{MIMETIC} {LONGER}"),
     "mimetic-frozen": Training(ALL, f"{MIMETIC} {LONGER} --freeze-memory"),
-    "tokenmlp-longer": Training(TOKENMLP, f"{WARM_UP_20} {LONGER}"),
     # The paper's loss alone: no stage `recall`, which a narrator without a memory cannot learn
     "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}"),
     "one-loss": earlier(ALL, f"{WARM_UP_5} {ONE_LOSS}"),
