@@ -108,8 +108,8 @@ BUDGET = {
     "experiments": 14_150,                     # starts: what lets CLAM learn
     "streams": 12_200,
     "toy": 16_400,                             # places: what the page shows of the memory
-    "commands": 11_800,                        # train.py's data sets and models are joined here;
-                                               # the mask in colours
+    "commands": 11_850,                        # train.py's data sets and models are joined here;
+                                               # the mask in colours; is the memory in use?
     "baselines": 5_300,
 }
 
