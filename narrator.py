@@ -583,10 +583,14 @@ class Narrator(nn.Module):
         """
         if not self.layout.M:
             return None
+        return self.embed_visual(self.read_outs(x, narrations, state))
+
+    def read_outs(self, x: Tensor, narrations: Narrations, state=None) -> Tensor:
+        """The memory tokens themselves [1, n, M, D]."""
         read_at = [self.read_at(frame) for frame, _ in narrations[:-1]]
         x = rearrange(x, "t j d -> 1 (t j) d")
         memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
-        return self.embed_visual(memory)
+        return memory
 
     def read_at(self, frame: int) -> int:
         """How many frame tokens the memory has absorbed when it is read at the end of `frame`."""

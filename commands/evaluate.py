@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from einops import rearrange
 from torch import Tensor
 
 import data
@@ -208,7 +207,7 @@ def run_teacher(args: argparse.Namespace):
     speed_up(narrator)
     each = {}                                  # sample -> its measures
     minutes = {}
-    differing = []                             # of each sample: see how_memory_differs
+    differing = []                             # of each sample: see shares_that_differ
     for sample in progress(samples, "teacher", unit="video"):
         sample = data.shorten(sample, args.max_frames)
         narrations = true_narrations(narrator, sample)
@@ -217,9 +216,8 @@ def run_teacher(args: argparse.Namespace):
         scores = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
         each[sample.name] = evaluate.summary(scores, sample.fps)
         minutes[sample.name] = sample.duration / 60
-        memory = read_outs_of(narrator, x, narrations)
-        if len(memory) > 1 and narrator.memory.M:
-            differing.append(how_memory_differs(memory))
+        if narrator.memory.M and len(narrations) > 2:          # at least two read-outs
+            differing.append(how_memory_differs(narrator, x, narrations))
 
     result = means_of(list(each.values()))
     rows = [("all", result)]
@@ -241,15 +239,14 @@ def run_teacher(args: argparse.Namespace):
 
 
 @torch.no_grad()
-def read_outs_of(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations) -> Tensor:
-    """The visual memory at the ends of all segments but the last, for x [T, J, D] -> [N, M, D]."""
+def how_memory_differs(narrator: nar.Narrator, x: Tensor,
+                       narrations: nar.Narrations) -> tuple[float, float]:
+    """See `shares_that_differ`; of the read-outs of a video x [T, J, D]."""
     x = narrator.used_frames(x, narrations)
-    read_at = [narrator.read_at(frame) for frame, _ in narrations[:-1]]
-    memory, _ = narrator.memory(rearrange(x, "t j d -> 1 (t j) d"), torch.tensor([read_at]).long())
-    return memory[0].float().cpu()
+    return shares_that_differ(narrator.read_outs(x, narrations)[0].float())
 
 
-def how_memory_differs(memory: Tensor) -> tuple[float, float]:
+def shares_that_differ(memory: Tensor) -> tuple[float, float]:
     """Read-outs [N, M, D] -> the shares of their mean square that differ between the M tokens of a
     read-out, and between read-outs. Near 0, the language model sees no past, whatever there was.
     """

@@ -131,7 +131,7 @@ TRAININGS = {
     "large": earlier(ALL, LARGE, own_look=True, own_llm=True),
     "large-slow": earlier(ALL, f"{LARGE} --lr 3.5e-4", own_look=True, own_llm=True),
     # Table 2: one token a frame
-    "cls": Training(ONLINE, own_look=True),
+    "cls": Training(ONLINE, f"{WARM_UP_20} --grid 0", own_look=True),
 }
 
 # ------------------------------------------------------------------------------- what is evaluated

@@ -17,7 +17,7 @@ CLAM and a linear map of its memory tokens are trained by labels: what did each 
 language model takes part. The measure is the share of hidden things (type and colour) that are read
 rightly on other videos: one of 36 can be guessed. "as it starts": only the map is trained. "tokens
 differ", "read-outs differ": shares of the mean square of the trained memory's tokens
-(commands/evaluate.py: `how_memory_differs`), over all test videos together.
+(commands/evaluate.py: `shares_that_differ`), over all test videos together.
 
 What a language model learns from the same starts is table "start" of experiments/tables.py.
 """
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import narrator as nar
 from clam import CLAM
-from commands.evaluate import how_memory_differs
+from commands.evaluate import shares_that_differ
 from experiments.knowledge import EVERY, Moments, moments_of, tokens_of, train_read_out
 from experiments.paper import LLM, VISION
 from experiments.runs import (
@@ -177,7 +177,7 @@ def make_missing(seeds: Sequence[int]) -> None:
             read_out = train_read_out(moments_of(clam, videos))
         moments = moments_of(clam, test_videos)
         memory = rearrange(moments.tokens, "n (m d) -> n m d", m=clam.M)
-        tokens_differ, read_outs_differ = how_memory_differs(memory)
+        tokens_differ, read_outs_differ = shares_that_differ(memory)
         line = identity_of_arm(arm, seed, trained) | {
             "commit": present_commit(),
             "hidden_right": round(share_right(read_out, moments), 4),

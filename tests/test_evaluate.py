@@ -540,15 +540,15 @@ def test_teacher_command():
     assert result["tokens_differ"] > 0.1 and result["read_outs_differ"] > 0.1
 
 
-def test_how_memory_differs():
+def test_shares_that_differ():
     """Of random tokens nearly all; 0 where all M tokens, or all read-outs, are the same."""
     torch.manual_seed(0)
     memory = torch.randn(50, 10, 64)
-    assert evaluate_command.how_memory_differs(memory) == pytest.approx((0.9, 0.98), abs=0.01)
+    assert evaluate_command.shares_that_differ(memory) == pytest.approx((0.9, 0.98), abs=0.01)
     one_token = memory[:, :1].expand(-1, 10, -1)
-    assert evaluate_command.how_memory_differs(one_token) == pytest.approx((0, 0.98), abs=0.01)
+    assert evaluate_command.shares_that_differ(one_token) == pytest.approx((0, 0.98), abs=0.01)
     one_read_out = memory[:1].expand(50, -1, -1)
-    assert evaluate_command.how_memory_differs(one_read_out) == pytest.approx((0.9, 0), abs=0.05)
+    assert evaluate_command.shares_that_differ(one_read_out) == pytest.approx((0.9, 0), abs=0.05)
 
 
 def test_teacher_forcing_needs_a_first_narration(tmp_path):

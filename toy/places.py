@@ -12,6 +12,7 @@ from PIL import Image                          # it comes with matplotlib
 
 from support.common.disk import read_json
 from support.files.tracks import time_of
+from toy.files import filmed
 from toy.paint import sprite
 from toy.read_out import PLAIN, name_of_thing
 from toy.world import COLOUR, FPS, SIZES, TYPE, Kitchen
@@ -50,9 +51,9 @@ def true_kitchen(video: Path) -> Kitchen | None:
     """The plain kitchen that a toy video shows, from the seed in the .json beside it; or None."""
     truth = video.with_suffix(".json")
     content = read_json(truth) if truth.is_file() else None
-    if not isinstance(content, dict) or "seed" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("seed"), int):
         return None
-    texts = [row["text"] for row in content["narrations"]]
+    texts = [text for _, text, _ in filmed(truth).narrations]
     kitchen = Kitchen(content["seed"], len(texts) - 1)
     if [one.text for one in kitchen.narrations] != texts:      # another world has the same seeds
         return None

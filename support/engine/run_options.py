@@ -32,7 +32,8 @@ class FurtherOptions:
     """Not in the paper, but in the published code; and --long, which is ours."""
     start: str = option("published",
         "first weights: as in the published code, or such that CLAM learns from few videos, too "
-        "(clam.py: initialise; not the paper's); own videos: mimetic",
+        "(clam.py: initialise; not the paper's), and a connector that standardises the features; "
+        "own videos: mimetic",
         ("published", "mimetic"),
     )
     readout: str = option("frame",

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from commands.evaluate import how_memory_differs
+from commands.evaluate import shares_that_differ
 from experiments import starts
 from experiments.knowledge import moments_of
 from test_evaluate import command
@@ -45,11 +45,21 @@ def test_a_few_steps_make_all_memory_tokens_one_in_the_published_start(monkeypat
         clam = starts.start(arm, videos[0].x, seed=0)
         starts.train_by_labels(clam, videos, seed=0)
         memory = moments_of(clam, videos).tokens.unflatten(1, (clam.M, 32))
-        return how_memory_differs(memory)[0]
+        return shares_that_differ(memory)[0]
 
     assert tokens_differ("published") < 1e-3
     assert tokens_differ("published, constant") > 0.1
     assert tokens_differ("mimetic") > 0.1
+
+
+def test_the_first_gradient_of_the_published_start_is_in_the_constant_path():
+    clam = starts.start("published", torch.randn(50, 10, 32), seed=0)
+    memory, _ = clam(torch.randn(1, 400, 32), torch.tensor([[100, 200, 300, 400]]))
+    (memory * torch.randn_like(memory)).sum().backward()
+    of_all = {name: p.grad.square().sum().item() for name, p in clam.named_parameters()
+              if p.grad is not None}
+    of_constant = sum(of_all[name] for name in starts.CONSTANT)
+    assert of_constant > 0.99 * sum(of_all.values())
 
 
 def test_what_is_hidden_and_read_rightly():

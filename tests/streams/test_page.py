@@ -285,6 +285,9 @@ def test_the_page_in_docs_is_that_of_this_template():
 
 VIDEO_READY = READY + " && document.querySelector('video').readyState >= 2"
 LIT = "document.querySelector('#list [aria-current] span')?.textContent"
+LIT_IN_SIGHT = """(([line, box]) => line.top > box.top - 1 && line.bottom < box.bottom + 1)(
+    ['#list [aria-current]', '#list'].map(
+        one => document.querySelector(one).getBoundingClientRect()))"""
 CUE = "document.querySelector('video').textTracks[0].activeCues?.[0]?.text"
 CAPTION = "document.querySelector('#caption').textContent"
 
@@ -376,9 +379,7 @@ def test_the_lit_sentence_is_in_sight(said, tmp_path, browser):
     for n in (400, 449, 3, 250):
         tab.js(f"location.hash = '#t={n + 0.9}', 0")
         tab.wait(f"({LIT})?.startsWith('Sentence {n} ')")
-        tab.wait("""(([line, box]) => line.top > box.top - 1 && line.bottom < box.bottom + 1)(
-            ['#list [aria-current]', '#list'].map(
-                one => document.querySelector(one).getBoundingClientRect()))""", 5)
+        tab.wait(LIT_IN_SIGHT, 5)
     tab.close()
 
 
@@ -511,9 +512,7 @@ def test_what_is_still_to_come_is_dimmed(width, kitchen, said, browser):
     for stop in range(tab.js("document.querySelectorAll('#stops button').length")):
         tab.click("#stop-on")
         tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
-        tab.wait("""(([line, box]) => line.top > box.top - 1 && line.bottom < box.bottom + 1)(
-            ['#list [aria-current]', '#list'].map(
-                one => document.querySelector(one).getBoundingClientRect()))""", 5)
+        tab.wait(LIT_IN_SIGHT, 5)
     tab.close()
 
 
