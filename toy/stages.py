@@ -385,26 +385,15 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
     looking for the token of the place that is named, and narrations would hardly use the memory.
     """
     narrator.train()
-    encode = narrator.layout.encode
     steps = options.recall_steps if stage == "recall" else STEPS[stage]
 
     def backward(step: int) -> float:
         chance = random.Random(f"{stage} {options.seed} {step}")
+        in_order = stage == "look" and step < steps // 2
         total = 0
         learned = 0
         for video in chance.choices(videos, k=batch):
-            # Neither the first nor the last frame: stage recall needs one before and one after.
-            with_things = video.labels[1:-1].flatten(1).any(1).nonzero().flatten()
-            t = 1 + chance.choice(with_things.tolist())
-            in_order = stage == "look" and step < steps // 2
-            order = None if in_order else chance
-            lists = [(0, encode(inventory(video.labels[t], video.variant, order)))]
-            past = None
-            if stage == "recall":
-                known = last_seen(video.labels[:t + 2])[-1]
-                lists.append((1, encode(inventory(known, video.variant, order))))
-                past = Past(narrator.state_after(video.x[:t], []), tokens=0)
-            loss, count = narrator.loss(video.x[t:], lists, past)
+            loss, count = loss_of_lists(narrator, stage, video, chance, in_order)
             total = total + loss
             learned += count
         loss = total / learned
@@ -412,6 +401,25 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
         return loss.item()
 
     fit(stage, narrator.trainable(), backward, steps, options.lr, options)
+
+
+def loss_of_lists(narrator: nar.Narrator, stage: str, video: Scene, chance: random.Random,
+                  in_order: bool = False) -> tuple[Tensor, int]:
+    """The lists of one or two frames of a video, drawn by `chance`: the sum of the loss over their
+    tokens, and how many these are.
+    """
+    encode = narrator.layout.encode
+    # Neither the first nor the last frame: stage recall needs one before and one after.
+    with_things = video.labels[1:-1].flatten(1).any(1).nonzero().flatten()
+    t = 1 + chance.choice(with_things.tolist())
+    order = None if in_order else chance
+    lists = [(0, encode(inventory(video.labels[t], video.variant, order)))]
+    past = None
+    if stage == "recall":
+        known = last_seen(video.labels[:t + 2])[-1]
+        lists.append((1, encode(inventory(known, video.variant, order))))
+        past = Past(narrator.state_after(video.x[:t], []), tokens=0)
+    return narrator.loss(video.x[t:], lists, past)
 
 
 def look_parameters(narrator: nar.Narrator) -> dict[str, nn.Parameter]:
