@@ -44,7 +44,8 @@ WARM_UP_20 = "--idle 0.5 --epochs 3 --warmup 0.2"
 WARM_UP_5 = "--idle 0.5 --epochs 3 --warmup 0.05"
 MIMETIC = f"{WARM_UP_20} --start mimetic"
 PUBLISHED = f"{WARM_UP_20} --start published"
-LONGER = "--recall-steps 3600"                 # three times the steps
+# Three times the steps of stage `recall`. Rate and warm-up: experiments/rates.py
+LONGER = f"{MIMETIC} --recall-steps 3600"
 # The commit of results that are shown as they were. There CLAM, RetNet and one gate per head had
 # another start, made from statistics of the features: it told places apart and picked out what
 # changes.
@@ -75,6 +76,7 @@ MOVIECHAT = f"--memory moviechat {ALL}"
 TOKENMLP = f"--memory tokenmlp {ALL}"
 RETNET = f"--memory retnet {ALL}"
 SCALAR = f"--memory scalar {ALL}"
+LARGE_BANK = "--memory-tokens 16"              # a state as large as CLAM's
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20 --warmup 0.2"
 ONE_LOSS = "--no-recall"
 ONE_LOSS_8 = f"--idle 0.5 --epochs 8 --warmup 0.05 {ONE_LOSS}"
@@ -99,8 +101,17 @@ TRAININGS = {
     "clam-published": Training(ALL, PUBLISHED),
     "retnet-published": Training(RETNET, PUBLISHED),
     "mimetic": Training(ALL, MIMETIC),
-    "mimetic-longer": Training(ALL, f"{MIMETIC} {LONGER}"),
-    "mimetic-frozen": Training(ALL, f"{MIMETIC} {LONGER} --freeze-memory"),
+    # Table 5: all memories alike
+    "mimetic-longer": Training(ALL, LONGER),
+    "scalar-longer": Training(SCALAR, LONGER),
+    "retnet-longer": Training(RETNET, LONGER),
+    "tokenmlp-longer": Training(f"{TOKENMLP} {LARGE_BANK}", LONGER),
+    "moviechat-longer": Training(f"{MOVIECHAT} {LARGE_BANK}", LONGER),
+    "kmeans-longer": Training(f"{KMEANS} {LARGE_BANK}", LONGER),
+    "recent-longer": Training(f"{RECENT} {LARGE_BANK}", LONGER),
+    "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
+    "published-frozen": Training(ALL, f"{PUBLISHED} --recall-steps 3600 --freeze-memory"),
+    "flownar-c-longer": Training("--last-k 10", LONGER),
     # The paper's loss alone: no stage `recall`, which a narrator without a memory cannot learn
     "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}"),
     "one-loss": earlier(ALL, f"{WARM_UP_5} {ONE_LOSS}"),

@@ -83,7 +83,7 @@ def identity_of(memory: str, rate: float, warmup: float) -> dict:
 def kept_loss(memory: str, rate: float, warmup: float) -> float | None:
     """None if there is no result of today's world and base."""
     lines = read_jsonl(FILE) if FILE.exists() else []
-    wanted = identity_of(memory, rate, warmup)
+    wanted = identity_of_pair(memory, rate, warmup)
     losses = [line["val_loss"] for line in lines if wanted.items() <= line.items()]
     return losses[-1] if losses else None
 
@@ -91,7 +91,7 @@ def kept_loss(memory: str, rate: float, warmup: float) -> float | None:
 def train_missing(memories: Sequence[str]) -> None:
     for pair in progress(list(product(memories, RATES, WARMUPS)), "rates", unit="training"):
         if kept_loss(*pair) is None:
-            line = identity_of(*pair) | {"commit": present_commit(),
+            line = identity_of_pair(*pair) | {"commit": present_commit(),
                                          "val_loss": round(loss_of(*pair), 4)}
             with FILE.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
