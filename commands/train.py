@@ -29,7 +29,7 @@ from train import (
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 # what only a new narrator has, or learns in the toy before the paper's training
-ONLY_NEW = {"start", "look", "freeze_memory", "recall", "recall_steps",
+ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
             "llm_width"}
 
 # Own videos (--data FOLDER): with the paper's batches of 64, a few videos would give only a handful

@@ -75,7 +75,6 @@ KMEANS = f"--memory kmeans {ALL}"
 MOVIECHAT = f"--memory moviechat {ALL}"
 TOKENMLP = f"--memory tokenmlp {ALL}"
 RETNET = f"--memory retnet {ALL}"
-SCALAR = f"--memory scalar {ALL}"
 LARGE_BANK = "--memory-tokens 16"              # a state as large as CLAM's
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20 --warmup 0.2"
 ONE_LOSS = "--no-recall"
@@ -92,18 +91,12 @@ TRAININGS = {
     # Tables 3, 5 and 9: memories
     "none": Training(f"--memory none {ALL}"),
     "recent": Training(RECENT),
-    "kmeans": Training(KMEANS),
-    "moviechat": Training(MOVIECHAT),
-    "tokenmlp": Training(TOKENMLP),
-    "retnet": earlier(RETNET),
-    "scalar": earlier(SCALAR),
     # First weights: what is given, and what is learned
     "clam-published": Training(ALL, PUBLISHED),
     "retnet-published": Training(RETNET, PUBLISHED),
     "mimetic": Training(ALL, MIMETIC),
     # Table 5: all memories alike
     "mimetic-longer": Training(ALL, LONGER),
-    "scalar-longer": Training(SCALAR, LONGER),
     "retnet-longer": Training(RETNET, LONGER),
     "tokenmlp-longer": Training(f"{TOKENMLP} {LARGE_BANK}", LONGER),
     "moviechat-longer": Training(f"{MOVIECHAT} {LARGE_BANK}", LONGER),
@@ -111,6 +104,7 @@ TRAININGS = {
     "recent-longer": Training(f"{RECENT} {LARGE_BANK}", LONGER),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
     "published-frozen": Training(ALL, f"{PUBLISHED} --recall-steps 3600 --freeze-memory"),
+    "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "flownar-c-longer": Training("--last-k 10", LONGER),
     # The paper's loss alone: no stage `recall`, which a narrator without a memory cannot learn
     "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}"),

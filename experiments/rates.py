@@ -32,7 +32,7 @@ from toy.train import before_last_stage
 FILE = RESULTS / "rates.jsonl"
 # and their memory tokens: states of 2,048 numbers (K-Means, MovieChat: 2,064)
 MEMORIES = {"recent": 16, "kmeans": 16, "moviechat": 16, "tokenmlp": 16,
-            "retnet": 10, "scalar": 10, "clam": 10}
+            "retnet": 10, "clam": 10}
 RATES = (3.5e-4, 7e-4, 1.4e-3)
 WARMUPS = (0.05, 0.2)
 STEPS = 600
@@ -75,7 +75,7 @@ def loss_of(memory: str, rate: float, warmup: float) -> float:
 
 # ------------------------------------------------------------------------------- results
 
-def identity_of(memory: str, rate: float, warmup: float) -> dict:
+def identity_of_pair(memory: str, rate: float, warmup: float) -> dict:
     return {"memory": memory, "rate": rate, "warmup": warmup, "steps": STEPS,
             "worlds": fingerprint_of_worlds(), "base": fingerprint_of_base()}
 
@@ -105,7 +105,7 @@ def chosen(memory: str) -> tuple[float, float] | None:
     return min(losses, key=losses.get)
 
 
-def table_of_rates(memories: Sequence[str]) -> str:
+def table_of_rates(memories: Sequence[str] = tuple(MEMORIES)) -> str:
     """A row for each memory, a column for each pair; the chosen one is bold."""
     pairs = list(product(RATES, WARMUPS))
     header = " | ".join(f"{rate:g}, {warmup:.0%}" for rate, warmup in pairs)

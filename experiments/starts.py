@@ -19,7 +19,9 @@ rightly on other videos: one of 36 can be guessed. "as it starts": only the map 
 differ", "read-outs differ": shares of the mean square of the trained memory's tokens
 (commands/evaluate.py: `shares_that_differ`), over all test videos together.
 
-What a language model learns from the same starts is table "start" of experiments/tables.py.
+What a language model learns from the same starts is table "start" of experiments/paper.json, and
+whether a narrator without a memory forgets or loses the thread is table "thread". Both are shown,
+too; experiments/tables.py makes their results.
 """
 import argparse
 import json
@@ -40,6 +42,7 @@ from experiments.paper import LLM, VISION
 from experiments.runs import (
     RESULTS, ROOT, fingerprint_of_base, fingerprint_of_worlds, present_commit,
 )
+from experiments.show import markdown
 from support.common.disk import read_jsonl
 from support.common.errors import command_line
 from support.common.options import Parser, non_negative_int
@@ -214,7 +217,7 @@ def numbers_of(results: list[dict | None], measure: str) -> str:
 def run_starts(args: argparse.Namespace) -> None:
     if not args.show:
         make_missing(args.seeds)
-    print(table_of_starts(args.seeds))
+    print("\n\n".join([table_of_starts(args.seeds), markdown("start"), markdown("thread")]))
 
 
 def main():

@@ -24,7 +24,8 @@ from streams.late import late_in_a_stream
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.engine import checkpoint, training
-from toy import stages
+from toy import stages, world
+from toy.train import before_last_stage
 
 
 def examples(model, count=6, at=(0, 4, 9)):
@@ -652,6 +653,18 @@ def test_a_frozen_memory_keeps_its_first_weights(tmp_path):
     for name, weight in trained[0].items():
         same = torch.equal(weight, trained[1][name])
         assert same == (".clustering." in name), name
+
+
+def test_with_lora_frozen_the_memory_learns_alone_in_recall(tmp_path):
+    """--freeze-lora: LoRA is that of stage look; connector and memory have changed."""
+    look = load_file(options_from(data="toy", quick=True).look)
+    model, _ = before_last_stage(
+        options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
+                     freeze_lora=True),
+        world.WORLDS["plain"], world.kitchens("train", 2))
+    for name, weight in look.items():
+        same = torch.equal(model.trainable()[name], weight.float())
+        assert same == (".lora_" in name), name
 
 
 def test_fine_tuning_on_the_toy(tmp_path):

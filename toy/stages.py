@@ -400,7 +400,10 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
         loss.backward()
         return loss.item()
 
-    fit(stage, narrator.trainable(), backward, steps, options.lr, options)
+    parameters = narrator.trainable()
+    if stage == "recall" and options.freeze_lora:
+        parameters = {name: p for name, p in parameters.items() if ".lora_" not in name}
+    fit(stage, parameters, backward, steps, options.lr, options)
 
 
 def loss_of_lists(narrator: nar.Narrator, stage: str, video: Scene, chance: random.Random,

@@ -105,6 +105,9 @@ class ToyOptions:
     freeze_memory: bool = option(False,
         "the memory keeps its first weights: what does its training add to them?",
     )
+    freeze_lora: bool = option(False,
+        "LoRA is not trained in the stage `recall`: does the memory learn alone?",
+    )
     recall: bool = option(True,
         "there is no stage `recall`: the memory learns from the paper's loss alone",
     )

@@ -1,0 +1,127 @@
+"""The tables of `paper.py` as Markdown, of the results that are there.
+
+The paper's numbers are in italics, as printed there: precision, recall, F1, C, M and R in
+hundredths. Ours are shares: the mean over seeds, with the standard deviation where there are
+several. GMACs are of 240 frames, the cache is that after 480 (`experiments.cost`: a narration every
+8 frames). Below a table stand its claims: the difference of two rows with its 95 % interval
+(support/common/intervals.py).
+"""
+import numpy as np
+
+from experiments.paper import EARLIER, TABLES, TRAININGS, Claim, Column, Row, Table
+from experiments.runs import experiments_of, result
+from support.common.intervals import ConfidenceInterval, compare_means
+
+DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
+
+
+# ------------------------------------------------------------------------------- our numbers
+
+def seeds_of(table: Table, seeds: list[int] | None) -> list[int]:
+    """The given seeds, or those of the table."""
+    return list(dict.fromkeys(seeds or range(table.seeds)))
+
+
+def results_of(row: Row, column: Column, seeds: list[int]) -> list[dict]:
+    """The results of a row that are there, of the evaluation of a column."""
+    results = [result(experiment) for experiment in experiments_of(row, column.evaluation, seeds)]
+    return [kept for kept in results if kept is not None]
+
+
+def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
+    """The numbers of a cell: one for each seed that has a result."""
+    measure = column.measure.format(row.group)
+    numbers = [kept["measures"].get(measure) for kept in results_of(row, column, seeds)]
+    return [number for number in numbers if number is not None]
+
+
+def digits(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def cell(numbers: list[float]) -> str:
+    """The mean and the standard deviation of a sample: 0.951 ± 0.003, 0.951 of one number, - of
+    none."""
+    if not numbers:
+        return "-"
+    mean = digits(float(np.mean(numbers)))
+    if len(numbers) == 1:
+        return mean
+    return f"{mean} ± {np.std(numbers, ddof=1):.3f}"
+
+
+def markdown(name: str, seeds: list[int] | None = None) -> str:
+    """A table as Markdown, and below it the intervals of its claims."""
+    table = TABLES[name]
+    seeds = seeds_of(table, seeds)
+    title = f"{name}. {table.title}"
+    if table.paper:
+        title += f" (paper: {DATA[table.data]})"
+    if any(TRAININGS[row.training].commit for row in table.rows):
+        title += f" (†: made at commit {EARLIER})"
+    headers = [title]
+    headers += [f"*{header}*" for header in table.paper.split()]
+    headers += [column.header for column in table.columns]
+    headers.append("seeds")
+    lines = [headers, ["---"] * len(headers)]
+    lines += [cells_of(row, table, seeds) for row in table.rows]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    intervals = [(claim, interval_of(claim, table, seeds)) for claim in table.claims]
+    claims = [say_claim(claim, interval) for claim, interval in intervals if interval]
+    if claims:
+        text += "\n\n" + "\n".join(claims)
+    return text
+
+
+def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
+    """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
+    number for all columns, or "from-to"."""
+    cells = [row.label]
+    if TRAININGS[row.training].commit:
+        cells[0] += " †"
+    paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
+    cells += [f"*{number}*" for number in paper_numbers]
+    counts = []
+    for column in table.columns:
+        numbers = measured(row, column, seeds)
+        cells.append(cell(numbers))
+        if column.evaluation != "cost":        # which is measured with one seed alone
+            counts.append(len(numbers))
+    fewest = min(counts)
+    most = max(counts)
+    cells.append(str(most) if fewest == most else f"{fewest}-{most}")
+    return cells
+
+
+def videos_of(label: str, column: Column, table: Table,
+              seeds: list[int]) -> dict[int, dict[str, float | None]]:
+    """{seed: {video: the measure of a column}} of the row with this label"""
+    row, = (row for row in table.rows if row.label == label)
+    return {kept["seed"]: kept["videos"][column.measure]
+            for kept in results_of(row, column, seeds)}
+
+
+def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
+    """The difference of a claim's two rows in its column. None without results of both."""
+    column, = (column for column in table.columns if column.header == claim.column)
+    first = videos_of(claim.first, column, table, seeds)
+    second = videos_of(claim.second, column, table, seeds)
+    training = {row.label: row.training for row in table.rows}
+    same_trainings = training[claim.first] == training[claim.second]
+    if same_trainings:                         # they are compared seed by seed
+        both = [seed for seed in first if seed in second]
+        first = {seed: first[seed] for seed in both}
+        second = {seed: second[seed] for seed in both}
+    return compare_means(list(first.values()), list(second.values()), same_trainings)
+
+
+def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
+    """A claim with its interval as an item of a list, in Markdown."""
+    seeds = " and ".join(str(count) for count in interval.seeds)
+    limits = ""
+    if not interval.shown:
+        limits += ", cannot be told apart"
+    if interval.of_these_trainings:
+        limits += ", of these trainings alone"
+    return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
+            f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{limits}")
