@@ -162,12 +162,13 @@ class CLAM(nn.Module):
         gate [M, D], and the residual [M, D] that what is read is added to.
 
         The self-attention (App. B.6) starts from a target, a vector for each memory token: zero, as
-        published, or learned (not in the paper).
+        published, or learned (not in the paper). From zero, its values are its bias alone, and it
+        adds the same vector to every memory token.
         """
         target = self.target
         if target is None:
             target = torch.zeros_like(self.z)
-        with_z = target + self.z                                        # its queries and keys
+        with_z = target + self.z                    # of the self-attention: its queries and keys
         attended, _ = self.self_attn(with_z, with_z, target, need_weights=False)
         residual = self.norm_a(target + self.dropout(attended))         # [M, D]
 
@@ -211,8 +212,12 @@ class CLAM(nn.Module):
         Every exponent is a sum of g <= 0: stable for any gate and any length.
         """
         decay = log_gate.sum(-3).exp()                                  # [.., h, c]
-        decay_after = sum_after(log_gate).exp()                         # [.., L, h, c]
-        decayed = k * decay_after
+        # The sum over the tokens after each token: (1, 2, 3) -> (5, 3, 0). It is taken from the end,
+        # and so is exact near the end: a difference of prefix sums would be one of large numbers.
+        of_next = log_gate.roll(-1, dims=-3)                            # (1, 2, 3) -> (2, 3, 1)
+        of_next[..., -1:, :, :] = 0                                     # none comes after the last
+        sum_after = of_next.flip(-3).cumsum(-3).flip(-3)                # [.., L, h, c]
+        decayed = k * sum_after.exp()
         update = einsum(decayed, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
 
@@ -330,18 +335,6 @@ class CLAM(nn.Module):
         logits = torch.linspace(4, 8, self.heads)                       # G = sigmoid(logits)
         bias.copy_(repeat(logits, "h -> (h c)", c=len(bias) // self.heads))
         nn.init.normal_(weight, std=0.02)
-
-
-def sum_after(g: Tensor) -> Tensor:
-    """For each token the sum over the tokens after it, [.., L, h, c]: (1, 2, 3) -> (5, 3, 0).
-
-    Summed backwards from the end, so that it is exact near the end. (A difference of prefix sums
-    would be a difference of large numbers.)
-    """
-    of_next = g.roll(-1, dims=-3)                       # (1, 2, 3) -> (2, 3, 1)
-    of_next[..., -1:, :, :] = 0                         # none comes after the last
-    from_the_end = of_next.flip(-3).cumsum(-3)
-    return from_the_end.flip(-3)
 
 
 def check(x: Tensor, read_at: Tensor, width: int):

@@ -394,11 +394,11 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
         if True in ends:
             score.difference = frames - 1 - ends.index(True)        # too early
         else:
-            more = 0                                                # frames that it can still be fed
+            more = 0                                                # frames that can still be fed
             if n + 1 < len(narrations):
                 next_frame, _ = narrations[n + 1]
                 more = min(next_frame - frame, frames - 1)
-            late = more                                             # it ends at none of these
+            late = more                                             # if it ends at none of these
             if more:
                 later = later_frames(narrator, x, cache, n, more)
                 ends = ends_segment(narrator, later, reply_theta)
@@ -483,16 +483,12 @@ def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
     """
     if not scores:
         return {"ppl": 1.0, "time_diff": 0.0, "fluency": 1.0, "lm_correctness": 1.0}
-    differences = []                    # of all segments but the first, which has no frames
-    fluencies = []
-    for score in scores[1:]:
-        differences.append(abs(score.difference))
-        fluencies.append(score.fluency)
+    decided = scores[1:]                # the first segment has no frames to decide on
     time_diff = 0.0
     fluency = 1.0
-    if differences:
-        time_diff = average(differences) / fps
-        fluency = average(fluencies)
+    if decided:
+        time_diff = average([abs(score.difference) for score in decided]) / fps
+        fluency = average([score.fluency for score in decided])
     return {
         "ppl": average([score.ppl for score in scores]),
         "time_diff": time_diff,

@@ -39,7 +39,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from baselines.memories import MEMORIES, new_memory
 from support.common.errors import BadData
-from support.engine import checkpoint, family, lora
+from support.engine import attention, checkpoint, family, lora
 from support.engine.settings import MoreSettings, check_settings
 from support.engine.start import start_as_published, start_connector
 
@@ -182,7 +182,7 @@ class Tokens:
     ids: list[int] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)       # PROMPT, VISUAL, NARRATION
     segment: list[int] = field(default_factory=list)    # in which it is fed
-    number: list[int] = field(default_factory=list)     # of the narration it belongs to, -1: none
+    number: list[int] = field(default_factory=list)     # n of the narration y_n it belongs to, or -1
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
     def add(self, ids: list[int], kind: int, segment: int, number: int = -1,
@@ -293,13 +293,13 @@ class Layout:
         tokens.add(self.open + [FRAME] * self.J + self.close, VISUAL, segment=0)
         return tokens.add(self.user + self.newline, PROMPT, segment=0)
 
-    def end_of_text(self, n: int) -> Tokens:
-        """EOT of narration n: predicted after its words, fed with the frame that follows."""
-        return Tokens().add([self.eot], NARRATION, segment=n + 1, number=n, learn=True)
-
     def opening(self, n: int) -> Tokens:
-        """The first frame of segment n >= 1, with the memory of all before it (Alg. 2, line 7)."""
-        tokens = self.end_of_text(n - 1)
+        """The first frame of segment n >= 1, with the memory of all before it (Alg. 2, line 7).
+
+        Before it come end of text and newline of narration n - 1: the model has predicted the end
+        of text after the last word, and it was not fed then.
+        """
+        tokens = Tokens().add([self.eot], NARRATION, segment=n, number=n - 1, learn=True)
         if self.keep_newline:
             tokens.add(self.newline, PROMPT, segment=n)
         else:
@@ -353,8 +353,9 @@ class Layout:
             tokens += self.closing(n)
             tokens += self.narration(n, ids)
             last = frame
-        tokens += self.end_of_text(len(narrations) - 1)
-        return tokens
+        # the last end of text is learned, too, though no frame comes with which it would be fed
+        n = len(narrations) - 1
+        return tokens.add([self.eot], NARRATION, segment=n + 1, number=n, learn=True)
 
 
 # ------------------------------------------------------ §3.4, §3.5 what a token sees
@@ -382,8 +383,7 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
     # in_segment: only last_k = 0 needs it, where even a token's own narration would be hidden
     narration = (kind == NARRATION) & (is_kept | in_segment)
     visual = (kind == VISUAL) & in_segment
-    everything = not prune
-    return (kind == PROMPT) | visual | narration | everything
+    return (kind == PROMPT) | visual | narration | (not prune)
 
 
 def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
@@ -448,7 +448,8 @@ class Narrator(nn.Module):
     def __init__(self, llm: nn.Module, tokenizer, config: Config):
         super().__init__()
         self.config = config
-        family.adapt(llm)                           # its attention takes `segments`, too
+        family.check_family(llm)
+        attention.install(llm)                      # its attention takes `segments`, too
         self.llm = llm.requires_grad_(False)
         self.add_connector(llm.config.hidden_size)
         self.add_memory(llm.config.hidden_size)
@@ -489,18 +490,15 @@ class Narrator(nn.Module):
     def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Embeddings [L, D_lm] of ids [L].
 
-        The placeholders FRAME are replaced by MLP(x), for x [.., J, D], and MEMORY by `memory`,
-        embeddings [.., D_lm] already (not all memories are in the space of frames), each in the
-        order of the sequence.
+        The placeholders FRAME and MEMORY are replaced by MLP(X), for frame tokens x and memory
+        tokens `memory` [.., D], each in the order of the sequence.
         """
         # Placeholders are negative; they get any row here, which is replaced below.
         e = self.llm.get_input_embeddings()(ids.clamp_min(0))
-        if x is not None:
-            is_frame = (ids == FRAME)[:, None]
-            e = e.masked_scatter(is_frame, self.embed_visual(x).to(e.dtype))
-        if memory is not None:
-            is_memory = (ids == MEMORY)[:, None]
-            e = e.masked_scatter(is_memory, memory.to(e.dtype))
+        for placeholder, tokens in ((FRAME, x), (MEMORY, memory)):
+            if tokens is not None:
+                places = (ids == placeholder)[:, None]
+                e = e.masked_scatter(places, self.embed_visual(tokens).to(e.dtype))
         return e
 
     def embed_visual(self, x: Tensor) -> Tensor:
@@ -515,7 +513,7 @@ class Narrator(nn.Module):
         """Embeddings [L, D_lm], positions [L], mask [L, keys] -> last hidden states [L, D_lm].
 
         mask        what each token sees
-        segments    the same for long sequences, as from `segment_rows`. With neither of the two, a
+        segments    the same for long sequences: `segment_rows`. With neither of the two, a
                     token sees all tokens up to itself
         """
         # In each layer, transformers hands `attention_mask` and `segments` on to
@@ -550,19 +548,18 @@ class Narrator(nn.Module):
         state, positions = None, tokens.positions()
         if past is not None:
             state, positions = past.state, past.positions(tokens)
-        memory = self.memory_at_ends(x, narrations, state)  # of all segments but the first
+        # of each segment but the first: what was read at the end of the one before
+        memory = self.memory_at_ends(x, narrations, state)
         e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
         positions = positions.to(self.device)
         last_k, prune = self.config.last_k, self.config.prune
+        mask = segments = None                  # where nothing is pruned: causal attention
         if len(tokens) <= LARGEST_MASK:
             mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
-            hidden = self.run(e, positions, mask, cache)
         elif prune:
             # Most videos are longer: the same, segment by segment.
             segments = segment_rows(tokens, last_k, self.device)
-            hidden = self.run(e, positions, cache=cache, segments=segments)
-        else:
-            hidden = self.run(e, positions, cache=cache)    # nothing is pruned: causal attention
+        hidden = self.run(e, positions, mask, cache, segments)
         return hidden, tokens.labels(), tokens
 
     def used_frames(self, x: Tensor, narrations: Narrations) -> Tensor:
@@ -577,26 +574,25 @@ class Narrator(nn.Module):
         return x[:last + 1].to(self.device, self.dtype)
 
     def memory_at_ends(self, x: Tensor, narrations: Narrations, state=None) -> Tensor | None:
-        """The memory M_t at the end of each segment but the last, as embeddings [1, n, M, D_lm].
+        """The memory tokens M_t at the end of each segment but the last [1, n, M, D].
 
         state       of the memory before the video; None: the initial one
         """
         if not self.layout.M:
             return None
-        return self.embed_visual(self.read_outs(x, narrations, state))
+        return self.read_outs(x, narrations, state)
 
     def read_outs(self, x: Tensor, narrations: Narrations, state=None) -> Tensor:
-        """The memory tokens themselves [1, n, M, D]."""
-        read_at = [self.read_at(frame) for frame, _ in narrations[:-1]]
+        """M_t of all segments but the last [1, n, M, D], also where the layout has no place for them.
+        """
+        # how many frame tokens have been absorbed when the memory is read, at the end of a frame
+        J = self.config.J
+        read_at = [(frame + 1) * J for frame, _ in narrations[:-1]]
+        if self.config.readout == "cls":        # published weights: after the frame's CLS token
+            read_at = [frame * J + 1 for frame, _ in narrations[:-1]]
         x = rearrange(x, "t j d -> 1 (t j) d")
         memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
         return memory
-
-    def read_at(self, frame: int) -> int:
-        """How many frame tokens the memory has absorbed when it is read at the end of `frame`."""
-        if self.config.readout == "frame":
-            return (frame + 1) * self.config.J
-        return frame * self.config.J + 1                    # published weights: after the CLS token
 
     def loss(self, x: Tensor, narrations: Narrations, past=None) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens,

@@ -24,8 +24,8 @@ Glossary (paper: here)
 position counter. Frames, segments and positions are counted from 0 here, from 1 in the paper. The
 baseline VideoLLM-online (nothing pruned, no memory) is the same loop with `prune` off.
 
-Every command that streams runs this loop. What makes it faster (streams/ahead.py: several frames or words in one
-pass of the language model) or endless (streams/bounds.py) are subclasses of `Context`.
+Every command that streams runs this loop. Subclasses of `Context` make it faster (streams/ahead.py:
+several frames, or words, in one pass of the language model) and endless (streams/bounds.py).
 """
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class Cache:
 
     def mask(self, ids: list[int]) -> Tensor:
         """What each of N new tokens sees: all that is there, and what is fed up to itself,
-        bool [N, old + N]. (For a subclass, ids [N] say more than their number.)
+        bool [N, old + N]. (Only their number counts here. VideoLLM-MoD's cache asks which of the ids
+        [N] are frames.)
         """
         new = len(ids)
         old = len(self.tokens)
@@ -111,7 +112,7 @@ class Cache:
         return everything.tril(old)                 # row i: columns 0 .. old + i
 
     def crop(self) -> None:
-        """Remove what was read ahead: keys and values that come after those of the tokens."""
+        """Remove keys and values that come after those of the tokens: what was read ahead."""
         for layer in self.length:
             self.length[layer] = len(self.tokens)
 
@@ -221,17 +222,16 @@ class Context:
             state = memory.step(self.latest[None, :1], self.state_before)
         self.memory = memory.read(state, self.queries)
 
-    def memory_embedding(self, tokens: Tokens) -> Tensor | None:
-        """Lines 7 and 9: the memory tokens' embeddings [1, M, D_lm], if `tokens` has their places.
-        """
+    def memory_tokens(self, tokens: Tokens) -> Tensor | None:
+        """Line 7: the memory tokens M_{t_{n-1}} [1, M, D], if `tokens` has their places."""
         if MEMORY not in tokens.ids:
             return None
-        return self.narrator.embed_visual(self.memory)
+        return self.memory
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         """Lines 9-12, Fig. 7: new tokens through the language model; logits [V] of the last one."""
         ids = torch.tensor(tokens.ids, device=self.narrator.device)
-        e = self.narrator.embed(ids, x, self.memory_embedding(tokens))              # line 9
+        e = self.narrator.embed(ids, x, self.memory_tokens(tokens))                 # line 9
         next_position = self.position + len(tokens)
         positions = torch.arange(self.position, next_position, device=e.device)     # line 10
         self.position = next_position                                               # line 11
@@ -342,7 +342,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
         yield decision(c, t, tokens, narration, pruned)
 
-    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has.
+    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has (then `opening`
+    # is set, as it is where there was no frame).
     if given is None and c.opening is None:
         t = c.frame - 1
         narration, pruned = end_segment(c, t)

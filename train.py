@@ -147,7 +147,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
             if not norm.isfinite():
                 raise BadData(f"{stage}: the gradient is not finite at step {step}: are features "
                               f"or weights damaged (NaN)? If they are not, lower --lr")
-            with run.update(step):
+            with run.update(step):              # if it is cut off here, no state is saved
                 optimizer.step()
             run.after(step, loss, validate)
 

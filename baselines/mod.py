@@ -31,7 +31,6 @@ from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
 from support.engine.checkpoint import published_name
-from support.engine.family import cache_name
 from support.engine.settings import LEAST
 
 @dataclass
@@ -101,7 +100,7 @@ class MoDLayer(nn.Module):
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
         if attention_mask is not None:          # None: all tokens before them, too
-            cache = options.get(cache_name(self.inner))
+            cache = options.get("cache", options.get("past_key_values"))    # before 5.24
             attention_mask = self.mask(attention_mask, cache, len(kept))
         cos, sin = position_embeddings
         before = h[:, kept]

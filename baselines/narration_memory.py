@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from clam import CLAM
-from narrator import MEMORY, NARRATION, VISUAL, Config, Layout, Narrations, Narrator, Tokens
+from narrator import NARRATION, VISUAL, Config, Layout, Narrations, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
 from support.engine.start import start_connector
@@ -82,9 +82,14 @@ class HistoryNarrator(Narrator):
     def new_layout(self, tokenizer) -> Layout:
         return HistoryLayout(self.config.narration_memory, *self.layout_options(tokenizer))
 
-    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """memory: of both memories, in the order of the sequence."""
-        return super().embed(ids.masked_fill(ids == HISTORY, MEMORY), x, memory)
+    def embed(self, ids: Tensor, x: Tensor | None = None,
+              memory: tuple[Tensor, Tensor | None] | None = None) -> Tensor:
+        """memory: the tokens of both memories, history [.., N, D_lm] and visual [.., M, D]"""
+        history, visual = memory or (None, None)
+        e = super().embed(ids, x, visual)
+        if history is not None:
+            e = e.masked_scatter((ids == HISTORY)[:, None], history.to(e.dtype))
+        return e
 
     def embed_narrations(self, narrations: Narrations) -> tuple[Tensor, Tensor]:
         """What the narration memory absorbs, from narrations (frame, ids).
@@ -104,14 +109,12 @@ class HistoryNarrator(Narrator):
         ids = torch.tensor([ids], dtype=torch.long, device=self.device)
         return self.llm.get_input_embeddings()(ids).to(self.dtype)
 
-    def memory_at_ends(self, x: Tensor, narrations: Narrations, state=None) -> Tensor | None:
+    def memory_at_ends(self, x: Tensor, narrations: Narrations,
+                       state=None) -> tuple[Tensor, Tensor | None]:
         visual_state, history_state = state or (None, None)
         e, ends = self.embed_narrations(narrations[:-1])
         history, _ = self.narration_memory(e, ends, history_state)                 # [1, n, N, D_lm]
-        visual = super().memory_at_ends(x, narrations, visual_state)
-        if visual is None:
-            return history
-        return torch.cat([history, visual], dim=-2)
+        return history, super().memory_at_ends(x, narrations, visual_state)
 
     def state_after(self, x: Tensor, narrations: Narrations) -> tuple[Tensor, Tensor]:
         e, ends = self.embed_narrations(narrations)
@@ -157,10 +160,7 @@ class HistoryContext(Context):
             self.history_state = memory.step(e, self.history_state)
             self.history = memory.read(self.history_state, self.history_queries)
 
-    def memory_embedding(self, tokens: Tokens) -> Tensor | None:
+    def memory_tokens(self, tokens: Tokens) -> tuple[Tensor, Tensor | None] | None:
         if HISTORY not in tokens.ids:
             return None
-        visual = super().memory_embedding(tokens)
-        if visual is None:
-            return self.history
-        return torch.cat([self.history, visual], dim=-2)
+        return self.history, super().memory_tokens(tokens)

@@ -113,10 +113,11 @@ def published(model: nar.Narrator, x: torch.Tensor, case: dict):
     tokens, mask = published_mask(model, case["input_ids"])
     memory = None
     if model.layout.M:
-        read_at = torch.tensor([[model.read_at(frame) for frame in case["mem_frame_indices"]]])
+        # after the CLS token
+        J = model.config.J
+        read_at = torch.tensor([[frame * J + 1 for frame in case["mem_frame_indices"]]])
         frames = x.reshape(1, -1, model.config.width)           # [T, J, D] -> [1, T J, D]
         memory, _ = model.memory(frames, read_at)
-        memory = model.embed_visual(memory)
     e = model.embed(torch.tensor(tokens.ids), x, memory)
     hidden = model.run(e, torch.arange(len(tokens)), mask)
     return hidden, torch.tensor(case["labels"]), tokens

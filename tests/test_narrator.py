@@ -60,7 +60,7 @@ def test_pieces_are_what_streaming_feeds():
     ids = layout.encode(" You wash the red cup.")
     streamed = layout.first() + layout.closing(0) + layout.narration(0, ids)
     streamed += layout.opening(1) + layout.frame(1) + layout.closing(1) + layout.narration(1, ids)
-    streamed += layout.end_of_text(1)
+    streamed.add([layout.eot], nar.NARRATION, segment=2, number=1, learn=True)
     assert streamed == layout.sequence([(0, ids), (2, ids)])
 
 

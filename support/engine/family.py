@@ -19,8 +19,10 @@ from support.engine import attention
 STATIC = ("default", "linear", "llama3", "yarn")
 
 
-def adapt(llm: nn.Module) -> None:
-    """Let a language model of transformers attend as narrators need it. BadData if it cannot."""
+def check_family(llm: nn.Module) -> None:
+    """BadData if a language model of transformers computes something else with the masks and caches
+    of a narrator than by itself.
+    """
     family = type(llm).__name__
     advice = "use a Llama-like language model"
     layers = getattr(getattr(llm, "model", None), "layers", None)
@@ -31,7 +33,6 @@ def adapt(llm: nn.Module) -> None:
         say_once(f"warning: the rotations of {family} ({rotations}) depend on the length of the "
                  f"context: on long videos, streaming differs from training")
     if llm.device.type == "meta":                       # without numbers there is nothing to try
-        attention.install(llm)
         return
     training = llm.training
     llm.eval()                                              # no dropout
@@ -92,13 +93,9 @@ def computes_the_same(llm: nn.Module) -> bool:
 
 def with_cache(module: nn.Module, cache) -> dict:
     """The arguments that give a module of transformers its cache; None: it has none."""
-    return {cache_name(module): cache, "use_cache": cache is not None}
-
-
-def cache_name(module: nn.Module) -> str:
-    """`cache` since transformers 5.24, before that `past_key_values`."""
     arguments = inspect.signature(type(module).forward).parameters
-    return "cache" if "cache" in arguments else "past_key_values"
+    name = "cache" if "cache" in arguments else "past_key_values"           # before 5.24
+    return {name: cache, "use_cache": cache is not None}
 
 
 def rope_type(model: nn.Module) -> str:

@@ -255,7 +255,7 @@ class MemoryLast(nar.Layout):
     """The memory of the past at the end of each segment instead of its beginning."""
 
     def opening(self, n):
-        tokens = self.end_of_text(n - 1)
+        tokens = nar.Tokens().add([self.eot], nar.NARRATION, segment=n, number=n - 1, learn=True)
         tokens.add(self.newline, nar.NARRATION, segment=n, number=n - 1)
         return tokens.add(self.open + [nar.FRAME] * self.J, nar.VISUAL, segment=n)
 
