@@ -39,8 +39,6 @@ import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor, nn
 
-from support.common.options import Parser
-
 EPS = 1e-5  # epsilon of every normalisation in this file
 
 
@@ -212,11 +210,12 @@ class CLAM(nn.Module):
         Every exponent is a sum of g <= 0: stable for any gate and any length.
         """
         decay = log_gate.sum(-3).exp()                                  # [.., h, c]
-        # The sum over the tokens after each token: (1, 2, 3) -> (5, 3, 0). It is taken from the end,
-        # and so is exact near the end: a difference of prefix sums would be one of large numbers.
+        # The sum over the tokens after each token: (1, 2, 3) -> (5, 3, 0). It is taken from the end
+        # and so is exact there: a difference of prefix sums would be one of large numbers.
         of_next = log_gate.roll(-1, dims=-3)                            # (1, 2, 3) -> (2, 3, 1)
         of_next[..., -1:, :, :] = 0                                     # none comes after the last
-        sum_after = of_next.flip(-3).cumsum(-3).flip(-3)                # [.., L, h, c]
+        from_the_end = of_next.flip(-3).cumsum(-3)
+        sum_after = from_the_end.flip(-3)                               # [.., L, h, c]
         decayed = k * sum_after.exp()
         update = einsum(decayed, v, "... l h c, ... l h e -> ... h c e")
         return decay, update
@@ -257,9 +256,9 @@ class CLAM(nn.Module):
         lengths = bounds.diff().tolist()
         k, v, log_gate = self.project(x)
         # split, not slices: the gradient of each slice would be as large as all of k
-        pieces = zip(k.split(lengths), v.split(lengths), log_gate.split(lengths))
+        pieces = [tensor.split(lengths) for tensor in (k, v, log_gate)]
         states = []
-        for piece in pieces:
+        for piece in zip(*pieces):
             decay, update = self.absorb(*piece)
             state = decay[..., None] * state + update                   # Eq. 2, piece by piece
             states.append(state)
@@ -310,7 +309,8 @@ class CLAM(nn.Module):
         # memory tokens: those of the average frame, with a little noise, so that no two are equal
         average = x.mean(0)                                             # [J, D]
         slot = torch.arange(self.M, device=x.device) % len(average)
-        self.z.copy_(average[slot] + 0.1 * size * torch.randn_like(self.z))
+        noise = 0.1 * size * torch.randn_like(self.z)
+        self.z.copy_(average[slot] + noise)
         if self.target is not None:
             self.target.copy_(self.z)
 
@@ -333,74 +333,23 @@ class CLAM(nn.Module):
         """
         weight, bias = self.w_gate[1].parameters()
         logits = torch.linspace(4, 8, self.heads)                       # G = sigmoid(logits)
-        bias.copy_(repeat(logits, "h -> (h c)", c=len(bias) // self.heads))
+        channels = len(bias) // self.heads
+        bias.copy_(repeat(logits, "h -> (h c)", c=channels))
         nn.init.normal_(weight, std=0.02)
 
 
 def check(x: Tensor, read_at: Tensor, width: int):
     """Assert that x is [B, L, D], and that read_at [B, N] never decreases and stays within 0..L."""
-    assert x.dim() == 3, f"tokens [B, L, {width}], not {list(x.shape)}"
-    assert x.shape[2] == width, f"tokens of width {width}, not {x.shape[2]}"
-    assert read_at.dim() == 2, f"read-outs [B, N], not {list(read_at.shape)}"
-    assert len(read_at) == len(x), f"read-outs of {len(x)} videos, not of {len(read_at)}"
+    wanted = f"tokens [B, L, {width}] and read-outs [B, N]"
+    assert x.dim() == 3 and x.shape[2] == width, f"{wanted}: tokens are {list(x.shape)}"
+    assert read_at.dim() == 2, f"{wanted}: read-outs are {list(read_at.shape)}"
+    assert len(x) == len(read_at), f"{wanted}: of {len(x)} and {len(read_at)} videos"
     L = x.shape[1]
     for row in read_at.tolist():
         bounds = [0, *row, L]
         assert bounds == sorted(bounds), f"read-outs must rise within 0..{L}, not {row}"
 
 
-# ------------------------------------------------------ python clam.py
-
-def written(matrix: Tensor) -> str:
-    """A matrix, row by row; or a vector."""
-    rows = []
-    for row in torch.atleast_2d(matrix).tolist():
-        numbers = [f"{number:g}" for number in row]
-        rows.append(" ".join(numbers))
-    return "[" + " ; ".join(rows) + "]"
-
-
-def worked_example():
-    """Eq. 2 with a state of 2 x 2 and three tokens: one head, keys and values of two channels."""
-    k = torch.tensor([[1.0, 0.0],
-                      [0.0, 1.0],
-                      [1.0, 0.0]])
-    v = torch.tensor([[4.0, 2.0],
-                      [0.0, 8.0],
-                      [2.0, 2.0]])
-    gate = torch.tensor([[0.5, 0.5],
-                         [0.5, 1.0],
-                         [0.5, 0.5]])
-
-    print("S_j = G_j * S_{j-1} + k_j^T v_j; a matrix is written row by row; "
-          "G decays its rows, the key channels")
-    state = torch.zeros(2, 2)
-    for j, (k_j, v_j, gate_j) in enumerate(zip(k, v, gate), start=1):
-        decayed = gate_j[:, None] * state                               # G_j * S_{j-1}
-        added = torch.outer(k_j, v_j)                                   # k_j^T v_j
-        state = decayed + added
-        print(f"S_{j} = {written(gate_j)} * S_{j - 1} + {written(k_j)}^T {written(v_j)}")
-        print(f"    = {written(decayed)} + {written(added)}")
-        print(f"    = {written(state)}")
-
-    q = torch.eye(2)
-    memory = q @ state
-    print(f"M = Q S_3 with Q = {written(q)}: {written(memory)}")
-    print("Query (1 0) reads what keys (1 0) stored: "
-          "a quarter of v_1 (after two gates of 1/2) and all of v_3.")
-    print("Query (0 1) reads what key (0 1) stored: half of v_2 (after one gate of 1/2).")
-
-    # `absorb` has a dimension for the heads, of which there is one here: [3, 1, 2]
-    log_gate = gate.log()
-    decay, update = CLAM.absorb(k[:, None], v[:, None], log_gate[:, None])
-    print(f"The three tokens at once (`absorb`): decay {written(decay)}, "
-          f"update {written(update[0])}")
-
-
-def main():
-    Parser(description="Work through Eq. 2 with small numbers.").parse_args()
-    worked_example()
-
-
 if __name__ == "__main__":
+    from commands.clam import main
     main()

@@ -330,7 +330,8 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
     }
     if segment_seconds:
         columns["longest_segment"] = max(segment_seconds)
-        columns["segments_within_4_s"] = float(np.mean(np.array(segment_seconds) <= REFRACTORY))
+        is_short = np.array(segment_seconds) <= REFRACTORY
+    columns["segments_within_4_s"] = float(np.mean(is_short))
     return columns
 
 

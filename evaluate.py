@@ -103,7 +103,8 @@ def measure_video(truth: Truth, predicted: list[Sentence],
     for annotator in truth.annotators:
         sentences += annotator
     times = [sentence.time for sentence in predicted]
-    iou, giou = overlaps(true_segments(truth), segments(times, truth.start))
+    predicted_segments = segments(times, truth.start)
+    iou, giou = overlaps(true_segments(truth), predicted_segments)
     pairs = []
     for n, sentence in enumerate(sentences):
         text = ""

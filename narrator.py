@@ -182,7 +182,7 @@ class Tokens:
     ids: list[int] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)       # PROMPT, VISUAL, NARRATION
     segment: list[int] = field(default_factory=list)    # in which it is fed
-    number: list[int] = field(default_factory=list)     # n of the narration y_n it belongs to, or -1
+    number: list[int] = field(default_factory=list)     # of its narration: n of y_n; -1: of none
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
     def add(self, ids: list[int], kind: int, segment: int, number: int = -1,
@@ -261,6 +261,8 @@ class Layout:
         self.vocabulary = vocabulary        # rows of the language model's table of tokens
         self.J = J
         self.M = M
+        self.frame_places = [FRAME] * J
+        self.memory_places = [MEMORY] * M
         self.keep_newline = keep_newline    # of removed narrations, as the published FlowNar-C does
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
@@ -290,7 +292,7 @@ class Layout:
     def first(self) -> Tokens:
         """The prompt, with frame 0 inside; the first narration always follows."""
         tokens = Tokens().add(self.prompt, PROMPT, segment=0)
-        tokens.add(self.open + [FRAME] * self.J + self.close, VISUAL, segment=0)
+        tokens.add(self.open + self.frame_places + self.close, VISUAL, segment=0)
         return tokens.add(self.user + self.newline, PROMPT, segment=0)
 
     def opening(self, n: int) -> Tokens:
@@ -313,15 +315,15 @@ class Layout:
         """
         tokens = Tokens()
         if self.M:
-            tokens.add(self.open + [MEMORY] * self.M + self.close, VISUAL, segment=n)
-        return tokens.add(self.open + [FRAME] * self.J, VISUAL, segment=n)
+            tokens.add(self.open + self.memory_places + self.close, VISUAL, segment=n)
+        return tokens.add(self.open + self.frame_places, VISUAL, segment=n)
 
     def frame(self, n: int) -> Tokens:
         """A further frame of segment n; the [SKIP] before it says that the last frame was not
         narrated.
         """
         tokens = Tokens().add([self.skip], VISUAL, segment=n, learn=True)
-        return tokens.add([FRAME] * self.J, VISUAL, segment=n)
+        return tokens.add(self.frame_places, VISUAL, segment=n)
 
     def closing(self, n: int) -> Tokens:
         """Between the last frame of segment n and its narration.
@@ -406,13 +408,13 @@ def segment_rows(tokens: Tokens, last_k: int | None = None,
     For each segment: the indices of its tokens (queries) [q], and of all tokens that at least one
     of them sees (keys) [k]. A query attends to those of the keys that do not come after it.
     """
-    kind, segment, number = tokens.for_rule()
-    lengths = segment.unique_consecutive(return_counts=True)[1].tolist()
+    for_rule = tokens.for_rule()                            # kind, segment, number
+    segment = for_rule[1]
+    _, lengths = segment.unique_consecutive(return_counts=True)
     rows = []
-    for queries in torch.arange(len(tokens)).split(lengths):
-        upto = int(queries[-1]) + 1
-        now = segment[queries[-1]]
-        seen = visible(kind[:upto], segment[:upto], number[:upto], now, last_k)
+    for queries in torch.arange(len(tokens)).split(lengths.tolist()):
+        last = queries[-1]
+        seen = visible(*for_rule[:, :last + 1], segment[last], last_k)
         keys = seen.nonzero()[:, 0]
         rows.append((queries.to(device), keys.to(device)))
     return rows
@@ -504,7 +506,8 @@ class Narrator(nn.Module):
     def embed_visual(self, x: Tensor) -> Tensor:
         """E = MLP(X): frame or memory tokens [.., D] -> [.., D_lm]."""
         rows = rearrange(x, "... d -> (...) d").to(self.dtype)
-        return self.connector(rows).unflatten(0, x.shape[:-1])
+        e = self.connector(rows)
+        return e.unflatten(0, x.shape[:-1])
 
     # ------------------------------------------------------------------ one pass
 
@@ -540,7 +543,7 @@ class Narrator(nn.Module):
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
         Frames after the last narration are not used.
 
-        past        of a video that is late in a long stream (streams/late.py: Past); not in the paper
+        past        of a video late in a long stream (streams/late.py: Past); not in the paper
         cache       an empty one, which gets the keys and values
         """
         tokens = self.layout.sequence(narrations)
@@ -550,7 +553,8 @@ class Narrator(nn.Module):
             state, positions = past.state, past.positions(tokens)
         # of each segment but the first: what was read at the end of the one before
         memory = self.memory_at_ends(x, narrations, state)
-        e = self.embed(torch.tensor(tokens.ids, device=self.device), x, memory)
+        ids = torch.tensor(tokens.ids, device=self.device)
+        e = self.embed(ids, x, memory)
         positions = positions.to(self.device)
         last_k, prune = self.config.last_k, self.config.prune
         mask = segments = None                  # where nothing is pruned: causal attention
@@ -569,7 +573,8 @@ class Narrator(nn.Module):
         """
         last = narrations[-1][0]
         J, D = self.config.J, self.config.width
-        if x.dim() != 3 or x.shape[1:] != (J, D) or len(x) <= last:
+        has_frames = x.dim() == 3 and x.shape[1:] == (J, D)
+        if not has_frames or len(x) <= last:
             raise ValueError(f"expected frame tokens [> {last}, {J}, {D}], got {list(x.shape)}")
         return x[:last + 1].to(self.device, self.dtype)
 
@@ -583,15 +588,15 @@ class Narrator(nn.Module):
         return self.read_outs(x, narrations, state)
 
     def read_outs(self, x: Tensor, narrations: Narrations, state=None) -> Tensor:
-        """M_t of all segments but the last [1, n, M, D], also where the layout has no place for them.
-        """
+        """M_t at the same ends [1, n, M, D], also where the layout has no place for memory."""
         # how many frame tokens have been absorbed when the memory is read, at the end of a frame
         J = self.config.J
         read_at = [(frame + 1) * J for frame, _ in narrations[:-1]]
         if self.config.readout == "cls":        # published weights: after the frame's CLS token
             read_at = [frame * J + 1 for frame, _ in narrations[:-1]]
         x = rearrange(x, "t j d -> 1 (t j) d")
-        memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
+        read_at = torch.tensor([read_at]).long()
+        memory, _ = self.memory(x, read_at, state)
         return memory
 
     def loss(self, x: Tensor, narrations: Narrations, past=None) -> tuple[Tensor, int]:
@@ -657,7 +662,8 @@ class Narrator(nn.Module):
         width.
         """
         config = self.config
-        encoder = VisionEncoder(source or config.vision, config.grid, self.device, dtype)
+        source = source or config.vision
+        encoder = VisionEncoder(source, config.grid, self.device, dtype)
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
                           f"the narrator needs {config.width}")

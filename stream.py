@@ -88,23 +88,25 @@ class Cache:
         """
         old = self.length.get(layer, 0)
         new = old + keys.shape[2]
-        if layer not in self.keys or new > self.keys[layer].shape[2]:
-            # Room for half as many again: a word does not copy everything.
-            room = max(64, new * 3 // 2)
-            for buffers, like in ((self.keys, keys), (self.values, values)):
-                larger = like.new_empty(*like.shape[:2], room, like.shape[3])
+        has_room = layer in self.keys and new <= self.keys[layer].shape[2]
+        for buffers, added in ((self.keys, keys), (self.values, values)):
+            if not has_room:
+                # Room for half as many again: a word does not copy everything.
+                room = max(64, new * 3 // 2)
+                larger = added.new_empty(*added.shape[:2], room, added.shape[3])
                 if old:
                     larger[:, :, :old] = buffers[layer][:, :, :old]
                 buffers[layer] = larger
-        self.keys[layer][:, :, old:new] = keys
-        self.values[layer][:, :, old:new] = values
+            buffers[layer][:, :, old:new] = added
         self.length[layer] = new
-        return self.keys[layer][:, :, :new], self.values[layer][:, :, :new]
+        all_keys = self.keys[layer][:, :, :new]
+        all_values = self.values[layer][:, :, :new]
+        return all_keys, all_values
 
     def mask(self, ids: list[int]) -> Tensor:
         """What each of N new tokens sees: all that is there, and what is fed up to itself,
-        bool [N, old + N]. (Only their number counts here. VideoLLM-MoD's cache asks which of the ids
-        [N] are frames.)
+        bool [N, old + N]. (Only their number counts here. VideoLLM-MoD's cache asks which of them
+        are frames.)
         """
         new = len(ids)
         old = len(self.tokens)
@@ -238,7 +240,7 @@ class Context:
         return self.run(tokens, e, positions)                                       # line 12
 
     def run(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
-        """Line 12: one pass over embeddings e [N, D_lm]. Their keys and values go into the cache."""
+        """Line 12: one pass over embeddings e [N, D_lm], whose keys and values go into the cache."""
         mask = self.cache.mask(tokens.ids).to(e.device)
         hidden = self.narrator.run(e, positions, mask, self.cache)
         self.cache.tokens += tokens
@@ -252,7 +254,8 @@ class Context:
         """Line 18: remove what a token of segment `now` does not see; returns how many tokens."""
         config = self.narrator.config
         kind, segment, number = self.cache.tokens.for_rule()
-        return self.cache.keep(visible(kind, segment, number, now, config.last_k, config.prune))
+        seen = visible(kind, segment, number, now, config.last_k, config.prune)
+        return self.cache.keep(seen)
 
 
 def threshold(elapsed: float, config: Config, static: bool) -> float:
@@ -342,8 +345,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
         yield decision(c, t, tokens, narration, pruned)
 
-    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has (then `opening`
-    # is set, as it is where there was no frame).
+    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has: then `opening`
+    # is there, as it is if there was no frame.
     if given is None and c.opening is None:
         t = c.frame - 1
         narration, pruned = end_segment(c, t)

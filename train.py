@@ -121,7 +121,8 @@ def schedule(step: int, steps: int, warmup: float) -> float:
     rising = max(1, round(warmup * steps))
     if step < rising:
         return (step + 1) / rising
-    return 0.5 * (1 + cos(pi * (step - rising) / max(1, steps - rising)))
+    fallen = (step - rising) / max(1, steps - rising)               # 0 .. 1
+    return 0.5 * (1 + cos(pi * fallen))
 
 
 def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], float], steps: int,
@@ -168,7 +169,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     def backward(step: int) -> float:
         seed_dropout(options.seed, step)
-        mine = order(len(examples), options.batch, step, options.seed)[process::processes]
+        of_batch = order(len(examples), options.batch, step, options.seed)
+        mine = of_batch[process::processes]
         videos = prefetch((examples[i] for i in mine), 1)          # a thread reads the next file
         if options.long:
             videos = late_in_a_stream(narrator, videos, examples, options, step)
@@ -194,7 +196,8 @@ def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
     narrator.eval()
     loss = 0.0
     learned = 0
-    for example in prefetch((examples[i] for i in range(process, len(examples), processes)), 1):
+    mine = range(process, len(examples), processes)
+    for example in prefetch((examples[i] for i in mine), 1):
         loss_of_video, learned_of_video = narrator.loss(example.x, example.narrations)
         loss += loss_of_video.item()
         learned += learned_of_video
@@ -218,7 +221,8 @@ def settings_of(options: Recipe) -> dict:
 def new_config(options: Recipe, llm: str, vision: str, J: int, width: int) -> nar.Config:
     """The settings of a new narrator (no --init), for frame tokens [J, width]."""
     settings = settings_of(options)
-    settings |= {"llm": llm, "vision": vision, "grid": round((J - 1) ** 0.5), "width": width}
+    settings |= {"llm": llm, "vision": vision, "width": width}
+    settings["grid"] = round((J - 1) ** 0.5)
     settings["memory_target"] = options.start == "mimetic"
     return variants.make_config(**settings)
 
@@ -248,7 +252,8 @@ def begin(narrator: nar.Narrator, options: Recipe, examples: Sequence[Example]):
     else:
         videos = range(min(64, len(examples)))
         # clones: a slice would keep all frames of its video in memory
-        narrator.initialise(torch.cat([examples[i].x[:128].clone() for i in videos]))
+        frames = [examples[i].x[:128].clone() for i in videos]
+        narrator.initialise(torch.cat(frames))
 
 
 def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = None):

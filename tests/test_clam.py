@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from baselines.memories import RecentFrames
-from clam import CLAM, main
+from clam import CLAM
+from commands.clam import main
 from test_equalities import close, make
 
 
