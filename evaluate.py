@@ -488,7 +488,8 @@ def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
     time_diff = 0.0
     fluency = 1.0
     if decided:
-        time_diff = average([abs(score.difference) for score in decided]) / fps
+        differences = [abs(score.difference) for score in decided]
+        time_diff = average(differences) / fps
         fluency = average([score.fluency for score in decided])
     return {
         "ppl": average([score.ppl for score in scores]),

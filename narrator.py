@@ -548,15 +548,18 @@ class Narrator(nn.Module):
         """
         tokens = self.layout.sequence(narrations)
         x = self.used_frames(x, narrations)
-        state, positions = None, tokens.positions()
+        state = None
+        positions = tokens.positions()
         if past is not None:
-            state, positions = past.state, past.positions(tokens)
+            state = past.state
+            positions = past.positions(tokens)
         # of each segment but the first: what was read at the end of the one before
         memory = self.memory_at_ends(x, narrations, state)
         ids = torch.tensor(tokens.ids, device=self.device)
         e = self.embed(ids, x, memory)
         positions = positions.to(self.device)
-        last_k, prune = self.config.last_k, self.config.prune
+        last_k = self.config.last_k
+        prune = self.config.prune
         mask = segments = None                  # where nothing is pruned: causal attention
         if len(tokens) <= LARGEST_MASK:
             mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
@@ -639,8 +642,12 @@ class Narrator(nn.Module):
         """What a checkpoint holds, under the names of the published adapters: all but the frozen
         weights.
         """
-        return {checkpoint.published_name(name): p for name, p in self.named_parameters()
-                if not name.startswith("llm.") or "lora_" in name}
+        weights = {}
+        for name, p in self.named_parameters():
+            is_frozen = name.startswith("llm.") and "lora_" not in name
+            if not is_frozen:
+                weights[checkpoint.published_name(name)] = p
+        return weights
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None,
              **models: str | None) -> None:

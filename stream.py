@@ -330,7 +330,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         logits = c.feed(tokens, x)                                      # lines 9-12
         if t > 0:                           # frame 0 stands in the prompt, and always narrates
             c.p_skip = c.trigger(logits)                                # Eq. 1
-            c.theta = threshold(c.time - c.last_narration_time, narrator.config, static)
+            elapsed = c.time - c.last_narration_time
+            c.theta = threshold(elapsed, narrator.config, static)
 
         if given is None:
             ends = t == 0 or c.p_skip <= c.theta                        # line 13
