@@ -91,21 +91,22 @@ TRAININGS = {
     # Tables 3, 5 and 9: memories
     "none": Training(f"--memory none {ALL}"),
     "recent": Training(RECENT),
+    "kmeans": Training(KMEANS),
+    "moviechat": Training(MOVIECHAT),
+    "tokenmlp": Training(TOKENMLP),
+    "retnet": earlier(RETNET),
+    "scalar": earlier(f"--memory scalar {ALL}"),
     # First weights: what is given, and what is learned
     "clam-published": Training(ALL, PUBLISHED),
     "retnet-published": Training(RETNET, PUBLISHED),
     "mimetic": Training(ALL, MIMETIC),
-    # Table 5: all memories alike
+    # all memories alike
     "mimetic-longer": Training(ALL, LONGER),
     "retnet-longer": Training(RETNET, LONGER),
     "tokenmlp-longer": Training(f"{TOKENMLP} {LARGE_BANK}", LONGER),
-    "moviechat-longer": Training(f"{MOVIECHAT} {LARGE_BANK}", LONGER),
     "kmeans-longer": Training(f"{KMEANS} {LARGE_BANK}", LONGER),
-    "recent-longer": Training(f"{RECENT} {LARGE_BANK}", LONGER),
-    "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
-    "published-frozen": Training(ALL, f"{PUBLISHED} --recall-steps 3600 --freeze-memory"),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
-    "flownar-c-longer": Training("--last-k 10", LONGER),
+    "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
     # The paper's loss alone: no stage `recall`, which a narrator without a memory cannot learn
     "online-one-loss": Training(ONLINE, f"{WARM_UP_20} {ONE_LOSS}"),
     "one-loss": earlier(ALL, f"{WARM_UP_5} {ONE_LOSS}"),

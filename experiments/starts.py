@@ -19,9 +19,9 @@ rightly on other videos: one of 36 can be guessed. "as it starts": only the map 
 differ", "read-outs differ": shares of the mean square of the trained memory's tokens
 (commands/evaluate.py: `shares_that_differ`), over all test videos together.
 
-What a language model learns from the same starts is table "start" of experiments/paper.json, and
-whether a narrator without a memory forgets or loses the thread is table "thread". Both are shown,
-too; experiments/tables.py makes their results.
+What a language model learns from the same starts is in the tables "start" and "longer" of
+experiments/paper.json, and whether a narrator without a memory forgets or loses the thread is in
+table "thread". They are shown, too; experiments/tables.py makes their results.
 """
 import argparse
 import json
@@ -217,7 +217,10 @@ def numbers_of(results: list[dict | None], measure: str) -> str:
 def run_starts(args: argparse.Namespace) -> None:
     if not args.show:
         make_missing(args.seeds)
-    print("\n\n".join([table_of_starts(args.seeds), markdown("start"), markdown("thread")]))
+    tables = [table_of_starts(args.seeds)]
+    for name in ("start", "longer", "thread"):
+        tables.append(markdown(name))
+    print("\n\n".join(tables))
 
 
 def main():

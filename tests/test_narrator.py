@@ -34,8 +34,7 @@ def decode(layout, ids):
 
 
 def test_layout_is_the_one_of_the_paper():
-    layout = tiny(memory_tokens=3).layout
-    layout.J = 2
+    layout = nar.Layout(tiny().layout.tokenizer, J=2, M=3)
     look = layout.encode(" You look.")
     wipe = layout.encode(" You wipe.")
     tokens = layout.sequence([(0, look), (2, wipe)])
