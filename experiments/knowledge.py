@@ -67,15 +67,6 @@ def in_a_row(videos: list[stages.Scene]) -> list[stages.Scene]:
     return long_videos
 
 
-def last_sight(labels: Tensor) -> Tensor:
-    """The last frame up to each one at which each place showed a thing; -1 if there is none.
-
-    labels [T, 9, 2] -> [T, 9]
-    """
-    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
-    return torch.where(labels[..., 0] > 0, frame, -1).cummax(0).values
-
-
 def tokens_of(memory: nn.Module, video: stages.Scene) -> Tensor:
     """The memory tokens after every few frames of a video [N, M * D]."""
     frames, J, _ = video.x.shape
@@ -91,7 +82,7 @@ def moments_of(memory: nn.Module, videos: list[stages.Scene]) -> Moments:
     sightings_before = 0
     for video in progress(videos, "memory", len(videos), "video"):
         frames = torch.arange(EVERY - 1, len(video.x), EVERY)
-        seen_at = last_sight(video.labels)[frames]                             # [N, 9]
+        seen_at = stages.last_sight(video.labels)[frames]                      # [N, 9]
         shown = video.labels[frames, :, 0] > 0                                 # [N, 9]
         parts.append(Moments(
             tokens=tokens_of(memory, video),

@@ -8,7 +8,6 @@ with each of six pairs, and the one with the least loss on 60 validation videos 
 video is used.
 """
 import argparse
-import json
 import random
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ import narrator as nar
 from commands.train import options_from
 from experiments.paper import LLM, LOOK, VISION
 from experiments.runs import (
-    RESULTS, ROOT, fingerprint_of_base, fingerprint_of_worlds, present_commit,
+    RESULTS, ROOT, add_line, find_result, fingerprint_of_base, fingerprint_of_worlds,
+    present_commit,
 )
-from support.common.disk import read_jsonl
 from support.common.errors import command_line
 from support.common.options import Parser
 from support.common.progress import progress
@@ -82,19 +81,15 @@ def identity_of_pair(memory: str, rate: float, warmup: float) -> dict:
 
 def kept_loss(memory: str, rate: float, warmup: float) -> float | None:
     """None if there is no result of today's world and base."""
-    lines = read_jsonl(FILE) if FILE.exists() else []
-    wanted = identity_of_pair(memory, rate, warmup)
-    losses = [line["val_loss"] for line in lines if wanted.items() <= line.items()]
-    return losses[-1] if losses else None
+    kept = find_result(FILE, identity_of_pair(memory, rate, warmup))
+    return None if kept is None else kept["val_loss"]
 
 
 def train_missing(memories: Sequence[str]) -> None:
     for pair in progress(list(product(memories, RATES, WARMUPS)), "rates", unit="training"):
         if kept_loss(*pair) is None:
-            line = identity_of_pair(*pair) | {"commit": present_commit(),
-                                         "val_loss": round(loss_of(*pair), 4)}
-            with FILE.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            add_line(FILE, identity_of_pair(*pair) | {
+                "commit": present_commit(), "val_loss": round(loss_of(*pair), 4)})
 
 
 def chosen(memory: str) -> tuple[float, float] | None:

@@ -143,27 +143,34 @@ def identity_of(experiment: Experiment) -> dict:
 
 
 @cache
-def results_in(file: Path) -> dict[str, dict]:
-    """{name of an experiment: its result}; of two, the later one."""
-    return {line["name"]: line for line in read_jsonl(file)} if file.exists() else {}
+def lines_of(file: Path) -> list[dict]:
+    """The results in a file; none if there is no such file."""
+    return read_jsonl(file) if file.exists() else []
+
+
+def find_result(file: Path, identity: dict) -> dict | None:
+    """The latest result in a file that has all fields of an identity. None if there is none."""
+    found = [line for line in lines_of(file) if identity.items() <= line.items()]
+    return found[-1] if found else None
+
+
+def add_line(file: Path, line: dict) -> None:
+    """Add a result to a file."""
+    file.parent.mkdir(exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line) + "\n")
+    lines_of.cache_clear()
 
 
 def result(experiment: Experiment) -> dict | None:
     """The result of an experiment. None if there is none, or if other commands, another recipe,
     world or base has made it."""
-    kept = results_in(RESULTS / f"{experiment.evaluation}.jsonl").get(experiment.name)
-    if kept is None:
-        return None
-    identity = identity_of(experiment)
-    return kept if identity.items() <= kept.items() else None
+    return find_result(RESULTS / f"{experiment.evaluation}.jsonl", identity_of(experiment))
 
 
 def add_result(experiment: Experiment, numbers: dict) -> None:
-    file = RESULTS / f"{experiment.evaluation}.jsonl"
-    file.parent.mkdir(exist_ok=True)
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(identity_of(experiment) | numbers) + "\n")
-    results_in.cache_clear()
+    line = identity_of(experiment) | numbers
+    add_line(RESULTS / f"{experiment.evaluation}.jsonl", line)
 
 
 def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:

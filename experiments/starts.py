@@ -24,7 +24,6 @@ experiments/paper.json, and whether a narrator without a memory forgets or loses
 table "thread". They are shown, too; experiments/tables.py makes their results.
 """
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from itertools import product
@@ -40,10 +39,10 @@ from commands.evaluate import shares_that_differ
 from experiments.knowledge import EVERY, Moments, moments_of, tokens_of, train_read_out
 from experiments.paper import LLM, VISION
 from experiments.runs import (
-    RESULTS, ROOT, fingerprint_of_base, fingerprint_of_worlds, present_commit,
+    RESULTS, ROOT, add_line, find_result, fingerprint_of_base, fingerprint_of_worlds,
+    present_commit,
 )
 from experiments.show import markdown
-from support.common.disk import read_jsonl
 from support.common.errors import command_line
 from support.common.options import Parser, non_negative_int
 from support.common.progress import progress
@@ -53,7 +52,17 @@ from toy.read_out import ReadOut, most_likely
 from train import schedule
 
 FILE = RESULTS / "starts.jsonl"
-CURES = ("constant", "mean", "gates")
+ARMS = (                                       # the rows of the table
+    "published",
+    "published, gates",
+    "published, mean",
+    "published, mean, gates",
+    "published, constant",
+    "published, constant, gates",
+    "published, constant, mean",
+    "published, constant, mean, gates",
+    "mimetic",
+)
 SEEDS = (0, 1)
 VIDEOS = 300                                   # to train with
 TEST_VIDEOS = 60
@@ -77,15 +86,6 @@ class CentredCLAM(CLAM):
 
 
 # ------------------------------------------------------------------------------- an arm
-
-def arms() -> list[str]:
-    """The names of all starts: "published", "published, mean, gates", "mimetic"."""
-    names = []
-    for chosen in product((False, True), repeat=len(CURES)):
-        cures = [cure for cure, is_chosen in zip(CURES, chosen) if is_chosen]
-        names.append(", ".join(["published", *cures]))
-    return [*names, "mimetic"]
-
 
 def start(arm: str, x: Tensor, seed: int) -> CLAM:
     """CLAM as an arm starts, for frames x [T, J, D]; what the arm does not train is frozen."""
@@ -150,10 +150,7 @@ def identity_of_arm(arm: str, seed: int, trained: bool) -> dict:
 
 def result_of_arm(arm: str, seed: int, trained: bool) -> dict | None:
     """What is kept of an arm; None if there is nothing of today's world and encoder."""
-    lines = read_jsonl(FILE) if FILE.exists() else []
-    wanted = identity_of_arm(arm, seed, trained)
-    found = [line for line in lines if wanted.items() <= line.items()]
-    return found[-1] if found else None
+    return find_result(FILE, identity_of_arm(arm, seed, trained))
 
 
 def encoded_videos(split: str, count: int) -> list[stages.Scene]:
@@ -165,7 +162,7 @@ def encoded_videos(split: str, count: int) -> list[stages.Scene]:
 
 
 def make_missing(seeds: Sequence[int]) -> None:
-    wanted = product(arms(), seeds, (False, True))
+    wanted = product(ARMS, seeds, (False, True))
     missing = [key for key in wanted if result_of_arm(*key) is None]
     if not missing:
         return
@@ -181,14 +178,12 @@ def make_missing(seeds: Sequence[int]) -> None:
         moments = moments_of(clam, test_videos)
         memory = rearrange(moments.tokens, "n (m d) -> n m d", m=clam.M)
         tokens_differ, read_outs_differ = shares_that_differ(memory)
-        line = identity_of_arm(arm, seed, trained) | {
+        add_line(FILE, identity_of_arm(arm, seed, trained) | {
             "commit": present_commit(),
             "hidden_right": round(share_right(read_out, moments), 4),
             "tokens_differ": tokens_differ,
             "read_outs_differ": read_outs_differ,
-        }
-        with FILE.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        })
 
 
 def table_of_starts(seeds: Sequence[int] = SEEDS) -> str:
@@ -197,7 +192,7 @@ def table_of_starts(seeds: Sequence[int] = SEEDS) -> str:
     lines = [f"| start (seeds {numbers}) | right, as it starts | right, trained by labels "
              "| tokens differ | read-outs differ |",
              "| --- | --- | --- | --- | --- |"]
-    for arm in arms():
+    for arm in ARMS:
         before = [result_of_arm(arm, seed, False) for seed in seeds]
         after = [result_of_arm(arm, seed, True) for seed in seeds]
         cells = [arm, numbers_of(before, "hidden_right"), numbers_of(after, "hidden_right"),

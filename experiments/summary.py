@@ -58,11 +58,9 @@ def unwrap(answer: str) -> str:
 
 
 def summarise(predictions: dict[str, list[Sentence]], answers: Answers) -> dict[str, str]:
-    """{video: summary}; "" for a video without narrations."""
+    """{video: summary} of predictions, sorted by time; "" for a video without narrations."""
     summaries = {}
     for name, narrations in progress(predictions.items(), "summaries", unit="video"):
-        # in the order of time, whatever the order of the file
-        narrations = sorted(narrations, key=lambda sentence: sentence.time)
         summaries[name] = unwrap(answers.ask(question_about(narrations))) if narrations else ""
     return summaries
 

@@ -328,80 +328,44 @@ def tile(name: str, opened: bool) -> np.ndarray:
         wall, door, colour = INSIDES[name]
         return paint(inside(wall) + [(door, colour)])
     edge = WHOLE_CELL & ~box(-15.3, -15.3, 15.3, 15.3)
-    return paint(FURNITURE[name]() + [(edge, (88, 82, 78))])
+    return paint(FURNITURE[name] + [(edge, (88, 82, 78))])
 
 
-def shelf() -> Layers:
-    return [
+BARS = [(box(x, -16, x + 1.2, 16), (164, 168, 172)) for x in range(-14, 16, 5)]
+BURNERS = [(ring(0, 0, radius, radius - 1.3), (118, 112, 108)) for radius in (8, 13)]
+SPECKLES = [(ellipse(x, y, 1, 0.7), (132, 126, 120)) for x, y in zip(
+    (-12, -9, -3, 2, 6, 11, -13, 13, -6, 4, 9, -1),
+    (-11, 3, -13, -4, 9, -8, 11, 4, 8, 13, 1, 3))]
+GAPS = [(box(-16, y, 16, y + 0.9), (110, 82, 60)) for y in range(-13, 16, 6)]
+FURNITURE = {                                  # with their doors closed
+    "shelf": [
         (WHOLE_CELL, (176, 150, 122)),
         (box(-16, 10, 16, 13.5) | box(-16, -16, 16, -13.5), (120, 93, 67)),    # boards
-    ]
-
-
-def rack() -> Layers:
-    bars = [(box(x, -16, x + 1.2, 16), (164, 168, 172)) for x in range(-14, 16, 5)]
-    return [(WHOLE_CELL, (112, 116, 120))] + bars
-
-
-def fridge() -> Layers:
-    return [
+    ],
+    "rack": [(WHOLE_CELL, (112, 116, 120)), *BARS],
+    "fridge": [
         (WHOLE_CELL, (196, 200, 204)),
         (box(-16, -5, 16, -4), (140, 144, 148)),                               # gap
         (box(-13, -1, -11, 10) | box(-13, -12, -11, -7), (90, 94, 98)),        # handles
-    ]
-
-
-def stove() -> Layers:
-    burners = [(ring(0, 0, radius, radius - 1.3), (118, 112, 108)) for radius in (8, 13)]
-    return [(WHOLE_CELL, (70, 70, 74))] + burners
-
-
-def counter() -> Layers:
-    xs = (-12, -9, -3, 2, 6, 11, -13, 13, -6, 4, 9, -1)
-    ys = (-11, 3, -13, -4, 9, -8, 11, 4, 8, 13, 1, 3)
-    speckles = [(ellipse(x, y, 1, 0.7), (132, 126, 120)) for x, y in zip(xs, ys)]
-    return [(WHOLE_CELL, (174, 170, 162))] + speckles
-
-
-def sink() -> Layers:
-    return [
+    ],
+    "stove": [(WHOLE_CELL, (70, 70, 74)), *BURNERS],
+    "counter": [(WHOLE_CELL, (174, 170, 162)), *SPECKLES],
+    "sink": [
         (WHOLE_CELL, (136, 142, 148)),
         (stroke(-8, 0, 8, 0, 13) & box(-14, -14, 14, 14), (174, 182, 188)),    # basin
         (ellipse(0, 0, 2, 2), (90, 94, 98)),                                   # drain
-    ]
-
-
-def drawer() -> Layers:
-    return [
+    ],
+    "drawer": [
         (WHOLE_CELL, (178, 144, 108)),
         (box(-14, -14, 14, 14) & ~box(-12.8, -12.8, 12.8, 12.8), (134, 104, 76)),      # groove
         (box(-6, -2, 6, 0.5), (80, 76, 72)),                                   # handle
-    ]
-
-
-def table() -> Layers:
-    gaps = [(box(-16, y, 16, y + 0.9), (110, 82, 60)) for y in range(-13, 16, 6)]
-    return [(WHOLE_CELL, (136, 104, 78))] + gaps
-
-
-def cupboard() -> Layers:
-    return [
+    ],
+    "table": [(WHOLE_CELL, (136, 104, 78)), *GAPS],
+    "cupboard": [
         (WHOLE_CELL, (134, 98, 72)),
         (box(-0.6, -16, 0.6, 16), (82, 58, 42)),                               # gap
         (ellipse(-3, 2, 1.3, 1.3) | ellipse(3, 2, 1.3, 1.3), (158, 162, 166)),     # knobs
-    ]
-
-
-FURNITURE = {
-    "shelf": shelf,
-    "rack": rack,
-    "fridge": fridge,
-    "stove": stove,
-    "counter": counter,
-    "sink": sink,
-    "drawer": drawer,
-    "table": table,
-    "cupboard": cupboard,
+    ],
 }
 # Of an open container: the colour of its wall, the door in front of it (seen from the edge) and the
 # door's colour

@@ -17,7 +17,7 @@ function, and is trained by train.py's loop, `fit`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,17 +224,16 @@ def training_pictures(seed: int, variant: world.World, videos: int,
 
 # ------------------------------------------------------------------------- language
 
-def batches(tokenizer, length: int, batch: int, seed: int,
-            variant: world.World) -> Iterator[Tensor]:
-    """Endless token batches [batch, length] of a world's documents."""
+def token_batches(tokenizer, steps: int, batch: int, length: int, seed: int,
+                  variant: world.World) -> Tensor:
+    """A world's documents, one after the other, as tokens [steps, batch, length]."""
     documents = world.documents(seed, variant)
+    count = steps * batch * length
     ids = []
-    while True:
-        while len(ids) < batch * length:
-            text = tokenizer(next(documents), add_special_tokens=False)["input_ids"]
-            ids += [tokenizer.bos_token_id, *text, tokenizer.eos_token_id]
-        yield torch.tensor(ids[:batch * length]).view(batch, length)
-        ids = ids[batch * length:]
+    while len(ids) < count:
+        text = tokenizer(next(documents), add_special_tokens=False)["input_ids"]
+        ids += [tokenizer.bos_token_id, *text, tokenizer.eos_token_id]
+    return torch.tensor(ids[:count]).view(steps, batch, length)
 
 
 def make_tokenizer(folder: Path, seed: int, variant: world.World):
@@ -302,17 +301,16 @@ def language(options: Recipe, folder: Path, variant: world.World, batch: int = 8
             nn.init.normal_(module.weight, std=0.7 * module.in_features ** -0.5)
     nn.init.normal_(llm.get_input_embeddings().weight, std=0.1)
 
-    source = batches(tokenizer, length, batch, options.seed, variant)
-    # All batches at once, so that a training that is resumed continues with the same ones.
-    pool = [next(source) for _ in range(STEPS["language"])]
+    steps = STEPS["language"]
+    batches = token_batches(tokenizer, steps, batch, length, options.seed, variant)
 
     def backward(step: int) -> float:
-        ids = pool[step]
+        ids = batches[step]
         loss = llm(input_ids=ids, labels=ids).loss
         loss.backward()
         return loss.item()
 
-    fit("language", dict(llm.named_parameters()), backward, STEPS["language"], 2e-3, options)
+    fit("language", dict(llm.named_parameters()), backward, steps, 2e-3, options)
     llm.to(torch.bfloat16).save_pretrained(folder)
 
 
@@ -343,13 +341,21 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
     return videos
 
 
+def last_sight(labels: Tensor) -> Tensor:
+    """The last frame up to each one at which each place showed a thing; -1 if there is none.
+
+    labels [T, 9, 2] -> [T, 9]
+    """
+    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
+    return torch.where(labels[..., 0] > 0, frame, -1).cummax(0).values
+
+
 def last_seen(labels: Tensor) -> Tensor:
     """What each place showed last, up to and including each frame.
 
     labels [T, 9, 2] -> [T, 9, 2]; 0: nothing so far
     """
-    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
-    last = torch.where(labels[..., 0] > 0, frame, 0).cummax(0).values          # [T, 9]
+    last = last_sight(labels).clamp_min(0)     # where there is none, frame 0 shows nothing, too
     return labels[last, torch.arange(9)]
 
 

@@ -106,7 +106,6 @@ class Annotation:
     frame: int                                 # the last frame of its segment, as annotated
     text: str
     memory_words: tuple[str, ...] = ()         # the words that only visual memory can give
-    seen: int | None = None                    # the last frame that showed what these words name
 
 
 @dataclass(eq=False)
@@ -347,12 +346,10 @@ class Kitchen:
         if "{thing}" in event.sentence:
             thing.named = True
         memory_words = ()
-        seen = None
         if name in ("tap", "wipe"):
             memory_words = self.world.words(thing.type, thing.colour)
-            seen = thing.seen
         text = self.world.sentence(name, self.world.places[place], thing)
-        self.narrations.append(Annotation(frame, text, memory_words, seen))
+        self.narrations.append(Annotation(frame, text, memory_words))
 
     def _choose(self) -> tuple[str, int]:
         """An event among those possible now, then one of the places where it is possible."""
@@ -636,10 +633,10 @@ SEGMENTS = (8, 12)                                             # least and most 
 MEAN_SEGMENT = 3.5                                             # seconds
 
 
-def kitchens(split: str, count: int | None = None, segments: tuple[int, int] = SEGMENTS,
+def kitchens(split: str, count: int | None = None,
              world: World = WORLDS["plain"]) -> Iterator[Kitchen]:
     """The first `count` videos of a split. The number of segments is drawn from the seed."""
-    low, high = segments
+    low, high = SEGMENTS
     for seed in SEEDS[split][:count or VIDEOS[split]]:
         rng = np.random.default_rng((seed, 0))
         yield Kitchen(seed, int(rng.integers(low, high + 1)), world)

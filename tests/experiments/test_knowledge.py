@@ -5,11 +5,11 @@ import torch
 
 from baselines.variants import load_narrator
 from experiments import knowledge
-from experiments.knowledge import Moments, in_a_row, last_sight, moments_of, score, train_read_out
+from experiments.knowledge import Moments, in_a_row, moments_of, score, train_read_out
 from helpers import TOY, tiny
 from test_evaluate import command
 from toy import world
-from toy.stages import Scene
+from toy.stages import Scene, last_sight
 
 
 def test_the_last_frame_that_showed_a_thing():

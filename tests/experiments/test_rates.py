@@ -4,7 +4,7 @@ import json
 import pytest
 
 from experiments import paper, rates
-from experiments.runs import train_command
+from experiments.runs import add_line, train_command
 from test_evaluate import command
 
 
@@ -36,8 +36,7 @@ def test_the_least_loss_is_chosen(few, monkeypatch):
     for rate, loss in ((1e-3, 0.5), (2e-3, 0.25)):
         assert rates.chosen("clam") is None
         line = rates.identity_of_pair("clam", rate, 0.2) | {"val_loss": loss}
-        with few.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        add_line(rates.FILE, line)
     assert rates.chosen("clam") == (2e-3, 0.2)
 
 
