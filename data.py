@@ -331,7 +331,7 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
     if segment_seconds:
         columns["longest_segment"] = max(segment_seconds)
         is_short = np.array(segment_seconds) <= REFRACTORY
-    columns["segments_within_4_s"] = float(np.mean(is_short))
+        columns["segments_within_4_s"] = float(np.mean(is_short))
     return columns
 
 

@@ -222,20 +222,25 @@ def run_inputs(args: argparse.Namespace) -> None:
 
     model = args.model or default_model(args, live)
     narrator, encoder = load_models(model, args, live)
-    failed = []
-    printer = Printer(narrator, model, args, speaker)
+    read_out = None
+    if args.explain or args.trace or streams[0].page is not None:
+        read_out = load_read_out(model)
+    if args.explain:
+        print(LEGEND, flush=True)
+    if args.explain and read_out is not None:
+        print(LEGEND_OF_MEMORY, flush=True)
+    failed = 0
     for stream in streams:
-        if stream.page is not None or args.trace:
-            stream.read_out = load_read_out(model)
+        stream.read_out = read_out
         try:
-            printer.show(stream, stream.decisions(narrator, encoder, args))
+            show(stream, stream.decisions(narrator, encoder, args), args, speaker)
         except (BadData, OSError) as error:
             if len(streams) == 1:
                 raise
-            failed.append(stream)
+            failed += 1
             say(f"{stream.given.name}: {error}")
     if failed:
-        raise BadData(f"{len(failed)} of {len(streams)} inputs could not be narrated to their end")
+        raise BadData(f"{failed} of {len(streams)} inputs could not be narrated to their end")
     if args.serve is not None:
         print(f"done; the page stays at {url} until Ctrl-C", file=sys.stderr, flush=True)
         while True:
@@ -249,7 +254,13 @@ def default_model(args: argparse.Namespace, live: bool) -> str:
     for source in args.input:
         if is_features(source):
             continue
-        if live or is_pipe_or_url(source) or Video(source).size != TOY_SIZE:
+        if live or is_pipe_or_url(source):
+            return PUBLISHED
+        try:
+            size = Video(source).size
+        except BadData:                                 # said when it is its turn
+            continue
+        if size != TOY_SIZE:
             return PUBLISHED
     return DEFAULT_MODEL
 
@@ -298,53 +309,41 @@ def load_models(model: str, args: argparse.Namespace,
     return narrator, encoder
 
 
-class Printer:
-    """Prints decisions as they come: the narrations, and with --explain each frame."""
+def show(stream: Stream, decisions: Iterator[tuple[Decision, dict | None]],
+         args: argparse.Namespace, speaker: Speaker | None) -> None:
+    """Print what is decided, above a bar, and speak the narrations."""
+    delay = 0 if stream.given.live else 0.5
+    with progress(None, stream.given.name or "streaming", unit="frame", leave=False,
+                  mininterval=0.5, delay=delay) as bar:
+        for decision, row in decisions:
+            bar.total = stream.total
+            bar.initial = stream.first_frame            # says nothing of this command's speed
+            bar.update(decision.frame + 1 - bar.n)
+            numbers = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
+            if stream.given.live:
+                numbers["late"] = f"{stream.video.late[0]:.1f} s"
+            bar.set_postfix(numbers, refresh=False)
+            lines = lines_of(stream, decision, row, args)
+            if lines:
+                with tqdm.external_write_mode(file=sys.stdout):
+                    print("\n".join(lines), flush=True)
+            if row is not None and speaker is not None:
+                speaker.say(row["text"])
 
-    def __init__(self, narrator: Narrator, model: str, args: argparse.Namespace,
-                 speaker: Speaker | None):
-        self.narrator = narrator
-        self.args = args
-        self.speaker = speaker
-        self.read_out = None                            # says what the memory holds
-        if args.explain:
-            self.read_out = load_read_out(model)
-            print(LEGEND, flush=True)
-            if self.read_out is not None:
-                print(LEGEND_OF_MEMORY, flush=True)
 
-    def show(self, stream: Stream, decisions: Iterator[tuple[Decision, dict | None]]) -> None:
-        """Print what is decided, above a bar."""
-        delay = 0 if stream.given.live else 0.5
-        with progress(None, stream.given.name or "streaming", unit="frame", leave=False,
-                      mininterval=0.5, delay=delay) as bar:
-            for decision, row in decisions:
-                bar.total = stream.total
-                bar.initial = stream.first_frame        # says nothing of this command's speed
-                bar.update(decision.frame + 1 - bar.n)
-                numbers = {"cache": f"{decision.text_tokens}+{decision.visual_tokens} tokens"}
-                if stream.given.live:
-                    numbers["late"] = f"{stream.video.late[0]:.1f} s"
-                bar.set_postfix(numbers, refresh=False)
-                lines = self.lines(stream, decision, row)
-                if lines:
-                    with tqdm.external_write_mode(file=sys.stdout):
-                        print("\n".join(lines), flush=True)
-
-    def lines(self, stream: Stream, decision: Decision, row: dict | None) -> list[str]:
-        """What is printed, and spoken, of a decision."""
-        name = f"{stream.given.name} " if stream.given.name else ""
-        config = self.narrator.config
-        lines = []
-        if self.args.explain:
-            lines.append(name + explain(decision, self.narrator.layout, config, self.args.static))
-        if row is not None:
-            lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
-            if self.speaker is not None:
-                self.speaker.say(row["text"])
-        if row is not None and self.read_out is not None:
-            lines.append(f"{name}memory: {in_words(self.read_out, stream.context.memory[0])}")
-        return lines
+def lines_of(stream: Stream, decision: Decision, row: dict | None,
+             args: argparse.Namespace) -> list[str]:
+    """What is printed of a decision: its narration, and with --explain each frame."""
+    name = f"{stream.given.name} " if stream.given.name else ""
+    narrator = stream.context.narrator
+    lines = []
+    if args.explain:
+        lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
+    if row is not None:
+        lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
+    if args.explain and row is not None and stream.read_out is not None:
+        lines.append(f"{name}memory: {in_words(stream.read_out, stream.context.memory[0])}")
+    return lines
 
 
 def output_options(parser: argparse._ArgumentGroup) -> None:

@@ -213,7 +213,7 @@ def rotation_frequencies(narrator: Narrator) -> Tensor:
     for start in (0, 1000):
         cache = Cache()
         positions = torch.arange(start, start + len(ids), device=e.device)
-        narrator.run(e, positions, cache.mask(ids).to(e.device), cache)
+        narrator.run(e, positions, cache=cache)
         caches.append(cache)
     near, far = caches
     rotate_keys(far, 0, 1000, frequencies)

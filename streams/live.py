@@ -27,9 +27,9 @@ import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
 from torch import Tensor
-from tqdm import tqdm
 
 from support.common.errors import BadData
+from support.common.progress import say
 from support.common.text import without_secrets
 from support.files.video import PATIENCE, is_pipe_or_url, scaled_size, to_rgb, video_stream
 
@@ -233,7 +233,7 @@ class Camera:
                  f"{self.reconnects} reconnects; sentences at most {self.late[1]:.2f} s late")
 
     def say(self, text: str) -> None:
-        tqdm.write(f"{self.name}: {text}", file=sys.stderr)
+        say(f"{self.name}: {text}")
 
     # ------------------------------------------------------------------ in the thread
 

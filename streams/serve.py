@@ -61,13 +61,13 @@ class Page(AbstractContextManager):
         self.making = Lock()                        # of `bodies`
         self.bodies = {}                            # {path: (when it was made, the bytes)}
 
-    def remember(self, jsonl: str | None) -> None:
-        """Take the sentences of before a restart from the --jsonl file, if there is one.
+    def remember(self, jsonl: str) -> None:
+        """Take the sentences of before a restart from the --jsonl file.
 
         A client that is there already lacks them: it loads the page again at the next row.
         """
         with self.news:
-            for narration in read_jsonl(Path(jsonl)) if jsonl else []:
+            for narration in read_jsonl(Path(jsonl)):
                 self.record.add_narration(narration)
 
     def tell(self, row: dict, narration: dict | None) -> None:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -38,16 +37,15 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from tqdm import tqdm
 
 from narrator import Tokens
-from stream import Cache
 from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
 from streams.live import Camera
 from streams.subtitles import Writers, hash_of_end
-from support.common.disk import write_tensors
+from support.common.disk import hash_tensors, write_tensors
 from support.common.errors import BadData
+from support.common.progress import say
 from support.common.text import without_secrets
 from support.files.video import is_pipe_or_url
 from support.files.features import file_and_name
@@ -144,8 +142,8 @@ class State:
         header, tensors = read_state(self.path)
         refuse_another_stream(self.path, header["whose"], self.about["whose"])
         if header["done"]:
-            print(f"{self.path}: {without_secrets(source)} is narrated to its end; "
-                  f"delete it to begin anew", file=sys.stderr)
+            say(f"{self.path}: {without_secrets(source)} is narrated to its end; "
+                f"delete it to begin anew")
             return False
         self.answers = model_answers(narrator, encoder)
         exact = header["dtype"] == self.about["dtype"] == "torch.float32"
@@ -157,8 +155,7 @@ class State:
         self.live_clock = header["live"]
         if self.given.live:
             context.restart()                  # the camera may show something else by now
-        tqdm.write(f"{self.path}: goes on after {context.frame} frames, "
-                   f"{context.segment} narrations", sys.stderr)
+        say(f"{self.path}: goes on after {context.frame} frames, {context.segment} narrations")
         tell_changes(self.path, header["settings"], settings)
         return True
 
@@ -215,7 +212,7 @@ def write_state(path: str | Path, context: Bounded, header: dict,
     """Write a Context with nothing read ahead, a header (for JSON), and extra tensors to a file."""
     numbers, tensors = pack(context)
     # safetensors refuses tensors that share memory
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in (tensors | extra).items()}
+    tensors = {name: tensor.clone() for name, tensor in (tensors | extra).items()}
     text = json.dumps(header | {"format": FORMAT, "stream": numbers})
     about = {"state": text, "digest": digest_of(text, tensors)}
     write_tensors(path, tensors, about)
@@ -247,11 +244,7 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
 def digest_of(text: str, tensors: dict[str, Tensor]) -> str:
     """SHA-256 of a header and of tensors with their names, dtypes and shapes."""
     hashed = sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        # as bytes, because NumPy has no bfloat16
-        as_bytes = tensor.contiguous().flatten().view(torch.uint8)
-        hashed.update(as_bytes.numpy())
+    hash_tensors(hashed, sorted(tensors.items()))
     return hashed.hexdigest()
 
 
@@ -326,8 +319,7 @@ def identity(narrator, source: str, live: bool) -> dict:
         if name not in FREE and name not in narrator.config.MODEL_NAMES:
             same[name] = value
     # the connector, the memory, and what baselines add; LoRA is merged, and tested by its answers
-    trained = {name: weight.detach().cpu() for name, weight in narrator.trainable().items()}
-    same["connector or memory"] = digest_of("", trained)[:12]
+    same["connector or memory"] = digest_of("", narrator.trainable())[:12]
     return same
 
 
@@ -361,7 +353,7 @@ def tell_changes(path: Path, saved: dict, present: dict) -> None:
     changes = [f"{name} = {value} (was {saved[name]})"
                for name, value in present.items() if saved[name] != value]
     if changes:
-        tqdm.write(f"{path}: goes on with {', '.join(changes)}", sys.stderr)
+        say(f"{path}: goes on with {', '.join(changes)}")
 
 
 @torch.no_grad()
@@ -369,11 +361,8 @@ def model_answers(narrator, encoder: Callable[[Tensor], Tensor] | None) -> dict[
     """The models' answers to a test: the logits [V] after the prompt, and the tokens [J, D] of a
     test picture.
     """
-    ids = narrator.layout.prompt
-    cache = Cache()
-    e = narrator.embed(torch.tensor(ids, device=narrator.device))
-    positions = torch.arange(len(ids), device=e.device)
-    hidden = narrator.run(e, positions, cache.mask(ids).to(e.device), cache)
+    e = narrator.embed(torch.tensor(narrator.layout.prompt, device=narrator.device))
+    hidden = narrator.run(e, torch.arange(len(e), device=e.device))
     answers = {"proof.language": narrator.logits(hidden[-1:])[0]}
     if encoder is not None:
         channels = getattr(encoder, "channels", 3)      # of two encoders, 6: a picture is a pair

@@ -342,6 +342,8 @@ def test_statistics_of_segments():
     stats = data.statistics([sample])
     assert stats["longest_segment"] == 30.0
     assert stats["segments_within_4_s"] == 0.75
+    only_one = data.Sample("a", [(0, "x")], [()], 2, 1000, 500.0)
+    assert "segments_within_4_s" not in data.statistics([only_one])
 
 
 def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):

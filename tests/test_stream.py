@@ -375,6 +375,17 @@ def test_several_inputs(tmp_path, monkeypatch):
         assert srt.count(" --> ") == len(rows)
 
 
+def test_a_broken_video_is_named_and_the_next_input_is_narrated(tmp_path, monkeypatch):
+    """Without --model, which is chosen by the size of the videos."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.mp4").write_text("no video")
+    features("a.safetensors", 9)
+    code, stdout, errors = outcome(stream_command, ["broken.mp4", "a.safetensors"])
+    assert code == 1 and "1 of 2 inputs" in errors
+    assert errors.count("broken.mp4") == 1
+    assert stdout.startswith("[a 00:")
+
+
 @pytest.mark.parametrize("option, file", [
     ("--srt", "x.srt"), ("--srt", "./x.srt"), ("--vtt", "x.vtt"), ("--trace", "x.csv"),
     ("--jsonl", "x.json"),

@@ -38,9 +38,8 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     return device, getattr(torch, dtype)
 
 
-def synchronise(where: torch.device | torch.Tensor) -> None:
+def synchronise(device: torch.device) -> None:
     """Wait until a CUDA device is done, so that times are right; does nothing for other devices."""
-    device = where.device if isinstance(where, torch.Tensor) else where
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -5,7 +5,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,6 +96,14 @@ def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor],
         except SafetensorError as error:
             raise BadData(f"{path}: cannot be written ({first_line(error)}); "
                           f"is the disk full?") from error
+
+
+def hash_tensors(hashed, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Add (name, tensor) to a hash of hashlib: names, dtypes, shapes and numbers."""
+    for name, tensor in tensors:
+        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        # as bytes, because NumPy has no bfloat16
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -120,7 +120,7 @@ def clean(text: str) -> str:
 Rows = dict[str, dict[str, list[dict]]]
 
 
-def ego4d_raw(content: dict, path: Path, notes: Notes) -> Rows:
+def ego4d_raw(content: dict, notes: Notes) -> Rows:
     """{video: {"narrations": [{"time", "text", "_annotation_uid"}]}}; each annotator is a track"""
     rows_of = {}
     for video, entry in content.items():
@@ -274,7 +274,7 @@ def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
         else:
             content = content.get("videos", content)
             of_split = ego4d_split(root, split, content)
-            rows_of = ego4d_raw({video: content[video] for video in of_split}, path, notes)
+            rows_of = ego4d_raw({video: content[video] for video in of_split}, notes)
         return [make_track(video, annotator, rows, path, notes)
                 for video, rows_of_video in rows_of.items()
                 for annotator, rows in rows_of_video.items()]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from html import unescape
 from io import StringIO
 from pathlib import Path
@@ -35,24 +36,23 @@ def read_cues(path: Path, notes: Notes) -> list[Sentence]:
     Raises BadData, which names the line, if the file is malformed.
     """
     read = read_table if path.suffix.lower() == ".csv" else read_subtitles
-    sentences = []
-    for time, text in sorted(read(path, notes), key=lambda cue: cue[0]):
-        text = as_sentence(text, notes)
-        if text:
-            sentences.append(Sentence(time, text))
-    return sentences
+    cues = sorted(read(path, notes), key=lambda cue: cue[0])
+    return whole_sentences([Sentence(time, text) for time, text in cues], notes)
 
 
-def as_sentence(text: str, notes: Notes) -> str:
-    """The text in one line and with a full stop at its end; "" if it has no words."""
-    text = one_line(text)
-    if not any(map(str.isalnum, text)):
-        notes.add("narrations without words left out")
-        return ""
-    if not END_OF_SENTENCE.search(text):
-        notes.add("sentences without a full stop given one")
-        text = text.rstrip(" ,;:-–") + "."
-    return text
+def whole_sentences(narrations: list[Sentence], notes: Notes) -> list[Sentence]:
+    """Each in one line and with a full stop at its end; those without words are left out."""
+    whole = []
+    for narration in narrations:
+        text = one_line(narration.text)
+        if not any(map(str.isalnum, text)):
+            notes.add("narrations without words left out")
+            continue
+        if not END_OF_SENTENCE.search(text):
+            notes.add("sentences without a full stop given one")
+            text = text.rstrip(" ,;:-–") + "."
+        whole.append(replace(narration, text=text))
+    return whole
 
 
 def read_clock(text: str) -> float | None:

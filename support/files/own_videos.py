@@ -18,14 +18,14 @@ refused by name.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from support.common.disk import check_name, read_json, read_text
 from support.common.errors import BadData
-from support.files.cues import as_sentence, read_cues
+from support.files.cues import read_cues, whole_sentences
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
 from support.files.narrations import rows_of_video, to_sentences
@@ -155,11 +155,7 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
         narrations = to_sentences(rows_of_video(read_json(path)), str(path))
         if narrations and narrations[0].time < 0:
             raise BadData(f"{path}: {narrations[0].time:g} s is before the start of the video")
-        sentences = []
-        for narration in narrations:
-            text = as_sentence(narration.text, notes)
-            if text:
-                sentences.append(replace(narration, text=text))
+        sentences = whole_sentences(narrations, notes)
     else:
         sentences = read_cues(path, notes)
     if not sentences:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
-from support.common.disk import file_name, read_json, read_jsonl, write_json, write_text
+from support.common.disk import (
+    file_name, hash_tensors, read_json, read_jsonl, write_json, write_text,
+)
 from support.common.errors import BadData
 
 
@@ -50,13 +52,11 @@ class Predictions:
         Raises BadData if the folder has another video with this name.
         """
         mark = self.mark_of(name)
-        if not mark.exists():
-            return False
-        if read_json(mark) != {"fingerprint": fingerprint}:
+        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
             raise BadData(f"{self.folder} holds predictions of another video {name}, "
                           f"or of one that has changed since: "
                           f"choose another --output, or delete it")
-        return self.file_of(name).exists()
+        return mark.exists()
 
     def save_rows(self, name: str, rows: list[dict], fingerprint: str):
         lines = [json.dumps(row) + "\n" for row in rows]
@@ -78,10 +78,7 @@ def digest(module: torch.nn.Module) -> str:
     the settings of the models of transformers in it. (Before `speed_up`, which packs weights.)
     """
     hashed = sha256()
-    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        # as bytes, because NumPy has no bfloat16
-        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    hash_tensors(hashed, chain(module.named_parameters(), module.named_buffers()))
     for part in module.modules():
         config = getattr(part, "config", None)
         if hasattr(config, "to_diff_dict"):

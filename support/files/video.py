@@ -13,7 +13,6 @@ Memory does not grow with the length of a video, and only pictures that are kept
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import chain, islice
@@ -24,10 +23,10 @@ from tempfile import TemporaryDirectory
 import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
-from tqdm import tqdm
 
 from support.common.disk import replacing
 from support.common.errors import BadData
+from support.common.progress import say
 from support.common.text import without_secrets
 
 # seconds; Matroska rounds the times of this picture and of the first to milliseconds
@@ -151,7 +150,7 @@ class Video:
                             f"the longest {max(self.gaps):.0f} s; "
                             f"times after them are earlier than the file says")
         if problems:
-            tqdm.write(f"{self.name}: {'; '.join(problems)}", file=sys.stderr)
+            say(f"{self.name}: {'; '.join(problems)}")
 
     def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
@@ -250,25 +249,20 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
     source = str(path)
     name = without_secrets(source)
     options = options or {}
-    if source == "-":                          # whoever writes into a pipe may rest
-        return open_container("pipe:0", name, options=options)
-    if is_pipe_or_url(source):
-        return open_container(source, name, options={"reconnect": "1"} | options,
-                              timeout=(PATIENCE, PATIENCE))
-    if not Path(path).is_file():
+    timeout = None                             # whoever writes into a pipe may rest
+    if source == "-":
+        file = "pipe:0"
+    elif is_pipe_or_url(source):
+        file = source
+        options = {"reconnect": "1"} | options
+        timeout = (PATIENCE, PATIENCE)
+    elif Path(path).is_file():
+        file = f"file:{path}"                  # FFmpeg does not take a name with a ':' for a URL
+    else:
         raise BadData(f"{name}: no such file")
-    # with "file:", FFmpeg does not take a name with a ':' for a URL
-    return open_container(f"file:{path}", name, options=options)
-
-
-def open_container(file: str, name: str, **settings):
-    """av.open(file, **settings). `name` is what messages call the file.
-
-    Raises BadData if the file is damaged, or is no video.
-    """
     try:
         # a tag that is not UTF-8 must not stop us
-        return av.open(file, metadata_errors="replace", **settings)
+        return av.open(file, options=options, timeout=timeout, metadata_errors="replace")
     except av.FFmpegError as error:
         hint = "check the address" if "://" in name else "truncated? not a video?"
         raise BadData(f"{name}: cannot be opened as a video ({error.strerror}); {hint}") from error
