@@ -33,6 +33,13 @@ def one_java():
         yield
 
 
+@pytest.fixture
+def no_java(monkeypatch):
+    """METEOR takes seconds to start; test_captions.py tests it once."""
+    import evaluate
+    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import narrator as nar
@@ -180,6 +181,19 @@ def published_mask(model: nar.Narrator, ids: list[int]):
             removed = n - model.config.last_k - 1
             mask[starts[n]:, starts[removed]:ends[removed]] = False
     return tokens, mask
+
+
+class Sizes(TorchDispatchMode):
+    """Within it, `largest` is the number of elements of the largest tensor that was made (meta
+    tensors aside)."""
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for output in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(output, torch.Tensor) and output.device.type != "meta":
+                self.largest = max(self.largest, output.numel())
+        return result
 
 
 def narrate(model, frames, static=False, given=None, context=None, **options):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import evaluate
 from baselines import variants
 from commands import data as data_command, stream as stream_command
 from helpers import ROOT, TOY
@@ -115,7 +114,7 @@ def call(module, words: list[str]) -> tuple[int, str]:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(tmp_path, monkeypatch, no_java):
     """A folder with the inputs of the commands. A narrator is loaded once, Java is not started."""
     monkeypatch.chdir(tmp_path)
     save_file({"x": torch.randn(3, 10, 128)}, "x.safetensors")
@@ -128,7 +127,6 @@ def world(tmp_path, monkeypatch):
     load_once = cache(variants.load_narrator)
     for module in (variants, stream_command):
         monkeypatch.setattr(module, "load_narrator", load_once)
-    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
     return tmp_path
 
 

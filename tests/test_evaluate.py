@@ -54,10 +54,7 @@ def write(path, content):
     return path
 
 
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch):
-    """METEOR takes seconds to start; test_captions.py tests it once."""
-    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 # ---------------------------------------------------------------------- alignment (App. B.5)

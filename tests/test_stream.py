@@ -26,6 +26,7 @@ from streams.late import Past, memory_after
 from streams.inputs import Input
 from streams.live import paced
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
+from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.video import write_video
@@ -143,15 +144,6 @@ def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
         assert len(set(text[3:])) == 1
 
 
-def test_no_narration_is_kept():
-    """last_k = 0 means none, never all: after each narration only the prompt is left (Table 13)."""
-    model = tiny(last_k=0)
-    x, narrations = video(model)
-    _, steps, _ = streamed_logits(model, x[:16], narrations)
-    prompt = model.layout.first().kind.count(nar.PROMPT)
-    assert [step.text_tokens for step in steps if step.narration] == [prompt] * 4
-
-
 def test_what_is_removed_from_the_cache():
     """Keys and values of the others move together, in order; what was read ahead is forgotten."""
     cache = stream.Cache()
@@ -167,21 +159,6 @@ def test_what_is_removed_from_the_cache():
     all_keys, all_values = cache.update(more, -more, 0)
     assert all_keys[0, 0, :, 0].tolist() == [2, 3] + [9] * 100
     assert torch.equal(all_keys, -all_values)
-
-
-def test_frames_are_taken_one_by_one():
-    """The loop never takes a frame before it has given its Decision for the one before."""
-    model = tiny()
-    x, _ = video(model)
-    taken = []
-
-    def source():
-        for t, frame in enumerate(x):
-            taken.append(t)
-            yield frame
-
-    for step in stream.narrate(model, source(), given={0: [5], 4: [6]}):
-        assert taken[-1] == step.frame
 
 
 # ------------------------------------------------------------------ trigger (§3.2)
@@ -211,10 +188,6 @@ def test_narration_without_end_is_closed():
 
 
 # ------------------------------------------------------------------ the miniature kitchen
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
 
 def features(path, frames):
     """A file of random frame tokens, or of those given."""

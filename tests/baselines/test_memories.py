@@ -13,7 +13,7 @@ from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGa
 from clam import CLAM
 from helpers import tiny, video
 from support.common.errors import BadData
-from test_equalities import assert_same, both_ways, close, run
+from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP}
@@ -253,20 +253,7 @@ def test_tokenmlp_by_hand():
 @pytest.mark.parametrize("name", ["retnet", "scalar"])
 @pytest.mark.parametrize("lengths", [[1], [10, 30, 20], [1, 1000, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
-    """Memory tokens, state and gradients of both forms."""
-    memory = make(name)
-    read_at = torch.tensor([lengths]).cumsum(1)
-    x = torch.randn(1, sum(lengths) + 3, WIDTH)
-    state = memory.initial_state() + 0.3
-    tokens, last, gradients = run(memory.chunked, x, read_at, memory, state)
-    slow_tokens, slow_last, slow_gradients = run(memory.recurrent, x, read_at, memory, state)
-    assert close(tokens, slow_tokens)
-    assert close(last, slow_last)
-    assert gradients.keys() == slow_gradients.keys()
-    largest = max(gradient.norm() for gradient in slow_gradients.values())
-    for parameter, expected in slow_gradients.items():
-        error = (gradients[parameter] - expected).norm()
-        assert error <= 1e-4 * expected.norm() + 1e-6 * largest, parameter
+    assert_chunked_is_recurrent(make(name), lengths)
 
 
 def test_retnet_forgets_at_its_own_pace():

@@ -1,32 +1,24 @@
 """VideoLLM-MoD: routers beside a dense oracle, training = streaming, cache, what routers learn."""
+from functools import partial
 from types import MethodType
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import narrator as nar
 from baselines.mod import MoDLayer
 from baselines.variants import load_narrator, make_config
 from commands import train as train_command
 from commands.train import options_from
-from helpers import grouped, tiny, video
+from helpers import grouped, small, tiny, video
 from support.common.errors import BadData
 from test_equalities import assert_same, both_ways, streamed_logits
 from test_train import given_for
 
 ONLINE = {"memory": "none", "prune": False}
 MOD = ONLINE | {"mod_keep": 0.2}
-
-
-def qwen() -> nn.Module:
-    """A small model with norms of queries and keys."""
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=640, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, attn_implementation="sdpa"))
 
 
 def routers(model: nar.Narrator) -> dict[str, torch.Tensor]:
@@ -107,7 +99,8 @@ def test_layers_are_those_of_the_oracle(changes):
 # ------------------------------------------------------------------ training = streaming
 
 @pytest.mark.parametrize("changes", [
-    {}, {"mod_keep": 0.5, "seed": 1}, {"llm": grouped}, {"llm": qwen},
+    {}, {"mod_keep": 0.5, "seed": 1}, {"llm": grouped},
+    {"llm": partial(small, "Qwen3")},           # norms of queries and keys
 ])
 def test_training_is_streaming(changes):
     llm = changes.get("llm")

@@ -1,10 +1,10 @@
 """experiments/rates.py: rate and warm-up are chosen on validation videos."""
-import json
 
 import pytest
 
 from experiments import paper, rates
 from experiments.runs import add_line, train_command
+from support.common.disk import read_jsonl
 from test_evaluate import command
 
 
@@ -22,13 +22,13 @@ def few(monkeypatch, tmp_path):
 
 def test_a_result_is_made_once(few):
     table = command("--memories", "recent", "retnet", main=rates.main)
-    lines = [json.loads(line) for line in few.read_text().splitlines()]
+    lines = read_jsonl(few)
     assert [line["memory"] for line in lines] == ["recent", "retnet"]
     for line in lines:
         assert 0.2 < line["val_loss"] < 10
         assert f"| {line['memory']} | **{line['val_loss']:.3f}** |" in table
     command("--memories", "recent", "retnet", main=rates.main)
-    assert len(few.read_text().splitlines()) == 2
+    assert len(read_jsonl(few)) == 2
 
 
 def test_the_least_loss_is_chosen(few, monkeypatch):

@@ -15,9 +15,7 @@ run_summary = partial(command, main=summary.main)
 EGO4D = ROOT / "tests" / "golden" / "data" / "ego4d"
 
 
-@pytest.fixture(autouse=True)
-def without_java(monkeypatch):
-    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 def rows(*texts):

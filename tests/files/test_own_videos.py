@@ -15,9 +15,9 @@ import narrator as nar
 import train
 from baselines.variants import load_narrator
 from commands import data as data_command, evaluate as evaluate_command, train as train_command
-import evaluate
 from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
+from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files import own_videos
 from support.files.cues import read_cues
@@ -29,9 +29,7 @@ from test_evaluate import command
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch):
-    monkeypatch.setattr(evaluate, "java_problem", lambda: "needs Java")
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +116,7 @@ def test_four_commands(toys, tmp_path, capsys):
     train_command.train(train_command.options_from(data=str(own), init=str(TOY),
                                       output=str(out), device="cpu",
                                       epochs=4.0, batch=2))
-    log = [json.loads(line) for line in (out / "narrator-log.jsonl").read_text().splitlines()]
+    log = read_jsonl(out / "narrator-log.jsonl")
     assert log[-1]["loss"] < log[0]["loss"] and log[-1]["val_loss"] > 0
     assert Path(load_narrator(str(out)).config.vision) == TOY / "vision"
     encode(own, "--model", str(out))           # nothing to do: the same vision model

@@ -51,9 +51,13 @@ def run(form, x, read_at, clam, state=None):
 @pytest.mark.parametrize("bias", [-30.0, -9.0, 0.0, 4.0, 12.0])     # gates from 1e-13 to 1 - 6e-6
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [10, 30, 20], [1000], [1, 1000, 7], [0, 3, 0]])
 def test_chunked_is_recurrent(bias, lengths):
-    clam = make(bias=bias, width=16)
+    assert_chunked_is_recurrent(make(bias=bias, width=16), lengths)
+
+
+def assert_chunked_is_recurrent(clam, lengths):
+    """Memory tokens, last state and gradients of both forms, between read-outs of these lengths."""
     read_at = torch.tensor([lengths]).cumsum(1)
-    x = torch.randn(1, sum(lengths) + 3, 16)
+    x = torch.randn(1, sum(lengths) + 3, clam.width)
     state = clam.initial_state() + 0.3
     memory, last, gradients = run(clam.chunked, x, read_at, clam, state)
     oracle_memory, oracle_last, oracle_gradients = run(clam.recurrent, x, read_at, clam, state)

@@ -87,9 +87,14 @@ def test_families(family):
 
 
 def test_frames_are_taken_ahead_only_as_asked():
+    """The plain loop never takes a frame before it has given its Decision for the one before."""
     model = tiny()
     x, _ = video(model)
-    for lookahead in (1, 4):
+    for context, lookahead in (
+        (stream.Context(model), 1),
+        (open_stream(model, guesses=0), 1),
+        (open_stream(model, lookahead=4, guesses=0), 4),
+    ):
         taken = []
 
         def source():
@@ -97,7 +102,7 @@ def test_frames_are_taken_ahead_only_as_asked():
                 taken.append(t)
                 yield frame
 
-        for step in narrate(model, source(), given={0: [5], 4: [6]}, lookahead=lookahead):
+        for step in narrate(model, source(), given={0: [5], 4: [6]}, context=context):
             assert step.frame <= taken[-1] < step.frame + lookahead
 
 

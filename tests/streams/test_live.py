@@ -1,6 +1,5 @@
 """streams/live.py: sources that are no files, without hardware. Only 127.0.0.1 is contacted."""
 import gc
-import json
 import os
 import re
 import signal
@@ -25,6 +24,7 @@ from helpers import ROOT, TOY, tiny
 from streams import live, suspend
 from streams.live import Camera, address, is_live
 from streams.inputs import Input
+from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.files.video import Video, is_pipe_or_url
@@ -235,10 +235,6 @@ def now_and_then(**changes):
     model = tiny(last_k=2, fps=10.0, theta=1.0, theta_low=0.0, refractory=0.5, **changes)
     model.config.max_new_tokens = 2
     return model
-
-
-def rows_of(file):
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_dies_and_comes_back(sender, monkeypatch, messages, tmp_path):

@@ -3,7 +3,6 @@ cache."""
 import gzip
 import http.client
 import json
-import math
 import random
 import re
 import signal
@@ -30,6 +29,7 @@ from streams import page as player, serve
 from streams.bounds import open_stream
 from streams.inputs import Input
 from streams.subtitles import Writers
+from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.video import Video, small_copy
 from toy.places import words_of_memory
@@ -67,20 +67,16 @@ def kitchen(tmp_path_factory):
     return folder
 
 
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def trace(kitchen):
     """Of 304 frames; the last one has a sentence because it is the last one."""
-    return read(kitchen / "trace")
+    return read_jsonl(kitchen / "trace")
 
 
 @pytest.fixture(scope="module")
 def said(kitchen):
     """43 sentences, or a few more or less."""
-    return read(kitchen / "jsonl")
+    return read_jsonl(kitchen / "jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +220,7 @@ def test_command_line(kitchen, tmp_path, monkeypatch):
     monkeypatch.setattr(player, "SMALL", 1000)
     assert run(source, jsonl, "-o", page)[0] == 0
     assert written() == "a%20%26%20b%27.mp4"
-    assert len(embedded(page.read_text())["said"]) == len(read(jsonl))
+    assert len(embedded(page.read_text())["said"]) == len(read_jsonl(jsonl))
     assert run(source, jsonl, "--embed", "-o", page)[0] == 0
     assert len(written()) > 1000
     monkeypatch.setattr(player, "ENCODER", "none_such")

@@ -23,6 +23,7 @@ from streams import suspend
 from streams.bounds import open_stream
 from streams.inputs import Input
 from streams.suspend import digest_of, model_answers, read_state, unpack, write_state
+from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.files.features import open_frames
 from test_commands import call
@@ -179,10 +180,6 @@ OUTPUTS = "jsonl", "srt", "vtt", "trace"
 
 def contents(folder):
     return {name: (folder / name).read_bytes() for name in OUTPUTS}
-
-
-def rows_of(path):
-    return [json.loads(row) for row in path.read_text().splitlines()]
 
 
 def snapshot(folder):
