@@ -323,7 +323,7 @@ def show(stream: Stream, decisions: Iterator[tuple[Decision, dict | None]],
             if stream.given.live:
                 numbers["late"] = f"{stream.video.late[0]:.1f} s"
             bar.set_postfix(numbers, refresh=False)
-            lines = lines_of(stream, decision, row, args)
+            lines = lines_about(stream, decision, row, args)
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
@@ -331,8 +331,8 @@ def show(stream: Stream, decisions: Iterator[tuple[Decision, dict | None]],
                 speaker.say(row["text"])
 
 
-def lines_of(stream: Stream, decision: Decision, row: dict | None,
-             args: argparse.Namespace) -> list[str]:
+def lines_about(stream: Stream, decision: Decision, row: dict | None,
+                args: argparse.Namespace) -> list[str]:
     """What is printed of a decision: its narration, and with --explain each frame."""
     name = f"{stream.given.name} " if stream.given.name else ""
     narrator = stream.context.narrator

@@ -1,5 +1,4 @@
 """experiments/rates.py: rate and warm-up are chosen on validation videos."""
-
 import pytest
 
 from experiments import paper, rates
