@@ -103,7 +103,6 @@ TRAININGS = {
     # all memories alike
     "mimetic-longer": Training(ALL, LONGER),
     "retnet-longer": Training(RETNET, LONGER),
-    "tokenmlp-longer": Training(f"{TOKENMLP} {LARGE_BANK}", LONGER),
     "kmeans-longer": Training(f"{KMEANS} {LARGE_BANK}", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
