@@ -102,7 +102,6 @@ TRAININGS = {
     "mimetic": Training(ALL, MIMETIC),
     # all memories alike
     "mimetic-longer": Training(ALL, LONGER),
-    "retnet-longer": Training(RETNET, LONGER),
     "kmeans-longer": Training(f"{KMEANS} {LARGE_BANK}", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
