@@ -289,7 +289,7 @@ assert wrong[n] == planted and changed < 6
 # %% 6. What the memory knows (§3.3, Eq. 2)
 # The memory tokens can tell what is behind a door before a sentence does. A linear map reads them
 # here (toy/read_out.py; the narrator never uses it). It is mostly right. Each key channel forgets
-# at its own pace: half-lives go from seconds to minutes.
+# at its own pace: half-lives go from less than a second to half a minute.
 
 read_out = load_read_out(str(CHECKPOINT))
 print(f"\n6. What the memory knows\n{'read from memory (certainty, age)':38}truth")
