@@ -103,11 +103,11 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 16_300,
-    "support": 25_800,
-    "experiments": 15_200,                     # rates: chosen on validation videos for each memory
-    "streams": 12_200,
-    "toy": 16_500,                             # places: what the page shows of the memory
+    "the six files": 16_200,
+    "support": 25_700,
+    "experiments": 14_950,                     # rates: chosen on validation videos for each memory
+    "streams": 12_000,
+    "toy": 16_400,                             # places: what the page shows of the memory
     "commands": 12_200,                        # the worked example of Eq. 2, which was in clam.py
     "baselines": 5_300,
 }
