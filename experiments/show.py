@@ -73,6 +73,16 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     return text
 
 
+def numbers_of_seeds(name: str, seeds: list[int] | None = None) -> dict[str, dict[str, list[float]]]:
+    """{label of a row: {header of a column: its numbers, one a seed}} of a table."""
+    table = TABLES[name]
+    seeds = seeds_of(table, seeds)
+    rows = {}
+    for row in table.rows:
+        rows[row.label] = {column.header: measured(row, column, seeds) for column in table.columns}
+    return rows
+
+
 def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
     number for all columns, or "from-to"."""

@@ -2,6 +2,7 @@
 
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack; show them
+    python -m experiments.tables T5 --json           the same, as numbers of each seed
     python -m experiments.tables T5 --show           only show them
     python -m experiments.tables --list              how many results each lacks
     python -m experiments.tables --page              write all into experiments/README.md
@@ -13,13 +14,14 @@ Results of other commands, another recipe (paper.py), world or base are not show
 when the table is completed.
 """
 import argparse
+import json
 import re
 from pathlib import Path
 
 from experiments import rates, starts
 from experiments.paper import TABLES
 from experiments.runs import FOLDER, carry_out, needed, result
-from experiments.show import markdown, seeds_of
+from experiments.show import markdown, numbers_of_seeds, seeds_of
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, non_negative_int
@@ -74,6 +76,9 @@ def run_tables(args: argparse.Namespace) -> None:
         for name in args.names:                # without names, no table is completed
             for experiment in needed(TABLES[name], seeds_of(TABLES[name], args.seeds)):
                 carry_out(experiment, args.output)
+    if args.json:
+        print(json.dumps({name: numbers_of_seeds(name, args.seeds) for name in names}))
+        return
     print("\n\n".join(markdown(name, args.seeds) for name in names))
 
 
@@ -88,6 +93,8 @@ def main():
     action.add_argument("--page", action="store_true",
                         help="only write all tables of experiments/README.md anew")
     action.add_argument("--list", action="store_true", help="only say what is missing")
+    parser.add_argument("--json", action="store_true",
+                        help="print the numbers of each seed as JSON")
     parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
                         help="default: 0 to 2 for the main tables, else 0")
     parser.add_argument("--output", default=FOLDER,

@@ -173,6 +173,8 @@ def test_tables_show_means_deviations_and_intervals(monkeypatch, tmp_path, secon
     if claim:
         expected += ["", f"* first - second, words: {claim}"]
     assert complete("--show").splitlines() == expected
+    by_row = complete("--show", "--json")["T0"]
+    assert by_row == {"first": {"words": [0.5, 0.75]}, "second": {"words": list(second.values())}}
     assert f"{2 + len(second)} of 4 results" in complete("--list")
 
 
