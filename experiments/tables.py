@@ -33,7 +33,7 @@ FURTHER = {"starts": starts.table_of_starts, "rates": rates.table_of_rates}
 
 # ------------------------------------------------------------------------------- --page
 
-TABLE_OF_PAGE = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n<!-- end -->", re.DOTALL)    # name, table
+TABLE_OF_PAGE = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)    # name, table
 
 
 def update_page() -> None:
