@@ -52,11 +52,13 @@ class Predictions:
         Raises BadData if the folder has another video with this name.
         """
         mark = self.mark_of(name)
-        if mark.exists() and read_json(mark) != {"fingerprint": fingerprint}:
+        if not mark.exists():
+            return False
+        if read_json(mark) != {"fingerprint": fingerprint}:
             raise BadData(f"{self.folder} holds predictions of another video {name}, "
                           f"or of one that has changed since: "
                           f"choose another --output, or delete it")
-        return mark.exists()
+        return self.file_of(name).exists()
 
     def save_rows(self, name: str, rows: list[dict], fingerprint: str):
         lines = [json.dumps(row) + "\n" for row in rows]
