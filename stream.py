@@ -346,8 +346,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
         yield decision(c, t, tokens, narration, pruned)
 
-    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has: then `opening`
-    # is there, as it is if there was no frame.
+    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has. (`opening` is
+    # there after each narration, and before the first frame.)
     if given is None and c.opening is None:
         t = c.frame - 1
         narration, pruned = end_segment(c, t)

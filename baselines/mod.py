@@ -100,7 +100,8 @@ class MoDLayer(nn.Module):
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
         if attention_mask is not None:          # None: all tokens before them, too
-            cache = options.get("cache", options.get("past_key_values"))    # before 5.24
+            # before transformers 5.24 it was `past_key_values`
+            cache = options.get("cache", options.get("past_key_values"))
             attention_mask = self.mask(attention_mask, cache, len(kept))
         cos, sin = position_embeddings
         before = h[:, kept]

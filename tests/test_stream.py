@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -222,7 +223,11 @@ def test_narrates_the_kitchen(kitchen):
     assert run.stdout.splitlines() == printed
     assert abs(len(rows) - len(truth)) <= 0.1 * len(truth)
     true_texts = {narration["text"] for narration in truth}
-    assert len(true_texts & {row["text"] for row in rows}) >= 0.9 * len(true_texts)
+    assert len(true_texts & {row["text"] for row in rows}) >= 0.94 * len(true_texts)
+    # what the README says of the sentences that need the memory
+    told = Counter(row["text"] for row in rows)
+    needing = Counter(narration["text"] for narration in truth if narration.get("memory"))
+    assert (needing.total(), (needing - told).total()) == (21, 3)
     assert "frames/s" in run.stderr and "cache" in run.stderr
     assert "--model" not in run.stderr                  # a video that the bundled narrator knows
 
@@ -282,7 +287,7 @@ def test_explain(kitchen_features, tmp_path):
         needs = re.search(r"the (\w+) (?:hiding|after) the (\w+ \w+)\.", sentence)
         if needs:
             from_memory.append("{}: {} (".format(*needs.groups()) in memory)
-    assert len(from_memory) > 15 and sum(from_memory) >= 0.6 * len(from_memory)
+    assert len(from_memory) > 15 and sum(from_memory) >= 0.7 * len(from_memory)
 
 
 @pytest.mark.parametrize("cached", [True, False])

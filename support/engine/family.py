@@ -94,7 +94,8 @@ def computes_the_same(llm: nn.Module) -> bool:
 def with_cache(module: nn.Module, cache) -> dict:
     """The arguments that give a module of transformers its cache; None: it has none."""
     arguments = inspect.signature(type(module).forward).parameters
-    name = "cache" if "cache" in arguments else "past_key_values"           # before 5.24
+    # before transformers 5.24 it was `past_key_values`
+    name = "cache" if "cache" in arguments else "past_key_values"
     return {name: cache, "use_cache": cache is not None}
 
 

@@ -106,7 +106,7 @@ class ToyOptions:
         "the memory keeps its first weights: what does its training add to them?",
     )
     freeze_lora: bool = option(False,
-        "LoRA is not trained in the stage `recall`: does the memory learn alone?",
+        "LoRA is not trained in the stage `recall`: what do memory and connector learn alone?",
     )
     recall: bool = option(True,
         "there is no stage `recall`: the memory learns from the paper's loss alone",
