@@ -101,8 +101,13 @@ TRAININGS = {
     "retnet-published": Training(RETNET, PUBLISHED),
     "mimetic": Training(ALL, MIMETIC),
     # all memories alike
-    "mimetic-longer": Training(ALL, LONGER),
+    "recent-longer": Training(f"{RECENT} {LARGE_BANK}", LONGER),
     "kmeans-longer": Training(f"{KMEANS} {LARGE_BANK}", LONGER),
+    "moviechat-longer": Training(f"{MOVIECHAT} {LARGE_BANK}", LONGER),
+    "tokenmlp-longer": Training(f"{TOKENMLP} {LARGE_BANK}", LONGER),
+    "retnet-longer": Training(RETNET, LONGER),
+    "mimetic-longer": Training(ALL, LONGER),
+    "flownar-c-longer": Training("--last-k 10", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
     # The paper's loss alone: no stage `recall`, which a narrator without a memory cannot learn
