@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -433,6 +432,19 @@ def make_parser() -> Parser:
 
 def main() -> None:
     args = make_parser().parse_args()
-    # without it, Ctrl-C takes seconds to free torch
-    atexit.register(gc.freeze)
     command_line(lambda: run_inputs(args))
+
+
+def run() -> None:
+    """`main`, and the end of the process.
+
+    It ends at once. Python's own end can take seconds to free torch. And it crashes where a thread
+    still waits for a camera: FFmpeg asks PyAV every tenth of a second whether to go on waiting, and
+    PyAV needs the interpreter for the answer.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        if sys.stdout is not None:                  # it is closed: python ... >&-
+            sys.stdout.flush()
+        os._exit(end.code)
