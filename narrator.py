@@ -663,14 +663,10 @@ class Narrator(nn.Module):
         self.merged = True
         return self
 
-    def vision_encoder(self, source: str | None = None,
-                       dtype: torch.dtype = torch.float32) -> nn.Module:
-        """The one that the checkpoint names, or another one; BadData if its features have another
-        width.
-        """
+    def vision_encoder(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The one that the settings name; BadData if its features have another width."""
         config = self.config
-        source = source or config.vision
-        encoder = VisionEncoder(source, config.grid, self.device, dtype)
+        encoder = VisionEncoder(config.vision, config.grid, self.device, dtype)
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
                           f"the narrator needs {config.width}")

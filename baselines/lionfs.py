@@ -128,7 +128,6 @@ class LionNarrator(RoutedNarrator):
         start_connector(self.connector, x[..., :first])
         start_connector(self.aggregation.connector, x[..., first:])
 
-    def vision_encoder(self, source: str | None = None,
-                       dtype: torch.dtype = torch.float32) -> nn.Module:
+    def vision_encoder(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         raise BadData("LION-FS reads features of two vision encoders: give it a file in which they "
                       "are joined, not pictures")

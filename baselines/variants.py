@@ -88,7 +88,8 @@ def context_class(narrator: Narrator) -> type[Context]:
 
 
 def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
-                  dtype: torch.dtype | None = torch.float32, **changes) -> Narrator:
+                  dtype: torch.dtype | None = torch.float32, sees: bool = False,
+                  **changes) -> Narrator:
     """A trained narrator from a folder or hub id; `llm` and any setting can be replaced.
 
     A folder without narrator.json is a published checkpoint: its settings are inferred from its
@@ -96,22 +97,13 @@ def load_narrator(source: str, llm: str | None = None, device: str = "cpu",
     missing, damaged or unexpected.
 
     dtype       of the language model; None: what is faster on a processor
+    sees        it will look at pictures: both of its models are found before one is loaded
     """
     files = checkpoint.read_checkpoint(source)
     config = checkpoint.read_config(files, make_config, llm, changes)
+    if sees:
+        for kind in config.MODEL_NAMES:
+            checkpoint.model_folder(getattr(config, kind), kind)
     if dtype is None:
         dtype = checkpoint.faster_dtype(config.llm)
     return checkpoint.build_narrator(NARRATORS[type(config)], files, config, device, dtype)
-
-
-def check_models(source: str, llm: str | None, vision: str | None):
-    """BadData if a narrator or one of its models (or `llm` and `vision`, in their places) cannot be
-    found; before anything is loaded.
-    """
-    changes = {"vision": vision} if vision else {}
-    files = checkpoint.read_checkpoint(source)
-    config = checkpoint.read_config(files, make_config, llm, changes)
-    if not config.llm.endswith(".gguf"):                # a file, which is missed when it is read
-        checkpoint.model_folder(config.llm, "llm")
-    if config.vision:
-        checkpoint.model_folder(config.vision, "vision")

@@ -61,13 +61,12 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     """
     dataset = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
                                 args.world)
-    if args.data == "toy":
-        variants.check_models(model, args.llm, args.vision)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    narrator = variants.load_narrator(model, args.llm, device, dtype, **config_changes(args))
+    narrator = variants.load_narrator(model, args.llm, device, dtype, sees=args.data == "toy",
+                                      **config_changes(args))
     vision = None
     if args.data == "toy":
-        vision = narrator.vision_encoder(args.vision, narrator.llm.dtype)
+        vision = narrator.vision_encoder(narrator.llm.dtype)
     samples = list(dataset)
     for sample in samples:
         data.check_sample(sample, narrator.config)

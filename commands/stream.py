@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from baselines.variants import check_models, load_narrator
+from baselines.variants import load_narrator
 from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, sizes_of, trace_row
 from narrator import Narrator, VisionEncoder
 from stream import Decision, narrate
@@ -264,12 +264,22 @@ def default_model(args: argparse.Namespace, live: bool) -> str:
     return DEFAULT_MODEL
 
 
-def check_can_be_had(model: str, args: argparse.Namespace) -> None:
-    """BadData if the narrator or one of its models is missing. Of the published narrator, which
-    nobody may have asked for, it says how to get it, and what else there is.
+def load_models(model: str, args: argparse.Namespace,
+                live: bool) -> tuple[Narrator, VisionEncoder | None]:
+    """The narrator of a command line, and its vision encoder if there are pictures to encode.
+
+    Of the published narrator, which nobody may have asked for, BadData says how to get it, and
+    what else there is.
     """
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    has_videos = not all(is_features(source) for source in args.input)
+    chooses = args.dtype == "auto" and device == "cpu"
+    if chooses:
+        dtype = None                                    # what is faster here
+    changes = config_changes(args)
     try:
-        check_models(model, args.llm, args.vision)
+        narrator = load_narrator(model, args.llm, device, dtype, sees=has_videos,
+                                 **changes).merge()
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
@@ -277,27 +287,13 @@ def check_can_be_had(model: str, args: argparse.Namespace) -> None:
                       f"Accept Meta's licence at {LICENCE}, run `hf auth login` and try again; or "
                       f"give --model toy/checkpoint, which knows only the words of a miniature "
                       f"kitchen") from error
-
-
-def load_models(model: str, args: argparse.Namespace,
-                live: bool) -> tuple[Narrator, VisionEncoder | None]:
-    """The narrator of a command line, and its vision encoder if there are pictures to encode."""
-    device, dtype = device_and_dtype(args.device, args.dtype)
-    has_videos = not all(is_features(source) for source in args.input)
-    if has_videos:
-        check_can_be_had(model, args)
-    chooses = args.dtype == "auto" and device == "cpu"
-    if chooses:
-        dtype = None                                    # what is faster here
-    changes = config_changes(args)
-    narrator = load_narrator(model, args.llm, device, dtype, **changes).merge()
     dtype = narrator.llm.dtype
     if chooses and dtype == torch.bfloat16:
         say_once("The language model computes in bfloat16, which is faster on this processor; "
                  "--dtype float32 is exact")
     encoder = None
     if has_videos:
-        encoder = narrator.vision_encoder(args.vision, dtype)
+        encoder = narrator.vision_encoder(dtype)
         speed_up(encoder)
     if live:
         print(f"live: newest pictures first; {live_bounds(narrator, changes)}", file=sys.stderr)

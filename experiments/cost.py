@@ -313,7 +313,7 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     device, dtype = device_and_dtype(args.device, args.dtype)
     began = time.perf_counter()
     narrator = load_narrator(model, None, device, dtype).merge()
-    encoder = narrator.vision_encoder(None, dtype)
+    encoder = narrator.vision_encoder(dtype)
     speed_up(narrator)
     speed_up(encoder)
     loading = time.perf_counter() - began

@@ -183,7 +183,7 @@ def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, wor
     monkeypatch.setattr(cpu, "LARGE", 1000)
     loaded = []
 
-    def vision_encoder(narrator, source, dtype):
+    def vision_encoder(narrator, dtype):
         loaded.extend([narrator.llm.dtype, dtype])
         raise BadData("enough")
 

@@ -115,7 +115,8 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     # A checkpoint's folder may contain the frozen models, too.
     for name in config.MODEL_NAMES:
         model = getattr(config, name)
-        if model and model != llm and (files.folder / model).is_dir():
+        is_given = model in (llm, changes.get("vision"))
+        if model and not is_given and (files.folder / model).is_dir():
             setattr(config, name, str(files.folder / model))
     return config
 
@@ -301,10 +302,12 @@ def cannot_be_loaded(source: str, kind: str, reason: str) -> BadData:
 def model_folder(source: str, kind: str) -> Path:
     """The folder of a model. BadData if there is none.
 
-    source      a folder, or a hub id owner/name or owner/name@revision: it is fetched, unless the
-                hub's cache has it
+    source      a folder, a .gguf file in it, or a hub id owner/name or owner/name@revision: it is
+                fetched, unless the hub's cache has it
     kind        a key of MODELS
     """
+    if source.endswith(".gguf"):
+        source = str(Path(source).parent)
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -327,11 +330,9 @@ def from_pretrained(Class: type, source: str, kind: str, **options):
     kind        a key of MODELS
     """
     quiet()
+    folder = model_folder(source, kind)
     if source.endswith(".gguf"):
-        folder = model_folder(str(Path(source).parent), kind)
         options["gguf_file"] = Path(source).name
-    else:
-        folder = model_folder(source, kind)
     try:
         return Class.from_pretrained(folder, trust_remote_code=False, **options)
     except Exception as error:                  # damaged files raise anything
