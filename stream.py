@@ -370,5 +370,5 @@ def decision(c: Context, t: int, fed: Tokens, narration: Narration | None,
 
 
 if __name__ == "__main__":
-    from commands.stream import run
-    run()
+    from commands.stream import run_and_exit
+    run_and_exit()

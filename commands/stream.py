@@ -431,7 +431,7 @@ def main() -> None:
     command_line(lambda: run_inputs(args))
 
 
-def run() -> None:
+def run_and_exit() -> None:
     """`main`, and the end of the process.
 
     It ends at once. Python's own end can take seconds to free torch. And it crashes where a thread

@@ -19,7 +19,7 @@ rightly on other videos: one of 36 can be guessed. "as it starts": only the map 
 differ", "read-outs differ": shares of the mean square of the trained memory's tokens
 (commands/evaluate.py: `shares_that_differ`), over all test videos together.
 
-What a language model learns from the same starts is in the tables "start" and "longer" of
+What a language model learns from the same starts is in the tables "start" and "T5" of
 experiments/paper.json, and whether a narrator without a memory forgets or loses the thread is in
 table "thread". They are shown, too; experiments/tables.py makes their results.
 """
@@ -213,7 +213,7 @@ def run_starts(args: argparse.Namespace) -> None:
     if not args.show:
         make_missing(args.seeds)
     tables = [table_of_starts(args.seeds)]
-    for name in ("start", "longer", "thread"):
+    for name in ("start", "T5", "thread"):
         tables.append(markdown(name))
     print("\n\n".join(tables))
 
