@@ -306,9 +306,10 @@ def model_folder(source: str, kind: str) -> Path:
                 fetched, unless the hub's cache has it
     kind        a key of MODELS
     """
-    if source.endswith(".gguf"):
-        source = str(Path(source).parent)
     folder = Path(source)
+    if folder.suffix == ".gguf":
+        folder = folder.parent
+        source = str(folder)
     if folder.is_dir():
         return folder
     if folder.exists() or source.startswith((".", "/")):
