@@ -46,9 +46,8 @@ MIMETIC = f"{WARM_UP_20} --start mimetic"
 PUBLISHED = f"{WARM_UP_20} --start published"
 # Three times the steps of stage `recall`. Rate and warm-up: experiments/rates.py
 LONGER = f"{MIMETIC} --recall-steps 3600"
-# The commit of results that are shown as they were. There CLAM, RetNet and one gate per head had
-# another start, made from statistics of the features: it told places apart and picked out what
-# changes.
+# The commit of results that are shown as they were. There CLAM had another start, made from
+# statistics of the features: it told places apart and picked out what changes.
 EARLIER = "c6753dc"
 
 
