@@ -81,7 +81,6 @@ LARGE = f"{WARM_UP_5} --llm-width 256"
 
 TRAININGS = {
     "flownar": earlier(ALL),
-    "flownar-c": earlier("--last-k 10"),
     "online": Training(ONLINE),
     "mod": Training(MOD),
     # Tables 3 and 9: visual history
@@ -94,6 +93,7 @@ TRAININGS = {
     "tokenmlp-longer": Training(f"--memory tokenmlp {ALL} {LARGE_BANK}", LONGER),
     "retnet-longer": Training(RETNET, LONGER),
     "mimetic-longer": Training(ALL, LONGER),
+    "mimetic-c-longer": Training("--last-k 10", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
     "mimetic-frozen": Training(ALL, f"{LONGER} --freeze-memory"),
     # First weights: what is given, and what is learned
