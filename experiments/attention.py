@@ -3,6 +3,7 @@
     python -m experiments.attention --data toy --model toy/checkpoint
 """
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,10 @@ def run_attention(args: argparse.Namespace) -> None:
             raise BadData(f"{model}: no video has a narration after the first frame's")
         means = np.mean(shares, axis=0).tolist()
         columns.append((Path(model).name[-16:], dict(zip(GROUPS, means))))
+    if args.json:
+        for _, of_groups in columns:
+            print(json.dumps(of_groups))
+        return
     print("attention of the last layer while it predicts true narrations")
     print_table(columns)
 
@@ -105,6 +110,7 @@ def main() -> None:
                     description="What true narrations attend to.")
     data_options(parser)
     model_options(parser, nargs="+", default=[DEFAULT_MODEL])
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each model")
     args = parser.parse_args()
     command_line(lambda: run_attention(args))
 

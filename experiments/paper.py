@@ -151,6 +151,7 @@ EVALUATIONS = {
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.cost stream --frames 480",
     "knowledge": "-m experiments.knowledge",
+    "attention": "-m experiments.attention --data toy",
 }
 
 # The commands that make the toy's long videos: 1, 3, 6 and 11 minutes
