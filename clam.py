@@ -5,8 +5,8 @@ Every frame token updates a matrix of fixed size by a gated recurrence (Eq. 2)
     S_j = G_j * S_{j-1} + k_j^T v_j                    G in (0, 1), one decay per key channel
 
 and M learned queries read it out whenever a segment ends: M_t = Q S_t. These M memory tokens are
-all that the language model sees of the frames of earlier segments. So what is kept of these frames
-has a fixed size, however long the video is.
+all that the language model is given of the frames of earlier segments. So what is kept of these
+frames has a fixed size, however long the video is.
 
 The paper writes S as one D x D matrix. Here, as in the published code, S has h heads: the D/2 key
 channels and the D value channels are divided among the heads, and each head keeps a matrix of its
@@ -323,6 +323,7 @@ class CLAM(nn.Module):
 
         # output gate: open for every memory token, because SiLU(1.28) = 1
         _, _, residual = self.queries()                                 # [M, D]
+        # (residual + z) to_one is one in each of the M rows.
         ones = torch.ones(self.M, 1, device=x.device)
         to_one = torch.linalg.pinv(residual + self.z) @ ones            # [D, 1]
         self.w_output_gate.weight.copy_(1.28 * to_one.T)                # in all of its rows

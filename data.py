@@ -204,7 +204,7 @@ def no_features(root: Path, video: str) -> BadData:
 def track_sample(track: Track, features: Features, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first narration to the last."""
     # As published: on the first frame that is not shown before the narration. That is one frame
-    # later than `frame_at` would have it, for each narration after 0 s.
+    # later than `frame_at` (support/files/tracks.py) would have it, for each narration after 0 s.
     on_frames = assign_frames(track.narrations, features.duration, FPS, notes, features.frames)
     first, _ = on_frames[0]
     last, _ = on_frames[-1]

@@ -395,17 +395,17 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
         if True in ends:
             score.difference = frames - 1 - ends.index(True)        # too early
         else:
-            more = 0                                                # frames that can still be fed
+            can_be_fed = 0                                          # frames of the next segment
             if n + 1 < len(narrations):
                 next_frame, _ = narrations[n + 1]
-                more = min(next_frame - frame, frames - 1)
-            late = more                                             # if it ends at none of these
-            if more:
-                later = later_frames(narrator, x, cache, n, more)
+                can_be_fed = min(next_frame - frame, frames - 1)
+            frames_late = can_be_fed                                # if it ends at none of these
+            if can_be_fed:
+                later = later_frames(narrator, x, cache, n, can_be_fed)
                 ends = ends_segment(narrator, later, reply_theta)
                 if True in ends:
-                    late = ends.index(True) + 1
-            score.difference = -late
+                    frames_late = ends.index(True) + 1
+            score.difference = -frames_late
 
         right_decisions = frames_decided_rightly(frames, score.difference)
         if score.difference == 0:

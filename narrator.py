@@ -369,7 +369,7 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
     It sees
         the prompt,
         frames and memory tokens of its own segment,
-        the last k narrations before its segment (None: all),
+        the last k narrations before its segment (None: all; with k = 1, segment 2 sees number 1),
         narration tokens fed in its own segment: the end of text that opens it, and its own words.
     Without pruning (VideoLLM-online) it sees everything. Tensors or NumPy arrays, which broadcast.
 

@@ -323,7 +323,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.time = c.seconds()
         c.update_memory(x)                                              # line 5
         if c.opening is not None:                                       # line 6: b_new
-            tokens = c.opening              # line 7: [M_{t_{n-1}}; X_t]; at t = 0, the prompt
+            # line 7: [M_{t_{n-1}}; X_t], whose places `feed` fills; at t = 0, the prompt
+            tokens = c.opening
             c.opening = None                                            # line 7: b_new
         else:
             tokens = c.layout.frame(c.segment)
@@ -346,9 +347,10 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
         yield decision(c, t, tokens, narration, pruned)
 
-    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has. (`opening` is
-    # there after each narration, and before the first frame.)
-    if given is None and c.opening is None:
+    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has.
+    # `opening` is there after each narration, and before the first frame.
+    last_frame_is_silent = c.opening is None
+    if given is None and last_frame_is_silent:
         t = c.frame - 1
         narration, pruned = end_segment(c, t)
         yield decision(c, t, Tokens(), narration, pruned)

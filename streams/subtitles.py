@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -78,10 +79,20 @@ class Writers:
         return self
 
     def __exit__(self, *_) -> None:
-        self.finish()
-        for file in self.files.values():
-            with naming(file.name):             # closing writes again what a full disk did not take
-                file.close()
+        with ExitStack() as closing:            # closes all, also if one cannot be written
+            for form in self.files:
+                closing.callback(self.close, form)
+            self.finish()
+
+    def close(self, form: str) -> None:
+        """Close a file. Half a line, which a full disk has left, is cut off."""
+        file = self.files[form]
+        try:
+            with naming(file.name):
+                file.close()                    # writes again what a full disk did not take
+        finally:
+            if os.path.isfile(file.name):
+                os.truncate(file.name, end_of_last_line(form, file.name))
 
     def size(self, form: str) -> int:
         """Bytes of a file."""

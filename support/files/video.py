@@ -258,6 +258,8 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         timeout = (PATIENCE, PATIENCE)
     elif Path(path).is_file():
         file = f"file:{path}"                  # FFmpeg does not take a name with a ':' for a URL
+    elif source and Path(path).is_dir():
+        raise BadData(f"{name} is a folder; give its videos, as in {Path(name) / '*.mp4'}")
     else:
         raise BadData(f"{name}: no such file")
     try:

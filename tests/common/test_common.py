@@ -112,6 +112,24 @@ def test_a_file_of_tensors_is_as_other_files(tmp_path):
     assert sorted(tmp_path.iterdir()) == [file, plain]
 
 
+def test_no_output_ends_in_half_a_line(tmp_path):
+    """Where the sentences' file can grow no more, it is named, and all files are closed."""
+    given = Input("", "", {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "b.jsonl")})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(BadData, match="a.jsonl: cannot be written"):
+            with Writers(given) as writers:
+                for n in range(100):
+                    writers.trace({"frame": n})
+                    writers.sentence({"n": n, "start": n, "end": n, "text": "You look."})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    rows = read_jsonl(tmp_path / "a.jsonl")
+    assert [row["n"] for row in rows] == list(range(len(rows)))
+    assert len(read_jsonl(tmp_path / "b.jsonl")) == len(rows) + 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_in_the_middle_of_a_stream():
     """One line names the file, or stdout, and Python's end adds nothing."""

@@ -463,7 +463,7 @@ def write_diary(path: Path) -> None:
 
 @pytest.mark.parametrize("name, make, message", [
     ("gone.mp4", lambda path: None, "no such file"),
-    ("folder", Path.mkdir, "no such file"),
+    ("folder", Path.mkdir, r"folder is a folder; give its videos, as in .*folder/\*.mp4"),
     ("cut.mp4", write_without_index, r"cannot be opened.*truncated\?"),
     ("empty.mp4", Path.touch, "cannot be opened"),
     ("text.mp4", write_diary, "cannot be opened"),
