@@ -20,7 +20,7 @@ this map reads rightly on other videos: one of 36 can be guessed. "tokens differ
 differ": shares of the mean square of the trained memory's tokens (commands/evaluate.py:
 `shares_that_differ`), over all test videos together.
 
-What a language model learns from the same starts is in the tables "start" and "T5" of
+What a language model learns from the same starts is in the tables "first-weights" and "T5" of
 experiments/paper.json; whether a narrator without a memory forgets or loses the thread is in table
 "thread", beside CLAM's Table 6. They are shown, too; experiments/tables.py makes their results.
 """
@@ -212,7 +212,7 @@ def run_starts(args: argparse.Namespace) -> None:
     if not args.show:
         make_missing(args.seeds)
     tables = [table_of_starts(args.seeds)]
-    for name in ("start", "T5", "T6", "thread"):
+    for name in ("first-weights", "T5", "T6", "thread"):
         tables.append(markdown(name))
     print("\n\n".join(tables))
 

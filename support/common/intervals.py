@@ -11,8 +11,8 @@ second. The interval is the difference plus or minus t times the root of the sum
 Student's t distribution; its degrees of freedom are Welch's, so two narrators may differ much in
 how reliably they train.
 
-With one seed on a side nothing is known of how trainings differ: then the interval is of videos
-alone, and holds for these trainings alone.
+With one seed on a side nothing is known of how its trainings differ: the interval then holds for
+that single training.
 """
 from typing import NamedTuple
 
@@ -35,8 +35,8 @@ class ConfidenceInterval(NamedTuple):
         return self.low > 0 or self.high < 0
 
     @property
-    def of_these_trainings(self) -> bool:
-        """Whether it says nothing of how trainings differ."""
+    def of_single_trainings(self) -> bool:
+        """Whether it says nothing of how the trainings of one side differ."""
         return min(self.seeds) == 1
 
 
@@ -67,8 +67,8 @@ def compare_means(first: list[dict[str, float | None]], second: list[dict[str, f
 
     variances = [difference.var(ddof=1) / len(names)]
     freedoms = [len(names) - 1]
-    if min(seeds) > 1:
-        for measured in [of_first - of_second] if same_trainings else [of_first, of_second]:
+    for measured in [of_first - of_second] if same_trainings else [of_first, of_second]:
+        if len(measured) > 1:                  # of one training nothing is known
             variances.append(variance_of_trainings(measured))
             freedoms.append(len(measured) - 1)
     error = half_width(np.array(variances), np.array(freedoms))
