@@ -14,9 +14,9 @@ legend: fed: prompt, x a token of the frame, m of the memory, n of the narration
         l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, \
 frames) tokens"""
 LEGEND_OF_MEMORY = """\
-        memory: which place showed what last (how sure, how long ago), the surest first, as a linear map reads
+        memory: which place showed what last (how sure, how long ago), the surest first, as a linear probe reads
         it from the memory tokens that open the next segment. Below 0.5 most are guesses; a place that has
-        shown nothing yet gets a guess, too. The narrator never uses that map"""
+        shown nothing yet gets a guess, too. The narrator never uses it"""
 
 
 def restarted(decision: Decision, layout: Layout) -> bool:

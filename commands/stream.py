@@ -40,7 +40,7 @@ from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.video import ENCODER, Video, is_pipe_or_url
 from toy.places import kitchen_of
-from toy.read_out import ReadOut, in_words, load_read_out, recalled
+from toy.probe import Probe, in_words, load_probe, recalled
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model
@@ -57,7 +57,7 @@ class Stream:
     context     the stream
     video       the Video, or the live source; None of features
     total       the number of frames expected, or None
-    read_out    says what the memory holds of the toy's kitchen, for the page; or None
+    probe       says what the memory holds of the toy's kitchen, for the page; or None
     first_frame the number of frames that an earlier command has narrated (--state)
     peak        the most tokens that the cache has held after a frame
     """
@@ -68,7 +68,7 @@ class Stream:
         self.context: Bounded | None = None
         self.video = None
         self.total = None
-        self.read_out: ReadOut | None = None
+        self.probe: Probe | None = None
         self.first_frame = 0
         self.peak = 0
 
@@ -86,7 +86,7 @@ class Stream:
                 stack.enter_context(self.page)
                 self.page.record.fps = float(narrator.config.fps)
                 self.page.record.sizes = sizes_of(narrator.layout)
-                if self.read_out is not None:
+                if self.probe is not None:
                     self.page.record.kitchen = kitchen_of(self.page.video)
             self.context = open_stream(
                 narrator,
@@ -116,8 +116,8 @@ class Stream:
             for decision in narrate(narrator, frames, args.static, context=self.context):
                 trace = trace_row(decision, narrator.layout, self.context.cache)
                 row = vars(decision.narration) if decision.narration else None
-                if self.read_out is not None and row is not None:
-                    trace["places"] = recalled(self.read_out, self.context.memory[0])
+                if self.probe is not None and row is not None:
+                    trace["places"] = recalled(self.probe, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
                 if live and row is not None:
@@ -221,16 +221,16 @@ def run_inputs(args: argparse.Namespace) -> None:
 
     model = args.model or default_model(args, live)
     narrator, encoder = load_models(model, args, live)
-    read_out = None
+    probe = None
     if args.explain or args.trace or streams[0].page is not None:
-        read_out = load_read_out(model)
+        probe = load_probe(model)
     if args.explain:
         print(LEGEND, flush=True)
-    if args.explain and read_out is not None:
+    if args.explain and probe is not None:
         print(LEGEND_OF_MEMORY, flush=True)
     failed = 0
     for stream in streams:
-        stream.read_out = read_out
+        stream.probe = probe
         try:
             show(stream, stream.decisions(narrator, encoder, args), args, speaker)
         except (BadData, OSError) as error:
@@ -336,8 +336,8 @@ def lines_about(stream: Stream, decision: Decision, row: dict | None,
         lines.append(name + explain(decision, narrator.layout, narrator.config, args.static))
     if row is not None:
         lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
-    if args.explain and row is not None and stream.read_out is not None:
-        lines.append(f"{name}memory: {in_words(stream.read_out, stream.context.memory[0])}")
+    if args.explain and row is not None and stream.probe is not None:
+        lines.append(f"{name}memory: {in_words(stream.probe, stream.context.memory[0])}")
     return lines
 
 

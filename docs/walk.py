@@ -34,7 +34,7 @@ from narrator import NARRATION, Narrator, Tokens, attention_mask, visible
 from stream import Context, generate, narrate
 from support.engine.checkpoint import load_llm
 from support.files.narrations import Sentence
-from toy.read_out import in_words, load_read_out
+from toy.probe import in_words, load_probe
 from toy.world import JITTER
 from train import Example, loss_of_batch, schedule
 
@@ -287,17 +287,17 @@ print(f"{changed} of {len(later)} later sentences change")
 assert wrong[n] == planted and changed < 6
 
 # %% 6. What the memory knows (§3.3, Eq. 2)
-# The memory tokens can tell what is behind a door before a sentence does. A linear map reads them
-# here (toy/read_out.py; the narrator never uses it). It is mostly right. Each key channel forgets
+# The memory tokens can tell what is behind a door before a sentence does. A linear probe reads
+# them here (toy/probe.py; the narrator never uses it). It is mostly right. Each key channel forgets
 # at its own pace: half-lives go from less than a second to half a minute.
 
-read_out = load_read_out(str(CHECKPOINT))
+probe = load_probe(str(CHECKPOINT))
 print(f"\n6. What the memory knows\n{'read from memory (certainty, age)':38}truth")
 marks = []
 for (frame, _), sentence in zip(kitchen.narrations, truth[1:]):         # end of the segment before
     if "hiding" in sentence.text:
         state = narrator.state_after(x[:frame + 1], kitchen.narrations)
-        places = in_words(read_out, memory.read(state)[0]).split("; ")
+        places = in_words(probe, memory.read(state)[0]).split("; ")
         told = "".join(place for place in places if place.split(":")[0] in sentence.text)
         marks.append("" if " ".join(sentence.memory_words) in told else "  <- wrong")
         print(f"{told:38}{sentence.text}{marks[-1]}")

@@ -1,10 +1,10 @@
-"""What a memory knows: a linear read-out of its memory tokens says what each place showed last (not
+"""What a memory knows: a linear probe of its memory tokens says what each place showed last (not
 in the paper; the toy alone).
 
     python -m experiments.knowledge --model toy/checkpoint
-    python -m experiments.knowledge --save toy/checkpoint/read_out.safetensors
+    python -m experiments.knowledge --save toy/checkpoint/probe.safetensors
 
-No language model takes part, and the read-out is never used to narrate. It is trained on the memory
+No language model takes part, and the probe is never used to narrate. It is trained on the memory
 tokens after every few frames of the training videos, eight of them in a row. It is tested on other
 videos, at places that show nothing now: behind closed doors, where something was taken away, in the
 dark. For each of them it names type and colour of the thing that was seen there last, how sure it
@@ -32,7 +32,7 @@ from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser
 from support.common.progress import progress
 from toy import stages, world
-from toy.read_out import ReadOut, most_likely, save_read_out
+from toy.probe import Probe, most_likely, save_probe
 
 # upper ends of the groups by the seconds since a thing was seen
 AGES = (5, 10, 20, 40, 80, 160, 320, 640, 1280)
@@ -98,34 +98,34 @@ def moments_of(memory: nn.Module, videos: list[stages.Scene]) -> Moments:
     return Moments(**together)
 
 
-# ------------------------------------------------------------------------------- the read-out
+# ------------------------------------------------------------------------------- the probe
 
-def train_read_out(moments: Moments, weight_decay: float = 1e-3, steps: int = 100) -> ReadOut:
-    """The read-out with the least loss on these moments, by L-BFGS. It starts at zero: no seed."""
-    read_out = ReadOut(moments.tokens.shape[1])
-    read_out.mean.copy_(moments.tokens.mean(0))
-    read_out.deviation.copy_(moments.tokens.std(0) + 1e-6)
+def train_probe(moments: Moments, weight_decay: float = 1e-3, steps: int = 100) -> Probe:
+    """The probe with the least loss on these moments, by L-BFGS. It starts at zero: no seed."""
+    probe = Probe(moments.tokens.shape[1])
+    probe.mean.copy_(moments.tokens.mean(0))
+    probe.deviation.copy_(moments.tokens.std(0) + 1e-6)
     hidden = moments.hidden
     things = moments.things[hidden]                                            # [H, 2]
     ages = moments.ages[hidden].log2()                                         # [H]
-    optimizer = torch.optim.LBFGS(read_out.parameters(), max_iter=steps, history_size=10,
+    optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=steps, history_size=10,
                                   line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        types, colours, log_ages = read_out(moments.tokens)
+        types, colours, log_ages = probe(moments.tokens)
         loss = F.cross_entropy(types[hidden], things[:, 0])
         loss = loss + F.cross_entropy(colours[hidden], things[:, 1])
         loss = loss + 0.1 * F.mse_loss(log_ages[hidden], ages)
-        loss = loss + weight_decay * read_out.linear.weight.square().sum()
+        loss = loss + weight_decay * probe.linear.weight.square().sum()
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    return read_out.requires_grad_(False)
+    return probe.requires_grad_(False)
 
 
-def score(read_out: ReadOut, moments: Moments) -> dict[str, dict]:
+def score(probe: Probe, moments: Moments) -> dict[str, dict]:
     """How much of what is hidden the memory knows, by the seconds since the thing was seen:
     {"<= 5 s": shares}, and so on. Groups without things are left out.
 
@@ -133,7 +133,7 @@ def score(read_out: ReadOut, moments: Moments) -> dict[str, dict]:
                 each sighting, however long the place is hidden
     sightings   their number
     """
-    types, colours, _ = read_out(moments.tokens)
+    types, colours, _ = probe(moments.tokens)
     hidden = moments.hidden
     named, _ = most_likely(types[hidden], colours[hidden])
     right = (named == moments.things[hidden]).all(-1).float()                  # [H]
@@ -165,13 +165,13 @@ def run_knowledge(args: argparse.Namespace) -> None:
     trained_world = world.find_world("plain", TRAINING_IDLE)
     training_videos = stages.scenes(encoder, narrator.layout,
                                     world.kitchens("train", world=trained_world))
-    read_out = train_read_out(moments_of(narrator.memory, in_a_row(training_videos)))
+    probe = train_probe(moments_of(narrator.memory, in_a_row(training_videos)))
     if args.save:
-        save_read_out(read_out, args.model, Path(args.save))
+        save_probe(probe, args.model, Path(args.save))
 
     kitchens = [world.Kitchen(seed, SEGMENTS, LONG_IDLE) for seed in TEST_SEEDS]
     videos = stages.scenes(encoder, narrator.layout, kitchens)
-    by_age = score(read_out, moments_of(narrator.memory, videos))
+    by_age = score(probe, moments_of(narrator.memory, videos))
     print_table(list(by_age.items()))
     if args.json:
         print(json.dumps({"by_age": by_age}))
@@ -179,11 +179,11 @@ def run_knowledge(args: argparse.Namespace) -> None:
 
 def main():
     parser = Parser(prog="python -m experiments.knowledge",
-                    description="What a memory knows, by a linear read-out.")
+                    description="What a memory knows, by a linear probe.")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a narrator of the toy")
     parser.add_argument("--save", metavar="FILE",
-                        help="keep the read-out; stream.py --explain reads that of the file "
-                             "MODEL/read_out.safetensors")
+                        help="keep the probe; stream.py --explain reads that of the file "
+                             "MODEL/probe.safetensors")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
     command_line(lambda: run_knowledge(args))

@@ -13,10 +13,10 @@ the same for all videos within a few steps. Three causes are taken away, alone a
                 gates.
     gates       Gates of 1/2 keep nothing for longer than a frame. Here they start near 1.
 
-CLAM and a linear map of its memory tokens are trained together by labels: what did each place show
-last? No language model takes part. Then a map is trained anew for the memory as it is, to the end,
-also for memories as they start. The measure is the share of hidden things (type and colour) that
-this map reads rightly on other videos: one of 36 can be guessed. "tokens differ", "read-outs
+CLAM and a linear probe of its memory tokens are trained together by labels: what did each place
+show last? No language model takes part. Then a probe is trained anew, to the end, for the memory as
+it is; and one for each memory as it starts. The measure is the share of hidden things (type and
+colour) that this probe reads rightly on other videos: one of 36 can be guessed. "tokens differ", "read-outs
 differ": shares of the mean square of the trained memory's tokens (commands/evaluate.py:
 `shares_that_differ`), over all test videos together.
 
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import narrator as nar
 from clam import CLAM
 from commands.evaluate import shares_that_differ
-from experiments.knowledge import EVERY, Moments, moments_of, tokens_of, train_read_out
+from experiments.knowledge import EVERY, Moments, moments_of, tokens_of, train_probe
 from experiments.paper import LLM, VISION
 from experiments.runs import (
     RESULTS, ROOT, add_line, find_result, fingerprint_of_base, fingerprint_of_worlds,
@@ -49,7 +49,7 @@ from support.common.options import Parser, non_negative_int
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer
 from toy import stages, world
-from toy.read_out import ReadOut, most_likely
+from toy.probe import Probe, most_likely
 from train import schedule
 
 FILE = RESULTS / "starts.jsonl"
@@ -107,13 +107,13 @@ def start(arm: str, x: Tensor, seed: int) -> CLAM:
 
 
 def train_by_labels(clam: CLAM, videos: list[stages.Scene], seed: int):
-    """Train CLAM, together with a linear map of its memory tokens."""
+    """Train CLAM, together with a linear probe of its memory tokens."""
     with torch.no_grad():
         tokens = torch.cat([tokens_of(clam, video) for video in videos[:50]])
-    read_out = ReadOut(tokens.shape[1])
-    read_out.mean.copy_(tokens.mean(0))
-    read_out.deviation.copy_(tokens.std(0) + 1e-6)
-    parameters = [p for p in (*clam.parameters(), *read_out.parameters()) if p.requires_grad]
+    probe = Probe(tokens.shape[1])
+    probe.mean.copy_(tokens.mean(0))
+    probe.deviation.copy_(tokens.std(0) + 1e-6)
+    parameters = [p for p in (*clam.parameters(), *probe.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
     chance = random.Random(seed)
     for step in progress(range(STEPS), "labels", STEPS, "step"):
@@ -122,7 +122,7 @@ def train_by_labels(clam: CLAM, videos: list[stages.Scene], seed: int):
         loss = 0
         for video in chance.choices(videos, k=BATCH):
             tokens = tokens_of(clam, video)
-            types, colours, _ = read_out(tokens)
+            types, colours, _ = probe(tokens)
             things = stages.last_seen(video.labels)[EVERY - 1::EVERY]          # [N, 9, 2]
             has_shown = things[..., 0] > 0
             loss = loss + F.cross_entropy(types[has_shown], things[has_shown][:, 0])
@@ -133,9 +133,9 @@ def train_by_labels(clam: CLAM, videos: list[stages.Scene], seed: int):
         optimizer.step()
 
 
-def share_right(read_out: ReadOut, moments: Moments) -> float:
+def share_right(probe: Probe, moments: Moments) -> float:
     """Of all that is hidden, the share whose type and colour are read rightly."""
-    types, colours, _ = read_out(moments.tokens)
+    types, colours, _ = probe(moments.tokens)
     named, _ = most_likely(types, colours)
     right = (named == moments.things).all(-1)
     return right[moments.hidden].float().mean().item()
@@ -173,13 +173,13 @@ def make_missing(seeds: Sequence[int]) -> None:
         clam = start(arm, x, seed)
         if trained:
             train_by_labels(clam, videos, seed)
-        read_out = train_read_out(moments_of(clam, videos))
+        probe = train_probe(moments_of(clam, videos))
         moments = moments_of(clam, test_videos)
         memory = rearrange(moments.tokens, "n (m d) -> n m d", m=clam.M)
         tokens_differ, read_outs_differ = shares_that_differ(memory)
         add_line(FILE, identity_of_arm(arm, seed, trained) | {
             "commit": present_commit(),
-            "hidden_right": round(share_right(read_out, moments), 4),
+            "hidden_right": round(share_right(probe, moments), 4),
             "tokens_differ": tokens_differ,
             "read_outs_differ": read_outs_differ,
         })

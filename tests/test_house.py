@@ -15,7 +15,7 @@ CODE = [path for path in sorted(ROOT.rglob("*.py"))
 # From the bottom to the top: a file may import what stands on a lower line, and its own room.
 FLOORS = [
     ["support"],
-    ["toy.paint", "toy.world", "toy.files", "toy.read_out", "toy.places", "toy.words"],
+    ["toy.paint", "toy.world", "toy.files", "toy.probe", "toy.places", "toy.words"],
     ["clam"],
     ["baselines.memories"],
     ["narrator"],

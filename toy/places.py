@@ -14,7 +14,7 @@ from support.common.disk import read_json
 from support.files.tracks import time_of
 from toy.files import filmed
 from toy.paint import sprite
-from toy.read_out import PLAIN, name_of_thing
+from toy.probe import PLAIN, name_of_thing
 from toy.world import COLOUR, FPS, SIZES, TYPE, Kitchen
 
 NEEDS_MEMORY = ("tap", "wipe")                 # the events whose sentences name what is out of sight

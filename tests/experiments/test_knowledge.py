@@ -1,11 +1,11 @@
-"""What memories know, by a linear read-out."""
+"""What memories know, by a linear probe."""
 from dataclasses import replace
 
 import torch
 
 from baselines.variants import load_narrator
 from experiments import knowledge
-from experiments.knowledge import Moments, in_a_row, moments_of, score, train_read_out
+from experiments.knowledge import Moments, in_a_row, moments_of, score, train_probe
 from helpers import TOY, tiny
 from test_evaluate import command
 from toy import world
@@ -46,17 +46,17 @@ def moments(seed: int, count: int = 400) -> Moments:
     return Moments(tokens, things, ages, hidden, sightings)
 
 
-def test_a_read_out_finds_what_is_there():
-    read_out = train_read_out(moments(0))
+def test_a_probe_finds_what_is_there():
+    probe = train_probe(moments(0))
     test = moments(1)
     one_place = test.hidden.clone()
     one_place[:, 1] = False
-    found = score(read_out, replace(test, hidden=one_place))
+    found = score(probe, replace(test, hidden=one_place))
     assert min(group["right_once"] for group in found.values()) > 0.95
     assert found["<= 5 s"]["sightings"] == int((test.ages[:, 0] <= 5).sum())
     assert found.keys() == {"<= 5 s", "<= 10 s", "<= 20 s", "<= 40 s"}
     other_place = ~one_place & test.hidden
-    found = score(read_out, replace(test, hidden=other_place))
+    found = score(probe, replace(test, hidden=other_place))
     assert max(group["right_once"] for group in found.values()) < 0.2          # as by chance
 
 
@@ -83,17 +83,17 @@ def test_moments_tell_of_sightings():
 
 def test_each_sighting_has_the_same_weight():
     """One sighting that is asked for nine times and always named, one asked for once and not."""
-    read_out = train_read_out(moments(0))
+    probe = train_probe(moments(0))
     test = moments(1, 10)
     test.ages.fill_(4.0)
     test.hidden[:, 1] = False
     test.sightings[:, 0] = torch.tensor([7] * 9 + [2])
     test.things[9, 0] = test.things[9, 0] % 6 + 1          # another type, another colour
-    assert score(read_out, test)["<= 5 s"] == {"right_once": 0.5, "sightings": 2}
+    assert score(probe, test)["<= 5 s"] == {"right_once": 0.5, "sightings": 2}
 
 
 def test_the_command(monkeypatch):
-    """Even a read-out of few videos finds something in the bundled narrator's memory."""
+    """Even a probe of few videos finds something in the bundled narrator's memory."""
     monkeypatch.setattr(knowledge, "LONG_IDLE", knowledge.world.World())
     monkeypatch.setattr(knowledge, "TEST_SEEDS", [1, 3])
     monkeypatch.setitem(world.VIDEOS, "train", 8)

@@ -8,7 +8,7 @@ from commands.evaluate import shares_that_differ
 from experiments import starts
 from experiments.knowledge import moments_of
 from test_evaluate import command
-from toy.read_out import ReadOut
+from toy.probe import Probe
 from toy.stages import Scene
 
 
@@ -64,18 +64,18 @@ def test_the_first_gradient_of_the_published_start_is_in_the_constant_path():
 
 
 def test_what_is_hidden_and_read_rightly():
-    """A place shows a thing in every second frame, and the map names that thing always."""
+    """A place shows a thing in every second frame, and the probe names that thing always."""
     clam = starts.start("mimetic", torch.randn(50, 10, 32), seed=0)
     labels = torch.zeros(40, 9, 2, dtype=torch.long)
     labels[:2, 3] = torch.tensor([2, 5])
     labels[:2, 4] = torch.tensor([2, 6])
     moments = moments_of(clam, [Scene(torch.randn(40, 10, 32), [], labels)])
-    read_out = ReadOut(moments.tokens.shape[1])
+    probe = Probe(moments.tokens.shape[1])
     with torch.no_grad():
-        answers = read_out.linear.bias.view(9, -1)
+        answers = probe.linear.bias.view(9, -1)
         answers[:, 2] = 1                      # type 2
         answers[:, 7 + 5] = 1                  # colour 5
-    assert starts.share_right(read_out, moments) == 0.5
+    assert starts.share_right(probe, moments) == 0.5
 
 
 def test_results_are_kept_and_shown(tmp_path, monkeypatch):

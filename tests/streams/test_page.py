@@ -33,7 +33,7 @@ from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.video import Video, small_copy
 from toy.places import words_of_memory
-from toy.read_out import PLAIN, name_of_thing
+from toy.probe import PLAIN, name_of_thing
 from toy.world import Kitchen
 from test_commands import call
 

@@ -6,7 +6,7 @@ import pytest
 from commands.data import write_toy
 from helpers import ROOT
 from toy.places import changes, kitchen_of, pictures_of_things, true_kitchen, words_of_memory
-from toy.read_out import PLAIN
+from toy.probe import PLAIN
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
 

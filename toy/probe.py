@@ -1,4 +1,4 @@
-"""A linear read-out of a memory's tokens: what did each place show last, and when? (not in the paper)
+"""A linear probe of a memory's tokens: what did each place show last, and when? (not in the paper)
 
 `experiments/knowledge.py` trains it and scores it; `stream.py --explain` says what it reads. It is
 never used to narrate.
@@ -21,12 +21,12 @@ from toy import world
 PLAIN = world.WORLDS["plain"]                  # the kitchen that it is about
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
 PLACES = 9
-FILE = "read_out.safetensors"                  # in the folder of the narrator
+FILE = "probe.safetensors"                  # in the folder of the narrator
 GUESS = 0.3                                    # what is less probable is not said
 
 
-class ReadOut(nn.Module):
-    """A linear map of memory tokens to each place's thing and age."""
+class Probe(nn.Module):
+    """A linear probe: a map of memory tokens to each place's thing and age."""
 
     def __init__(self, numbers: int):
         """numbers: M * D, of all memory tokens."""
@@ -59,13 +59,13 @@ def hash_of(model: str) -> str:
     return sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
-def save_read_out(read_out: ReadOut, model: str, file: Path) -> None:
+def save_probe(probe: Probe, model: str, file: Path) -> None:
     """In bf16, which is exact enough to say things; with the hash of its narrator."""
-    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in read_out.state_dict().items()}
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in probe.state_dict().items()}
     write_tensors(file, tensors, {"narrator": hash_of(model)})
 
 
-def load_read_out(model: str) -> ReadOut | None:
+def load_probe(model: str) -> Probe | None:
     """That of a narrator's folder; None if it has none. BadData if its file is damaged, or if it was
     made for other weights."""
     file = Path(model) / FILE
@@ -75,21 +75,21 @@ def load_read_out(model: str) -> ReadOut | None:
         with safe_open(file, "pt") as kept:
             about = kept.metadata() or {}
             tensors = {name: kept.get_tensor(name) for name in kept.keys()}
-        read_out = ReadOut(len(tensors["mean"]))
-        read_out.load_state_dict(tensors)
+        probe = Probe(len(tensors["mean"]))
+        probe.load_state_dict(tensors)
     except (OSError, SafetensorError, LookupError, RuntimeError) as error:
         raise BadData(f"{file} is damaged ({first_line(error)}); delete it") from error
     if about.get("narrator") != hash_of(model):
         raise BadData(f"{file} was made for other weights than those of {model}; delete it, or make "
                       f"it again: python -m experiments.knowledge --model {model} --save {file}")
-    return read_out.requires_grad_(False)
+    return probe.requires_grad_(False)
 
 
-def recalled(read_out: ReadOut, memory: Tensor) -> list[tuple[str, float, float]]:
+def recalled(probe: Probe, memory: Tensor) -> list[tuple[str, float, float]]:
     """Memory tokens [M, D] -> what each place showed last: a thing ("" for nothing), how sure that
-    is, and how many seconds ago it was. The read-out is on the CPU, the memory on any device."""
+    is, and how many seconds ago it was. The probe is on the CPU, the memory on any device."""
     tokens = memory.float().cpu().flatten()[None]
-    types, colours, log_ages = (answers[0] for answers in read_out(tokens))
+    types, colours, log_ages = (answers[0] for answers in probe(tokens))
     named, sure = most_likely(types, colours)                                  # [9, 2], [9]
     seconds = log_ages.exp2()                                                  # [9]
     said = []
@@ -105,10 +105,10 @@ def name_of_thing(kind: int, colour: int) -> str:
     return " ".join(PLAIN.words(kind, colour))
 
 
-def in_words(read_out: ReadOut, memory: Tensor) -> str:
+def in_words(probe: Probe, memory: Tensor) -> str:
     """Memory tokens [M, D] -> "drawer: green bowl (0.93, 12 s); ...", the surest place first."""
     known = []
-    for place, (thing, sure, seconds) in zip(PLAIN.places, recalled(read_out, memory)):
+    for place, (thing, sure, seconds) in zip(PLAIN.places, recalled(probe, memory)):
         if thing and sure >= GUESS:
             known.append((sure, f"{place}: {thing} ({sure:.2f}, {seconds:.0f} s)"))
     known.sort(key=lambda one: -one[0])

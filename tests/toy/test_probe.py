@@ -1,15 +1,15 @@
-"""What a linear map reads from memory tokens, in words."""
+"""What a linear probe reads from memory tokens, in words."""
 import pytest
 import torch
 
 from helpers import TOY
 from support.common.errors import BadData
-from toy.read_out import PLACES, ReadOut, in_words, load_read_out, recalled, save_read_out
+from toy.probe import PLACES, Probe, in_words, load_probe, recalled, save_probe
 
 
 def test_in_words(tmp_path):
     """The surest place first, and no mere guess; kept in a file, it says the same."""
-    read_out = ReadOut(4)
+    probe = Probe(4)
     bias = torch.zeros(PLACES, 7 + 7 + 1)
     bias[0, 2] = 9.0                           # place 0: type 2
     bias[0, 7 + 1] = 9.0                       # colour 1
@@ -17,35 +17,35 @@ def test_in_words(tmp_path):
     bias[1, 3] = bias[1, 7 + 2] = 2.5          # place 1, less sure
     bias[3, 3] = bias[3, 7 + 2] = 0.5          # a guess
     bias[2, 0] = bias[2, 7] = 9.0              # sure that there was nothing
-    read_out.linear.bias.data.copy_(bias.flatten())
+    probe.linear.bias.data.copy_(bias.flatten())
     memory = torch.randn(2, 2)
-    read_out.requires_grad_(False)
-    said = in_words(read_out, memory)
+    probe.requires_grad_(False)
+    said = in_words(probe, memory)
     assert said == "shelf: red bowl (1.00, 8 s); rack: green pan (0.45, 1 s)"
-    each = recalled(read_out, memory)
+    each = recalled(probe, memory)
     assert len(each) == PLACES
     assert each[0] == ("red bowl", 1.0, 8.0)
     assert each[2][:2] == ("", 1.0)
-    save_read_out(read_out, str(tmp_path), tmp_path / "read_out.safetensors")
-    assert in_words(load_read_out(str(tmp_path)), memory) == said
-    assert in_words(ReadOut(4).requires_grad_(False), memory) == "nothing"
+    save_probe(probe, str(tmp_path), tmp_path / "probe.safetensors")
+    assert in_words(load_probe(str(tmp_path)), memory) == said
+    assert in_words(Probe(4).requires_grad_(False), memory) == "nothing"
 
 
 def test_narrators_with_and_without_one(tmp_path):
-    assert load_read_out(str(tmp_path)) is None
-    assert load_read_out("someone/on-the-hub") is None
-    (tmp_path / "read_out.safetensors").write_bytes(b"cut")
-    with pytest.raises(BadData, match="read_out.safetensors is damaged"):
-        load_read_out(str(tmp_path))
-    assert len(load_read_out(str(TOY)).mean) == 10 * 128
+    assert load_probe(str(tmp_path)) is None
+    assert load_probe("someone/on-the-hub") is None
+    (tmp_path / "probe.safetensors").write_bytes(b"cut")
+    with pytest.raises(BadData, match="probe.safetensors is damaged"):
+        load_probe(str(tmp_path))
+    assert len(load_probe(str(TOY)).mean) == 10 * 128
 
 
 def test_one_of_other_weights_is_refused(tmp_path):
     """A narrator that was trained anew in the same folder has other memory tokens."""
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(b"first")
-    save_read_out(ReadOut(4), str(tmp_path), tmp_path / "read_out.safetensors")
-    assert load_read_out(str(tmp_path)) is not None
+    save_probe(Probe(4), str(tmp_path), tmp_path / "probe.safetensors")
+    assert load_probe(str(tmp_path)) is not None
     weights.write_bytes(b"second")
     with pytest.raises(BadData, match="made for other weights .* experiments.knowledge --model"):
-        load_read_out(str(tmp_path))
+        load_probe(str(tmp_path))
