@@ -1,10 +1,9 @@
-"""What true narrations attend to (Fig. 10), for one or more narrators side by side.
+"""What true narrations attend to (Fig. 10).
 
     python -m experiments.attention --data toy --model toy/checkpoint
 """
 import argparse
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -81,36 +80,32 @@ def last_attention(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
 
 
 def run_attention(args: argparse.Namespace) -> None:
-    columns = []
-    for model in args.model:
-        narrator, vision, samples = narrator_and_samples(args, model)
-        if getattr(narrator, "routing", None) is not None:
-            raise BadData(f"{model}: in a layer with a router, few tokens attend; its attention "
-                          "cannot be compared")
-        shares = []
-        for sample in progress(samples, model, unit="video", leave=False):
-            x = torch.stack(list(sample.tokens(vision)))                       # [T, J, D]
-            narrations = true_narrations(narrator, sample)
-            if len(narrations) > 1:
-                shares.append(attention(narrator, x, narrations))
-        if not shares:
-            raise BadData(f"{model}: no video has a narration after the first frame's")
-        means = np.mean(shares, axis=0).tolist()
-        columns.append((Path(model).name[-16:], dict(zip(GROUPS, means))))
+    narrator, vision, samples = narrator_and_samples(args, args.model)
+    if getattr(narrator, "routing", None) is not None:
+        raise BadData(f"{args.model}: in a layer with a router, few tokens attend; its attention "
+                      "cannot be compared")
+    shares = []
+    for sample in progress(samples, args.model, unit="video", leave=False):
+        x = torch.stack(list(sample.tokens(vision)))                           # [T, J, D]
+        narrations = true_narrations(narrator, sample)
+        if len(narrations) > 1:
+            shares.append(attention(narrator, x, narrations))
+    if not shares:
+        raise BadData(f"{args.model}: no video has a narration after the first frame's")
+    means = dict(zip(GROUPS, np.mean(shares, axis=0).tolist()))
     if args.json:
-        for _, of_groups in columns:
-            print(json.dumps(of_groups))
+        print(json.dumps(means))
         return
     print("attention of the last layer while it predicts true narrations")
-    print_table(columns)
+    print_table([("share", means)])
 
 
 def main() -> None:
     parser = Parser(prog="python -m experiments.attention",
                     description="What true narrations attend to.")
     data_options(parser)
-    model_options(parser, nargs="+", default=[DEFAULT_MODEL])
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each model")
+    model_options(parser, default=DEFAULT_MODEL)
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     args = parser.parse_args()
     command_line(lambda: run_attention(args))
 

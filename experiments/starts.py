@@ -16,8 +16,8 @@ the same for all videos within a few steps. Three causes are taken away, alone a
 CLAM and a linear probe of its memory tokens are trained together by labels: what did each place
 show last? No language model takes part. Then a probe is trained anew, to the end, for the memory as
 it is; and one for each memory as it starts. The measure is the share of hidden things (type and
-colour) that this probe reads rightly on other videos: one of 36 can be guessed. "tokens differ", "read-outs
-differ": shares of the mean square of the trained memory's tokens (commands/evaluate.py:
+colour) that this probe reads rightly on other videos: one of 36 can be guessed. "tokens differ",
+"read-outs differ": shares of the mean square of the trained memory's tokens (commands/evaluate.py:
 `shares_that_differ`), over all test videos together.
 
 What a language model learns from the same starts is in the tables "first-weights" and "T5" of

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -67,11 +66,10 @@ class Writers:
         for form, file in self.files.items():
             length = 0
             if given.live:
-                length = end_of_last_line(form, file.name)
+                length = None
             elif saved:
                 length = saved["bytes"][form]
-            if os.path.isfile(file.name):       # no pipe, and no terminal
-                file.truncate(length)
+            cut(form, file.name, length)
         if "vtt" in self.files and self.size("vtt") == 0:
             self.put("vtt", "WEBVTT\n\n")
 
@@ -79,20 +77,19 @@ class Writers:
         return self
 
     def __exit__(self, *_) -> None:
-        with ExitStack() as closing:            # closes all, also if one cannot be written
-            for form in self.files:
-                closing.callback(self.close, form)
+        try:
             self.finish()
+        finally:
+            for form in self.files:
+                self.close(form)
 
     def close(self, form: str) -> None:
-        """Close a file. Half a line, which a full disk has left, is cut off."""
         file = self.files[form]
         try:
             with naming(file.name):
                 file.close()                    # writes again what a full disk did not take
         finally:
-            if os.path.isfile(file.name):
-                os.truncate(file.name, end_of_last_line(form, file.name))
+            cut(form, file.name)
 
     def size(self, form: str) -> int:
         """Bytes of a file."""
@@ -141,17 +138,20 @@ class Writers:
         self.last_row = None
 
 
-def end_of_last_line(form: str, path: str) -> int:
-    """Where the last whole line or cue of a file ends: a killed process may have left half a one.
+def cut(form: str, path: str, length: int | None = None) -> None:
+    """Cut a file to a length. None: to its last whole line or cue, as a killed process or a full
+    disk may have left half a one. A pipe or a terminal stays as it is.
     """
     if not os.path.isfile(path):
-        return 0
-    separator = b"\n\n" if form in ("srt", "vtt") else b"\n"
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        file.seek(max(0, size - TAIL))
-        _, _, half = file.read().rpartition(separator)
-    return size - len(half)
+        return
+    if length is None:
+        separator = b"\n\n" if form in ("srt", "vtt") else b"\n"
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            file.seek(max(0, size - TAIL))
+            _, _, half = file.read().rpartition(separator)
+        length = size - len(half)
+    os.truncate(path, length)
 
 
 def hash_of_end(path: str, size: int) -> str:

@@ -256,7 +256,6 @@ def test_files_that_cannot_be_compared(tmp_path, second, says):
     ({}, {}, "nothing to score"),
     ({"a": []}, {"a": 3}, "expected"),
     ({"a": []}, {"a": {"start": 0}}, "annotators"),
-    (TRUE, {"a": {"start": 1000, "annotators": [TRUE["a"]]}}, "after its last narration"),
     ({"a": []}, {"a": {"start": 0, "annotators": [3]}}, "list of narrations"),
     ({"a": []}, {"a": []}, "no video has"),
     # lines of a .jsonl

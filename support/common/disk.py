@@ -18,19 +18,14 @@ from support.common.errors import BadData, first_line, is_full
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """A context in which `path` is written: if the disk is full, or an error names no file, BadData
-    names the path."""
+    """A context in which `path` is written: if the disk is full, BadData names the path."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        if is_full(error):
-            raise BadData(f"{path}: cannot be written, the disk is full; "
-                          f"make room, and repeat the command") from error
-        if error.filename is None:
-            raise BadData(f"{path}: cannot be written ({error.strerror})") from error
-        raise
+        if not is_full(error):
+            raise
+        raise BadData(f"{path}: cannot be written, the disk is full; "
+                      f"make room, and repeat the command") from error
 
 
 # ---------------------------------------------------------------------- writing
