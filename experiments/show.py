@@ -131,7 +131,7 @@ def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
     limits = ""
     if not interval.shown:
         limits += ", cannot be told apart"
-    if interval.of_single_trainings:
-        limits += ", of single trainings"
+    if interval.of_these_trainings:
+        limits += ", of these trainings alone"
     return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
             f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{limits}")

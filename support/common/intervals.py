@@ -35,7 +35,7 @@ class ConfidenceInterval(NamedTuple):
         return self.low > 0 or self.high < 0
 
     @property
-    def of_single_trainings(self) -> bool:
+    def of_these_trainings(self) -> bool:
         """Whether it says nothing of how the trainings of one side differ."""
         return min(self.seeds) == 1
 

@@ -21,7 +21,7 @@ def test_a_difference_that_all_videos_have_is_shown():
     assert interval.mean == pytest.approx(0.1)
     assert interval.low == pytest.approx(0.1)
     assert interval.high == pytest.approx(0.1)
-    assert interval.shown and interval.of_single_trainings
+    assert interval.shown and interval.of_these_trainings
 
 
 def test_the_interval_is_that_of_a_mean():
@@ -42,7 +42,7 @@ def test_the_less_reliable_side_decides_the_degrees_of_freedom():
     interval = compare_means(first, second)
     error = 4.303 * np.std(spread, ddof=1) / np.sqrt(3)
     assert interval.high - interval.mean == pytest.approx(error, rel=0.01)
-    assert not interval.of_single_trainings
+    assert not interval.of_these_trainings
 
 
 # Standard deviations of two narrators' trainings, and of the rest; videos differ by 1.

@@ -147,7 +147,7 @@ def test_the_last_message_of_a_failed_command_is_said(small, monkeypatch):
 
 @pytest.mark.parametrize("second, cells, claim", [
     ({0: 0.5}, "0.500 | 1",
-     "+0.125 [-1.463, +1.713], seeds 2 and 1, cannot be told apart, of single trainings"),
+     "+0.125 [-1.463, +1.713], seeds 2 and 1, cannot be told apart, of these trainings alone"),
     ({0: 0.5, 1: 0.5}, "0.500 ± 0.000 | 2",
      "+0.125 [-1.463, +1.713], seeds 2 and 2, cannot be told apart"),
     ({}, "- | 0", None),
