@@ -323,8 +323,8 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         c.time = c.seconds()
         c.update_memory(x)                                              # line 5
         if c.opening is not None:                                       # line 6: b_new
-            # line 7: [M_{t_{n-1}}; X_t], whose places `feed` fills; at t = 0, the prompt
-            tokens = c.opening
+            # [M_{t_{n-1}}; X_t], whose places `feed` fills; at t = 0, the prompt
+            tokens = c.opening                                          # line 7
             c.opening = None                                            # line 7: b_new
         else:
             tokens = c.layout.frame(c.segment)

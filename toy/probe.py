@@ -21,7 +21,7 @@ from toy import world
 PLAIN = world.WORLDS["plain"]                  # the kitchen that it is about
 TYPES, COLOURS = world.SIZES[:2]               # with 0: nothing
 PLACES = 9
-FILE = "probe.safetensors"                  # in the folder of the narrator
+FILE = "probe.safetensors"                     # in the folder of the narrator
 GUESS = 0.3                                    # what is less probable is not said
 
 
