@@ -151,6 +151,7 @@ EVALUATIONS = {
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.cost stream --frames 480",
     "knowledge": "-m experiments.knowledge",
+    "interference": "-m experiments.interference",
     "attention": "-m experiments.attention --data toy",
 }
 
