@@ -5,8 +5,9 @@ toy alone)
 
 CLAM and RetNet add what they see to a state. What a place showed before is not taken away: it fades.
 A memory word belongs to the last thing of a place. Here a narrator narrates long videos, and its
-memory words are counted in groups: has their place shown one thing or several, and how long has the
-video run? Where several, the words of the last but one are counted, too.
+memory words are counted in groups: has their place shown one thing or several, how long has the
+video run, and for how long was the thing seen? Where a place has shown several, the words of the last
+but one are counted, too.
 """
 import argparse
 import json
@@ -33,22 +34,24 @@ from toy.words import share
 
 VIDEOS = range(5_200_000, 5_200_020)           # seeds
 SECONDS = 180                                  # of a video
-EARLY = 60                                     # seconds
+EARLY = 60                                     # seconds of a video
+BRIEF = 2                                      # seconds in which a place shows a thing
 LOOKAHEAD = 4                                  # frames in one pass of the language model
 
 
-def things_shown(kitchen: world.Kitchen, narration: world.Annotation) -> list[tuple[int, int]]:
-    """The things, as (type, colour), that the narration's place has shown up to then, in the order
-    in which they were last seen. The narration names the last one.
+def sightings(kitchen: world.Kitchen,
+              narration: world.Annotation) -> dict[tuple[int, int], list[int]]:
+    """{(type, colour): frames} of the things that the narration's place has shown up to then, in the
+    order in which they were last seen. The narration names the last one.
     """
     words = narration.text.rstrip(".").split()
     place = next(n for n, name in enumerate(kitchen.world.places) if name in words)
-    seen_at = {}
+    frames_of = {}
     for frame, labels in enumerate(kitchen.labels()[:narration.frame, place].tolist()):
         thing = (labels[world.TYPE], labels[world.COLOUR])
         if any(thing):
-            seen_at[thing] = frame
-    return sorted(seen_at, key=seen_at.get)
+            frames_of.setdefault(thing, []).append(frame)
+    return dict(sorted(frames_of.items(), key=lambda item: item[1][-1]))
 
 
 def own_sentences(narrator: nar.Narrator, vision: nn.Module, sample: data.Sample) -> list[Sentence]:
@@ -67,13 +70,16 @@ def count_words(kitchen: world.Kitchen, texts: list[str], counts: dict[str, list
         if not narration.memory_words:
             continue
         written = text.rstrip(".").split()
-        things = things_shown(kitchen, narration)
-        number = "one" if len(things) == 1 else "several"
+        right = [word in written for word in narration.memory_words]
+        frames_of = sightings(kitchen, narration)
+        *before, thing = frames_of
+        number = "several" if before else "one"
         time = f"<= {EARLY} s" if narration.frame <= EARLY * world.FPS else "later"
-        counts[f"{number}, {time}"] += [word in written for word in narration.memory_words]
-        if len(things) > 1:
-            before = kitchen.world.words(*things[-2])
-            counts["the one before"] += [word in written for word in before
+        sight = f"seen <= {BRIEF} s" if len(frames_of[thing]) <= BRIEF * world.FPS else "seen longer"
+        counts[f"{number}, {time}"] += right
+        counts[f"{number}, {sight}"] += right
+        if before:
+            counts["the one before"] += [word in written for word in kitchen.world.words(*before[-1])
                                          if word not in narration.memory_words]
 
 
@@ -89,11 +95,11 @@ def run_interference(args: argparse.Namespace) -> None:
         sentences = own_sentences(narrator, vision, sample)
         _, pairs = evaluate.measure_video(truth_of(sample), sentences)
         count_words(kitchen, [text for _, text in pairs], counts)
-    shares = {group: {"written": share(counts[group]), "words": len(counts[group])}
-              for group in sorted(counts)}
-    print_table(list(shares.items()))
+    written = {group: share(counts[group]) for group in sorted(counts)}
+    words = {group: len(counts[group]) for group in sorted(counts)}
+    print_table([("share written", written), ("of words", words)])
     if args.json:
-        print(json.dumps(shares))
+        print(json.dumps({"written": written, "words": words}))
 
 
 def main():
