@@ -120,24 +120,30 @@ def stream_settings(args: argparse.Namespace, narrator: nar.Narrator,
     }
 
 
-def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None,
-             args: argparse.Namespace, folder: Predictions | None) -> list[dict]:
-    """The model's own narrations of a sample, times in seconds of the video.
-
-    A finished video is not narrated again, if the kept narrations are of the same frames.
-    """
-    mark = fingerprint(sample) if folder else ""
-    if folder and folder.finished(sample.name, mark):
-        return folder.load_rows(sample.name)
-    context = open_stream(narrator, lookahead=args.lookahead)
-    x = sample.tokens(vision, args.lookahead)
+def own_narrations(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None,
+                   lookahead: int, static: bool = False) -> list[dict]:
+    """The model's own narrations of a sample, times in seconds of the video."""
+    context = open_stream(narrator, lookahead=lookahead)
     rows = []
-    for decision in stream.narrate(narrator, x, args.static, context=context):
+    for decision in stream.narrate(narrator, sample.tokens(vision, lookahead), static,
+                                   context=context):
         if decision.narration:
             row = dict(vars(decision.narration))
             row["start"] += sample.offset
             row["end"] += sample.offset
             rows.append(row)
+    return rows
+
+
+def narrated(sample: data.Sample, narrator: nar.Narrator, vision: nar.VisionEncoder | None,
+             args: argparse.Namespace, folder: Predictions | None) -> list[dict]:
+    """`own_narrations`. With a folder, they are kept: a finished video is not narrated again, if the
+    kept narrations are of the same frames.
+    """
+    mark = fingerprint(sample) if folder else ""
+    if folder and folder.finished(sample.name, mark):
+        return folder.load_rows(sample.name)
+    rows = own_narrations(sample, narrator, vision, args.lookahead, args.static)
     if folder:
         folder.save_rows(sample.name, rows, mark)
     return rows

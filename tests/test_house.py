@@ -105,7 +105,7 @@ def test_every_file_says_what_it_is(path):
 BUDGET = {
     "the six files": 16_200,
     "support": 25_700,
-    "experiments": 15_920,                     # interference: why long videos are remembered worse
+    "experiments": 15_840,                     # interference: why long videos are remembered worse
     "streams": 12_020,                         # no half line where a disk is full
     "toy": 16_400,                             # places: what the page shows of the memory
     "commands": 12_200,                        # the worked example of Eq. 2, which was in clam.py
