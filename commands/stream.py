@@ -24,7 +24,6 @@ from streams.inputs import Input, inputs_of
 from streams.live import Camera, is_live, paced, source_option
 from streams.page import SMALL
 from streams.serve import HOST, PORT, Page, serve
-from streams.speech import Speaker, find_voice
 from streams.subtitles import Writers, timestamp
 from streams.suspend import State
 from support.common.devices import device_and_dtype
@@ -210,7 +209,6 @@ def run_inputs(args: argparse.Namespace) -> None:
         args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
     if args.explain:
         args.guesses = 0
-    speaker = Speaker(find_voice()) if args.speak else None
     streams = []
     for given in inputs:
         shown = given.files["html"] or args.serve is not None
@@ -232,7 +230,7 @@ def run_inputs(args: argparse.Namespace) -> None:
     for stream in streams:
         stream.probe = probe
         try:
-            show(stream, stream.decisions(narrator, encoder, args), args, speaker)
+            show(stream, stream.decisions(narrator, encoder, args), args)
         except (BadData, OSError) as error:
             if len(streams) == 1:
                 raise
@@ -305,8 +303,8 @@ def load_models(model: str, args: argparse.Namespace,
 
 
 def show(stream: Stream, decisions: Iterator[tuple[Decision, dict | None]],
-         args: argparse.Namespace, speaker: Speaker | None) -> None:
-    """Print what is decided, above a bar, and speak the narrations."""
+         args: argparse.Namespace) -> None:
+    """Print what is decided, above a bar."""
     delay = 0 if stream.given.live else 0.5
     with progress(None, stream.given.name or "streaming", unit="frame", leave=False,
                   mininterval=0.5, delay=delay) as bar:
@@ -322,8 +320,6 @@ def show(stream: Stream, decisions: Iterator[tuple[Decision, dict | None]],
             if lines:
                 with tqdm.external_write_mode(file=sys.stdout):
                     print("\n".join(lines), flush=True)
-            if row is not None and speaker is not None:
-                speaker.say(row["text"])
 
 
 def lines_about(stream: Stream, decision: Decision, row: dict | None,
@@ -358,12 +354,9 @@ def output_options(parser: argparse._ArgumentGroup) -> None:
         type=in_range(int, 0, 65535, "a port, 0 to 65535 (0: any free one)"),
         help=f"show the same page while narrating, at http://{HOST}:{PORT}/ or another port")
     parser.add_argument(
-        "--speak", action="store_true",
-        help="speak the narrations (espeak-ng; on macOS also say)")
-    parser.add_argument(
         "--pace", type=positive_float, metavar="X",
-        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve and "
-             "--speak (default: as fast as possible)")
+        help="a recording's frames come as it plays (1), X times as fast, ...; for --serve "
+             "(default: as fast as possible)")
 
 
 def endless_options(parser: argparse._ArgumentGroup) -> None:
