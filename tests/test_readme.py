@@ -45,7 +45,7 @@ def commands(text: str) -> set[str]:
     """The commands of a page, without `python` or `torchrun` and without comments."""
     start = r"(?:python|torchrun --nproc-per-node \d+) "
     program = r"(?:-m [\w.]+|\w+\.py)"
-    arguments = r"(?: [^\n`#>]*)?"
+    arguments = r"(?: [^\n`#>|]*)?"
     return {command.strip() for command in re.findall(f"{start}({program}{arguments})", text)}
 
 
