@@ -12,6 +12,8 @@ allows.
     retnet    [h, D/2h, D/h]      65,536                       keys, values, queries
     scalar    [h, D/2h, D/h]      65,536                       and a gate for each head
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
+    delta     [h, D/2h, D/h]      65,536                       and how much a head replaces
+    gateddelta [h, D/2h, D/h]     65,536                       and a gate for each head
 
 So equally many memory tokens are not equally large states.
 
@@ -252,8 +254,120 @@ class ScalarGate(CLAM):
         self.reset_parameters()
 
 
+class DeltaNet(CLAM):
+    """The delta rule (Yang et al., 2024, arXiv 2406.06484): what the state holds at a key is erased,
+    and the new value written there. Per head, with keys of norm 1,
+
+        S_j = S_{j-1} + beta_j k_j^T (v_j - k_j S_{j-1})        beta = sigmoid(W_beta x + b)
+
+    beta is one number a head, between 0 (the token changes nothing) and 1 (its key holds v_j
+    alone). Nothing fades. Queries and read-out are CLAM's, whose G is 1 here.
+    """
+    CHUNK = 64                          # tokens that are solved for at once
+
+    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
+        super().__init__(width, M, heads, **options)
+        del self.w_gate
+        self.w_beta = nn.Linear(width, heads)
+        self.reset_parameters()
+
+    def log_gate(self, x: Tensor) -> Tensor:
+        """log alpha [..., h, 1]: 0, because nothing fades."""
+        return x.new_zeros(*x.shape[:-1], self.heads, 1, dtype=torch.float32)
+
+    def start_gates(self):
+        """`initialise` starts with half of what a key holds replaced."""
+        nn.init.zeros_(self.w_beta.bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v, log_gate = super().project(x)
+        return F.normalize(k, dim=-1), v, log_gate
+
+    def beta(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., h, 1], in fp32"""
+        return self.w_beta(x).float().sigmoid()[..., None]
+
+    def recurrent(self, x: Tensor, read_at: Tensor,
+                  state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Token by token: the oracle for `chunked` and `step`."""
+        check(x, read_at, self.width)
+        if state is None:
+            state = self.initial_state(len(x))
+        states = [state]
+        for x_j in x.unbind(1):                                         # [B, D]
+            k, v, log_gate = self.project(x_j)
+            faded = log_gate.exp()[..., None] * state                   # alpha S
+            held = (k[..., None] * faded).sum(-2)                       # k alpha S [B, h, e]
+            written = self.beta(x_j) * (v - held)
+            state = faded + k[..., None] * written[..., None, :]
+            states.append(state)
+        videos = torch.arange(len(x))
+        at_read_outs = torch.stack(states, dim=1)[videos[:, None], read_at]
+        return self.read(at_read_outs), state
+
+    def step(self, x: Tensor, state: Tensor) -> Tensor:
+        """L tokens at once, CHUNK by CHUNK: x [B, L, D], state [B, h, c, e] -> the new state.
+
+        What each token writes depends on what those before it wrote: in a chunk, with gamma_i the
+        product of alpha_1 to alpha_i, the u_i = beta_i (v_i - k_i alpha_i S_{i-1}) solve
+
+            u_i + beta_i sum_{j < i} (gamma_i / gamma_j) (k_i k_j) u_j = beta_i (v_i - gamma_i k_i S)
+
+        and then S <- gamma_C S + sum_j (gamma_C / gamma_j) k_j^T u_j.
+        """
+        assert len(x) == len(state), "each stream has its own state"
+        for chunk in x.split(self.CHUNK, dim=1):
+            length = chunk.shape[1]
+            if length == 0:
+                continue
+            k, v, log_gate = self.project(chunk)
+            k, v, log_gate, beta = (tensor.transpose(1, 2)              # [B, h, L, ..]
+                                    for tensor in (k, v, log_gate, self.beta(chunk)))
+            gamma = log_gate.cumsum(2).exp()
+            # log (gamma_i / gamma_j): a sum from j + 1 to i, not a difference of large sums
+            log_between = log_gate.expand(-1, -1, -1, length).tril(-1).cumsum(2)
+            between = log_between.exp().tril()
+            system = (beta * between * (k @ k.mT)).tril(-1)             # with ones on the diagonal
+            wanted = beta * (v - gamma * (k @ state))
+            u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+            decayed = between[:, :, -1, :, None] * k
+            state = gamma[:, :, -1:] * state + decayed.mT @ u
+        return state
+
+    def states_of_video(self, x: Tensor, read_at: Tensor, state: Tensor) -> Tensor:
+        bounds = torch.tensor([0, *read_at.tolist(), len(x)])
+        states = [state[None]]
+        for piece in x[None].split(bounds.diff().tolist(), dim=1):
+            states.append(self.step(piece, states[-1]))
+        return torch.cat(states[1:])
+
+
+class GatedDeltaNet(DeltaNet):
+    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464): the state fades, too.
+
+        S_j = alpha_j S_{j-1} + beta_j k_j^T (v_j - k_j alpha_j S_{j-1})
+
+    alpha is one gate a head, sigmoid(W_gate x + b) as in ScalarGate. (The original computes it as
+    Mamba-2 does, exp(-A softplus(W x + b)).)
+    """
+
+    def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, **options):
+        super().__init__(width, M, heads, **options)
+        to_rank = nn.Linear(width, rank, bias=False)
+        self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, heads))
+        self.reset_parameters()
+
+    log_gate = CLAM.log_gate
+
+    def start_gates(self):
+        CLAM.start_gates(self)
+        super().start_gates()
+
+
 MEMORIES = {
     "clam": CLAM,
+    "delta": DeltaNet,
+    "gateddelta": GatedDeltaNet,
     "scalar": ScalarGate,
     "retnet": RetNet,
     "tokenmlp": TokenMLP,

@@ -9,14 +9,17 @@ import torch.nn.functional as F
 
 import narrator as nar
 from baselines import memories
-from baselines.memories import KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP
+from baselines.memories import (
+    DeltaNet, GatedDeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP,
+)
 from clam import CLAM
 from helpers import tiny, video
 from support.common.errors import BadData
 from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
-LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP}
+LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
+           "delta": DeltaNet, "gateddelta": GatedDeltaNet}
 GIVEN = {"kmeans": KMeans, "moviechat": MovieChat, "recent": RecentFrames}
 
 
@@ -250,7 +253,7 @@ def test_tokenmlp_by_hand():
 
 # ------------------------------------------------------------------ RetNet, one gate per head
 
-@pytest.mark.parametrize("name", ["retnet", "scalar"])
+@pytest.mark.parametrize("name", ["retnet", "scalar", "delta", "gateddelta"])
 @pytest.mark.parametrize("lengths", [[1], [10, 30, 20], [1, 1000, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
     assert_chunked_is_recurrent(make(name), lengths)
@@ -283,3 +286,53 @@ def test_a_gate_per_head_is_a_gate_per_channel_repeated():
     gates = scalar.log_gate(x)
     assert gates.shape == (1, 50, 2, 1)
     assert gates.std(dim=1).min() > 0
+
+
+# ------------------------------------------------------------------ the delta rule
+
+@pytest.mark.parametrize("name", ["delta", "gateddelta"])
+def test_gradients_of_the_delta_rule(name):
+    """Chunked as token by token, over several chunks and within one."""
+    memory = make(name)
+    torch.nn.init.normal_(memory.w_beta.weight)
+    x = torch.randn(2, 150, WIDTH, requires_grad=True)
+    read_at = torch.tensor([[3, 70, 150], [0, 64, 149]])
+    learned = [x, memory.w_k.weight, memory.w_v.weight, memory.w_beta.weight, memory.w_beta.bias]
+    if name == "gateddelta":
+        torch.nn.init.zeros_(memory.w_gate[1].bias)            # it forgets fast
+        learned += [memory.w_gate[0].weight, memory.w_gate[1].weight]
+    gradients = []
+    for form in (memory.recurrent, memory.chunked):
+        tokens, state = form(x, read_at)
+        loss = (tokens * torch.arange(WIDTH)).mean() + state.square().sum()
+        gradients.append(torch.autograd.grad(loss, learned))
+    for of_oracle, of_chunks in zip(*gradients):
+        assert of_oracle.abs().max() > 0
+        assert torch.allclose(of_oracle, of_chunks, rtol=1e-3, atol=1e-5 * of_oracle.abs().max())
+
+
+def test_the_delta_rule_by_hand():
+    """What is written at a key replaces what was there: with beta 1 wholly, with 1/4 in part."""
+    memory = DeltaNet(4, 1, heads=1)
+    key_value = torch.tensor([[1.0, 0, 3, 0], [2, 0, 5, 0], [0, 1, 7, 0], [0.5, 0, 9, 0]])
+    with torch.no_grad():
+        memory.w_k.weight.copy_(torch.eye(4)[:2])
+        memory.w_v.weight.copy_(torch.eye(4)[[2, 3, 2, 3]])
+        memory.w_beta.weight.zero_()
+        for beta, held in ((1.0, [9.0, 7.0]), (0.25, [0.75 ** 2 * 0.75 + 0.75 * 1.25 + 2.25, 1.75])):
+            memory.w_beta.bias.fill_(torch.logit(torch.tensor(beta), eps=1e-7))
+            state = memory.step(key_value[None], memory.initial_state())
+            assert torch.allclose(state[0, 0, :, 0], torch.tensor(held), atol=1e-5)
+
+
+def test_without_fading_the_gated_delta_rule_is_the_delta_rule():
+    gated = make("gateddelta")
+    plain = make("delta")
+    weights = {name: weight for name, weight in gated.state_dict().items() if "w_gate" not in name}
+    plain.load_state_dict(weights)
+    torch.nn.init.constant_(gated.w_gate[1].bias, 30)
+    x = torch.randn(1, 100, WIDTH)
+    read_at = torch.tensor([[10, 100]])
+    assert near(gated(x, read_at)[0], plain(x, read_at)[0])
+    torch.nn.init.constant_(gated.w_gate[1].bias, -30)         # only the last token is left
+    assert near(gated(x, read_at)[1], gated.step(x[:, -1:], gated.initial_state()))

@@ -1,0 +1,422 @@
+"""Does an input-dependent gate help, and when is it learned? (not in the paper: App. B.2's claim)
+
+    python -m experiments.overwriting              trains what has no result yet
+    python -m experiments.overwriting --show       tables of the results
+    python -m experiments.overwriting --picture    draws assets/overwriting.png
+
+A world that asks for a gate, with the memories alone: no language model, no video. Places show
+things one after the other, each for a while, and are then hidden. A frame has a token for each
+place: the place, what it shows, and noise. After the last frame, the memory is asked what each
+place showed last. One fixed decay has to choose: if it is fast, the last thing has faded when it is
+asked for; if it is slow, the thing before weighs as much. A gate can forget where a thing comes in,
+and keep what is hidden.
+
+Results are lines of results/overwriting.jsonl, each with its settings and its commit.
+"""
+import argparse
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from baselines.memories import MEMORIES
+from clam import CLAM
+from experiments.runs import RESULTS, ROOT, add_line, find_result, present_commit
+from support.common.errors import command_line
+from support.common.figures import pyplot, save_figure
+from support.common.intervals import ConfidenceInterval, compare_means
+from support.common.options import Parser
+from support.common.progress import progress
+from support.engine.gates import effect_of_gate, gate_at_mean, has_gate
+
+FILE = RESULTS / "overwriting.jsonl"
+PICTURE = ROOT / "assets" / "overwriting.png"
+
+WIDTH = 64                      # D
+THINGS = 8                      # that a place may show; so 1 in 8 can be guessed
+SIZE = 0.6 * WIDTH ** 0.5       # of each part of a token: its numbers are then about 1
+
+BATCH = 16                      # fresh videos for every step
+TEST = 256                      # videos, the same for all
+WARM_UP = 50                    # steps; then the rate is constant, and falls in the last fifth
+LEARNED = 0.01                  # mean loss of 50 steps at which a training ends early
+EVALUATE_AT = (50, 100, 200, 400, 800, 1600)                # and after the last step
+LONG, SHORT, TRIAL = 3200, 800, 400                         # steps
+RATES = (0.001, 0.003, 0.01)
+SEEDS = (0, 1, 2)
+TRIAL_SEED = 100                # rates are chosen with this one: other weights, other videos
+
+
+# ------------------------------------------------------------------------------- the world
+
+class PlacesWorld(NamedTuple):
+    """Each place shows `things` in a row, each for 1 to `stay` frames, and is then hidden."""
+    things: int = 2
+    stay: int = 12
+    gap: tuple[int, int] = (16, 32)     # frames for which a place is hidden at the end, at least
+    idle: int = 0                       # frames after that in which all places are hidden
+    places: int = 6
+    heads: int = 4                      # of the memory: its state has D^2 / 2h numbers
+    noise: float = 0.03                 # standard deviation, in parts of SIZE
+
+    @property
+    def frames(self) -> int:
+        return self.things * self.stay + self.gap[1] + self.idle
+
+
+BASE = PlacesWorld()
+SWEEPS = {
+    "things in a row": [PlacesWorld(things=n) for n in (1, 2, 4, 8)],
+    "hidden for": [PlacesWorld(gap=gap) for gap in ((2, 4), (8, 16), (16, 32), (32, 64))],
+    "idle frames": [PlacesWorld(idle=n) for n in (0, 32, 64)],
+    "places": [PlacesWorld(places=n) for n in (3, 6, 12)],
+    "heads": [PlacesWorld(heads=n) for n in (4, 8, 16)],
+    "noise": [PlacesWorld(noise=n) for n in (0.03, 0.1)],
+}
+FIELDS = {"things in a row": "things", "hidden for": "gap", "idle frames": "idle",
+          "places": "places", "heads": "heads", "noise": "noise"}
+
+
+def directions(world: PlacesWorld) -> tuple[Tensor, Tensor, Tensor]:
+    """Orthogonal parts of tokens, the same in every world: places [P, D], that something is
+    visible [D], and what a place can show [1 + THINGS, D], the first: it is hidden.
+    """
+    generator = torch.Generator().manual_seed(5)
+    basis, _ = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator))
+    hidden, visible, *others = SIZE * basis
+    things = torch.stack(others[:THINGS])
+    places = torch.stack(others[THINGS:THINGS + world.places])
+    return places, visible, torch.cat([hidden[None], visible + things])
+
+
+def timelines(world: PlacesWorld, videos: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """What each place shows in each frame [B, T, P] (0: it is hidden), and its things in their
+    order [B, things, P], 1 to THINGS. No place shows the same thing twice in a row.
+    """
+    def draw(low: int, high: int, rows: int) -> Tensor:
+        size = (videos, rows, world.places)
+        return torch.randint(low, high + 1, size, generator=generator)
+
+    first = draw(0, THINGS - 1, 1)
+    changes = draw(1, THINGS - 1, world.things - 1)
+    things = torch.cat([first, changes], dim=1).cumsum(1) % THINGS + 1
+    stays = draw(1, world.stay, world.things)
+    ends = world.frames - world.idle - draw(*world.gap, 1)              # of the last thing
+    begins = ends - stays.flip(1).cumsum(1).flip(1)                     # of each thing
+
+    frame = torch.arange(world.frames)[:, None]
+    shown = torch.zeros(videos, world.frames, world.places, dtype=torch.long)
+    for thing, begin, stay in zip(things.unbind(1), begins.unbind(1), stays.unbind(1)):
+        is_there = (frame >= begin[:, None]) & (frame < (begin + stay)[:, None])
+        shown += thing[:, None] * is_there
+    return shown, things
+
+
+def tokens_shown(world: PlacesWorld, shown: Tensor, generator: torch.Generator) -> Tensor:
+    """x [B, T, P, D]"""
+    places, _, contents = directions(world)
+    x = places + contents[shown]
+    return x + world.noise * SIZE * torch.randn(x.shape, generator=generator)
+
+
+def last_shown(shown: Tensor) -> Tensor:
+    """What each place showed last, up to each frame [B, T, P]; 0: nothing yet."""
+    frame = torch.arange(1, shown.shape[1] + 1)[:, None]
+    when = torch.where(shown > 0, frame, 0).cummax(1).values
+    return F.pad(shown, (0, 0, 1, 0)).gather(1, when)
+
+
+def questions(world: PlacesWorld) -> list[int]:
+    """The frames after which trainings ask, four in the last half. Tests ask after the last one."""
+    apart = world.frames // 8
+    return [world.frames - n * apart for n in (3, 2, 1, 0)]
+
+
+# ------------------------------------------------------------------------------- the memories
+
+class Arm(NamedTuple):
+    memory: str
+    start: str                  # authors, mimetic, place
+    gate: str = "learned"       # or fixed: learned decays; hand: set by hand, and not trained
+
+
+ARMS = {}
+for start in ("mimetic", "place"):
+    ARMS[f"retnet, {start}"] = Arm("retnet", start)
+    ARMS[f"fixed, {start}"] = Arm("clam", start, "fixed")
+    ARMS[f"scalar, {start}"] = Arm("scalar", start)
+    ARMS[f"clam, {start}"] = Arm("clam", start)
+    ARMS[f"delta, {start}"] = Arm("delta", start)
+    ARMS[f"gateddelta, {start}"] = Arm("gateddelta", start)
+ARMS["clam, authors"] = Arm("clam", "authors")
+ARMS["clam, by hand"] = Arm("clam", "place", "hand")
+SWEPT = ["retnet, place", "fixed, place", "scalar, place", "clam, place", "clam, mimetic",
+         "clam, by hand", "gateddelta, place"]
+NAMES = {
+    "retnet": "RetNet: fixed decays", "fixed": "CLAM, fixed decays that are learned",
+    "scalar": "one gate a head", "clam": "CLAM", "delta": "delta rule",
+    "gateddelta": "gated delta rule",
+}
+
+
+@torch.no_grad()
+def keys_by_place(memory: CLAM, x: Tensor) -> None:
+    """After `initialise`, with the same frames x [T, J, D]: each key channel belongs to one of the
+    J tokens of a frame, and is 0 for the average of every other one.
+    """
+    places = x.mean(0) - x.mean((0, 1))                                 # [J, D]
+    own = F.normalize(torch.linalg.pinv(places).mT, dim=1)              # own @ places.T: diagonal
+    channel = torch.arange(memory.width // 2)
+    memory.w_k.weight.copy_(own[channel % len(own)])
+    memory.w_q.weight.copy_(memory.w_k.weight)
+
+
+@torch.no_grad()
+def gate_by_hand(memory: CLAM, world: PlacesWorld) -> None:
+    """G of a place's key channels is 0.0003 for a token in which that place shows a thing, and
+    0.9997 or more for all others: the thing before is forgotten, what is hidden is kept.
+    """
+    places, visible, _ = directions(world)
+    parts = torch.cat([places, visible[None]]) / SIZE ** 2              # of a token: 1 or 0
+    to_rank, to_gate = memory.w_gate
+    to_rank.weight.zero_()
+    to_rank.weight[:len(parts)] = parts
+    to_gate.weight.zero_()
+    channel = torch.arange(len(to_gate.weight))
+    to_gate.weight[channel, channel % world.places] = -16
+    to_gate.weight[:, world.places] = -16
+    to_gate.bias.fill_(24)                      # 24, with one of the two 8, with both -8
+
+
+def new_arm(arm: Arm, world: PlacesWorld, generator: torch.Generator) -> CLAM:
+    """A memory of M = P tokens with its first weights, made from 32 videos."""
+    own_target = arm.start != "authors"
+    memory = MEMORIES[arm.memory](WIDTH, world.places, heads=world.heads, target=own_target,
+                                  dropout=0.0)
+    shown, _ = timelines(world, 32, generator)
+    x = tokens_shown(world, shown, generator).flatten(0, 1)
+    if arm.start != "authors":
+        memory.initialise(x)
+    if arm.start == "place":
+        keys_by_place(memory, x)
+    if arm.gate == "fixed":                     # logits are the bias alone
+        nn.init.zeros_(memory.w_gate[0].weight).requires_grad_(False)
+    if arm.gate == "hand":
+        gate_by_hand(memory, world)
+        memory.w_gate.requires_grad_(False)
+    return memory
+
+
+def memory_at(memory: CLAM, x: Tensor, frames: list[int]) -> Tensor:
+    """Memory tokens [B, N, M, D] after so many frames of x [B, T, P, D]."""
+    state = memory.initial_state(len(x))
+    states = []
+    lengths = torch.tensor([0, *frames]).diff().tolist()
+    for piece in x[:, :frames[-1]].split(lengths, dim=1):
+        state = memory.step(piece.flatten(1, 2), state)
+        states.append(state)
+    return memory.read(torch.stack(states, dim=1))
+
+
+# ------------------------------------------------------------------------------- one training
+
+class MemoryTraining(NamedTuple):
+    arm: str
+    world: PlacesWorld
+    seed: int
+    rate: float
+    steps: int
+
+    @property
+    def settings(self) -> dict:
+        """The fields of a result that tell of which training it is."""
+        world = self.world._asdict() | {"gap": list(self.world.gap)}
+        return {**self._asdict(), "world": world, "batch": BATCH, "test": TEST}
+
+
+def train_memory(run: MemoryTraining) -> dict:
+    """Train a memory and a linear map from each of its tokens to the thing its place showed last.
+
+    Returns a result: how often it is right, and says the thing before, in the test videos.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(run.seed)
+    started = time.process_time()
+    world = run.world
+    generator = torch.Generator().manual_seed(1000 + run.seed)
+    memory = new_arm(ARMS[run.arm], world, generator)
+    to_thing = nn.Linear(WIDTH, THINGS)
+    learned = [p for p in [*memory.parameters(), *to_thing.parameters()] if p.requires_grad]
+    optimizer = torch.optim.AdamW(learned, weight_decay=0.0)
+
+    of_test = torch.Generator().manual_seed(1 if run.seed == TRIAL_SEED else 0)
+    shown, things = timelines(world, TEST, of_test)
+    x = tokens_shown(world, shown, of_test)
+
+    @torch.no_grad()
+    def answers() -> Tensor:
+        memory_tokens = memory_at(memory, x, [world.frames])[:, 0]
+        return to_thing(memory_tokens).argmax(-1) + 1                   # [TEST, P]
+
+    curve = []
+    losses = []
+    for step in range(1, run.steps + 1):
+        left = run.steps + 1 - step
+        for group in optimizer.param_groups:
+            group["lr"] = run.rate * min(1, step / WARM_UP, left / (0.2 * run.steps))
+        loss = loss_of_answers(memory, to_thing, world, generator)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+
+        losses = [*losses[-49:], loss.item()]
+        mean = sum(losses) / len(losses)
+        ends = step == run.steps or (len(losses) == 50 and mean < LEARNED)
+        if step in EVALUATE_AT or ends:
+            right = (answers() == things[:, -1]).float().mean().item()
+            curve.append([step, round(right, 4), round(mean, 4)])
+        if ends:
+            break
+
+    said = answers()
+    is_right = said == things[:, -1]
+    result = {
+        "right": round(is_right.float().mean().item(), 4),
+        "before": None,
+        "loss": round(mean, 4),
+        "curve": curve,                                     # steps, share right, loss
+        "videos": is_right.sum(1).tolist(),                 # right answers in each of them
+    }
+    if world.things > 1:
+        result["before"] = round((said == things[:, -2]).float().mean().item(), 4)
+    if has_gate(memory):
+        few = x[:64].flatten(1, 2)
+        read_at = world.places * torch.tensor([questions(world)]).expand(len(few), -1)
+        result["effect_of_gate"] = round(effect_of_gate(memory, few, read_at), 4)
+        with gate_at_mean(memory, few):
+            of_mean = answers() == things[:, -1]
+        result["right_at_mean"] = round(of_mean.float().mean().item(), 4)
+    result["seconds"] = round(time.process_time() - started)
+    return result
+
+
+def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
+                  generator: torch.Generator) -> Tensor:
+    """Of fresh videos: all places that are hidden and have shown something are asked for."""
+    shown, _ = timelines(world, BATCH, generator)
+    x = tokens_shown(world, shown, generator)
+    frames = questions(world)
+    scores = to_thing(memory_at(memory, x, frames))                  # [B, N, P, THINGS]
+    index = torch.tensor(frames) - 1
+    last = last_shown(shown)[:, index]
+    is_asked = (shown[:, index] == 0) & (last > 0)
+    return F.cross_entropy(scores[is_asked], last[is_asked] - 1)
+
+
+# ------------------------------------------------------------------------------- theory
+
+def best_fixed_decay(world: PlacesWorld, videos: int = 300) -> tuple[float, float]:
+    """The share of right answers that one fixed decay reaches at best, and that decay q a frame.
+
+    Keys of places and values of things are orthogonal, so for a place the state holds of thing v
+
+        w_v + noise,   w_v = sum of q^age over the frames that showed v,   age in frames
+
+    where the noise is normal, its variance noise^2 sum_t q^2t. The thing that weighs most is
+    answered. The probability that it is the last one is integrated over its noise; it is the mean
+    over drawn timelines, for the best q. (Several decays, and read-outs that compare them, can do
+    more.)
+    """
+    shown, things = timelines(world, videos, torch.Generator().manual_seed(0))
+    shows = F.one_hot(shown, THINGS + 1)[..., 1:].float()               # [B, T, P, THINGS]
+    is_last = F.one_hot(things[:, -1] - 1, THINGS).bool()               # [B, P, THINGS]
+    age = torch.arange(world.frames).flip(0)
+    z = torch.linspace(-5, 5, 81)                                       # of the last thing's noise
+    density = (-z.square() / 2).exp()
+    density = density / density.sum()
+    best = (0.0, 0.0)
+    for log_q in -torch.logspace(-3.5, 0.5, 41):
+        decay = (log_q * age).exp()                                     # [T]
+        weights = torch.einsum("b t p v, t -> b p v", shows, decay)
+        deviation = world.noise * decay.square().sum().sqrt()
+        ahead = (weights[is_last].view(*is_last.shape[:2], 1) - weights) / deviation
+        below = torch.special.ndtr(ahead[..., None] + z)                # [B, P, THINGS, z]
+        below = below.masked_fill(is_last[..., None], 1).prod(2)        # all other things are
+        right = (below * density).sum(-1).mean().item()
+        best = max(best, (right, log_q.exp().item()))
+    return best
+
+
+# ------------------------------------------------------------------------------- all trainings
+
+def trials() -> list[MemoryTraining]:
+    return [MemoryTraining(arm, BASE, TRIAL_SEED, rate, TRIAL) for arm in ARMS for rate in RATES]
+
+
+def result_of(run: MemoryTraining) -> dict | None:
+    return find_result(FILE, run.settings)
+
+
+def chosen_rate(arm: str) -> float | None:
+    """Of the trial that learned first, or else ended with the lowest loss. None if one is missing.
+    """
+    found = {}
+    for run in trials():
+        if run.arm == arm:
+            result = result_of(run)
+            if result is None:
+                return None
+            steps, _, _ = result["curve"][-1]
+            found[run.rate] = (steps, result["loss"])
+    return min(found, key=found.get)
+
+
+def run_of(arm: str, world: PlacesWorld, seed: int, steps: int) -> MemoryTraining:
+    return MemoryTraining(arm, world, seed, chosen_rate(arm), steps)
+
+
+def all_runs() -> list[MemoryTraining]:
+    """Long trainings of all arms in the base world, short ones of some in all worlds. Rates must
+    have been chosen."""
+    runs = []
+    for seed in SEEDS:
+        runs += [run_of(arm, BASE, seed, LONG) for arm in ARMS]
+    worlds = dict.fromkeys(world for sweep in SWEEPS.values() for world in sweep)
+    for world in worlds:
+        for seed in SEEDS:
+            runs += [run_of(arm, world, seed, SHORT) for arm in SWEPT]
+    return runs
+
+
+def complete(runs: Iterable[MemoryTraining], jobs: int = 1) -> None:
+    """Carry out the runs that have no result, in their order, so many at once."""
+    missing = [run for run in runs if result_of(run) is None]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        run_of_job = {pool.submit(train_memory, run): run for run in missing}
+        for job in progress(as_completed(run_of_job), total=len(missing), unit="training"):
+            commit = {"commit": present_commit()}
+            add_line(FILE, run_of_job[job].settings | commit | job.result())
+
+
+def run_overwriting(args: argparse.Namespace) -> None:
+    complete(trials(), args.jobs)
+    complete(all_runs(), args.jobs)
+
+
+def main():
+    parser = Parser(prog="python -m experiments.overwriting",
+                    description="Does an input-dependent gate help, and when is it learned?")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once")
+    args = parser.parse_args()
+    command_line(lambda: run_overwriting(args))
+
+
+if __name__ == "__main__":
+    main()
