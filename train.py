@@ -4,7 +4,8 @@ connector and memory. Language model and vision encoder are frozen.
     Recipe          the paper's options, with its values
     loss_of_batch   the loss
     schedule, fit   the learning rate, and the loop
-    train_narrator  all of it, on the videos of a data set
+    train_narrator  the loop on narrated videos, with the loss on held-out ones
+    train           all of it: load, make, train, save
 
     python train.py --data ego4d --output out/ego4d    on frame features (data.py encode), from
                                                        data/ego4d
@@ -21,34 +22,37 @@ A killed training goes on (`--resume`) as if it had not been interrupted: the st
 optimizer, random state and settings, and the videos of a step depend only on seed and step.
 
 Does not include: training the encoder or the language model of a full-size narrator, sharded
-weights (a rank-128 LoRA of an 8B model fits one 80 GB GPU).
+weights. (A rank-128 LoRA of an 8B model fits one 80 GB GPU with `--checkpointing`: 34 GB for the
+longest video, of 19,107 tokens, and 200 GB without.)
 """
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import cos, pi
 
 import torch
 from torch import Tensor, nn
 
+import data
 import narrator as nar
 from baselines import variants
-from streams.late import Past, late_in_a_stream
-from support.common.devices import rank
-from support.common.errors import BadData
+from support.common.devices import device_and_dtype, rank
 from support.common.iterate import prefetch
 from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
-from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of, option
-from support.engine.training import Run, order, portable_path, seed_dropout, sum_gradients, summed
+from support.common.processes import process_group, sum_of
+from support.engine import checkpoint
+from support.engine.cpu import speed_up
+from support.engine.run import Run, order, paths_of_models, seed_dropout
+from support.engine.run_options import option
 
 
 @dataclass
-class Recipe(FurtherOptions, variants.BaselineOptions, RunOptions, ToyOptions):
+class Recipe:
     """The paper's recipe (§3.5, §4.1, App. B.6).
 
-    Each field is an option: `--memory-tokens 20`. Those that are not the paper's are in
-    support/engine/run_options.py and baselines/variants.py.
+    Each field is an option: `--memory-tokens 20`. The others, of how a training runs and of what
+    the paper has not, are added in commands/train_command.py.
     """
     # what is trained, on what
     data: str = option("ego4d",
@@ -93,27 +97,96 @@ class Recipe(FurtherOptions, variants.BaselineOptions, RunOptions, ToyOptions):
     clip: float = option(1.0, "gradients are clipped to this norm", positive_float)
 
 
+# ------------------------------------------------------ videos
+
+
 @dataclass
 class Example:
     """A training video."""
     x: Tensor                                  # frame tokens [T, J, D]
     narrations: nar.Narrations
-    past: Past | None = None                   # --long (streams/late.py); not in the paper
+
+    def loss(self, narrator: nar.Narrator) -> tuple[Tensor, int]:
+        """The sum over its learned tokens, and how many these are."""
+        return narrator.loss(self.x, self.narrations)
+
+
+class Examples(Sequence):
+    """Samples of a data set as examples; an example's features are read when it is indexed, and
+    only its range. BadData if the frames of a sample are not what the narrator needs.
+    """
+
+    def __init__(self, samples: list[data.Sample], narrator: nar.Narrator):
+        for sample in samples:
+            data.check_sample(sample, narrator.config)
+        self.samples = samples
+        self.layout = narrator.layout
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Example:
+        sample = self.samples[index]
+        narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
+        return Example(sample.read(0, sample.num_frames), narrations)
+
+
+class Batches:
+    """The videos of each step, on this process: the same in every run with the same seed."""
+
+    def __init__(self, examples: Sequence[Example], options: Recipe):
+        self.examples = examples
+        self.options = options
+
+    def videos(self, step: int) -> Iterator[Example]:
+        process, processes = rank()
+        of_batch = order(len(self.examples), self.options.batch, step, self.options.seed)
+        mine = of_batch[process::processes]
+        return prefetch((self.examples[i] for i in mine), 1)       # a thread reads the next file
+
+
+# ------------------------------------------------------ §3.5 the loss
 
 
 def loss_of_batch(narrator: nar.Narrator, videos: Iterable[Example], batch: int) -> float:
     """Forward and backward passes of a batch's videos, one after the other; gradients add up.
 
     The loss (§3.5) is the mean over a video's learned tokens, of narrations and trigger alike, then
-    over the batch (as published).
+    over the batch (as in the authors' code).
     """
     total = 0.0
     for video in videos:
-        loss, learned = narrator.loss(video.x, video.narrations, video.past)
+        loss, learned = video.loss(narrator)
         loss = loss / learned / batch
         loss.backward()
         total += loss.item()
     return total
+
+
+@torch.no_grad()
+def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
+    """The mean loss of the learned tokens of all videos, without dropout. (The loss of a training
+    step is the mean of the videos' means.) Each process computes a part of it.
+    """
+    process, processes = rank()
+
+    def of_this_process() -> tuple[float, int]:
+        total = 0.0
+        tokens = 0
+        mine = range(process, len(examples), processes)
+        for example in prefetch((examples[i] for i in mine), 1):
+            loss, learned = example.loss(narrator)
+            total += loss.item()
+            tokens += learned
+        return total, tokens
+
+    narrator.eval()
+    total, tokens = sum_of(of_this_process)
+    narrator.train()
+    return total / tokens
+
+
+# ------------------------------------------------------ App. B.6 the loop
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
@@ -133,35 +206,28 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
                 it -> its loss
     validate    validate(step) gives further entries for the log
     """
-    # as published: without weight decay, on which the paper is silent
+    # as in the authors' code: without weight decay, on which the paper is silent
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0, fused=True)
     with Run(stage, parameters, optimizer, steps, options) as run:
-        for step in run:
+        for step in run.steps():
             for group in optimizer.param_groups:
                 group["lr"] = lr * schedule(step, steps, options.warmup)
-            # zeros instead of None: all processes have the same gradients to sum
-            for p in parameters.values():
-                p.grad = torch.zeros_like(p)
-            loss, = summed(backward(step))
-            sum_gradients(parameters)
-            norm = nn.utils.clip_grad_norm_(parameters.values(), options.clip)
-            if not norm.isfinite():
-                raise BadData(f"{stage}: the gradient is not finite at step {step}: are features "
-                              f"or weights damaged (NaN)? If they are not, lower --lr")
-            with run.update(step):              # if it is cut off here, no state is saved
-                optimizer.step()
-            run.after(step, loss, validate)
+            run.zero_gradients()
+            loss = run.backward(backward, step)         # loss and gradients of all processes
+            run.clip_gradients(options.clip)
+            optimizer.step()
+            run.done(step, loss, validate)
 
 
 def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options: Recipe,
-                   held_out: Sequence[Example] = ()):
+                   held_out: Sequence[Example] = (), batches: type[Batches] = Batches):
     """Train LoRA, connector and memory on the examples. After each epoch, log the loss on held-out
     ones.
     """
     narrator.train()
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
-    process, processes = rank()
+    of_step = batches(examples, options)
     steps_per_epoch = max(1, round(len(examples) / options.batch))
     steps = max(1, round(options.epochs * len(examples) / options.batch))
     # after each epoch; if there are many, about ten times
@@ -169,12 +235,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     def backward(step: int) -> float:
         seed_dropout(options.seed, step)
-        of_batch = order(len(examples), options.batch, step, options.seed)
-        mine = of_batch[process::processes]
-        videos = prefetch((examples[i] for i in mine), 1)          # a thread reads the next file
-        if options.long:
-            videos = late_in_a_stream(narrator, videos, examples, options, step)
-        return loss_of_batch(narrator, videos, options.batch)
+        return loss_of_batch(narrator, of_step.videos(step), options.batch)
 
     def validate(step: int) -> dict:
         steps_done = step + 1
@@ -187,29 +248,12 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     narrator.eval()
 
 
-@torch.no_grad()
-def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
-    """The mean loss of the learned tokens of all videos, without dropout. (The loss of a training
-    step is the mean of the videos' means.) Each process computes a part of it.
-    """
-    process, processes = rank()
-    narrator.eval()
-    loss = 0.0
-    learned = 0
-    mine = range(process, len(examples), processes)
-    for example in prefetch((examples[i] for i in mine), 1):
-        loss_of_video, learned_of_video = narrator.loss(example.x, example.narrations)
-        loss += loss_of_video.item()
-        learned += learned_of_video
-    narrator.train()
-    loss, learned = summed(loss, learned)
-    return loss / learned
+# ------------------------------------------------------ load, make, train, save
 
 
-# ------------------------------------------------------ how a training begins and ends
-
-# what --init may change: it does not depend on the weights
-FREE = ("llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout")
+def load(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
+    samples = data.load_dataset(options.data, options.root, split, limit)
+    return [data.shorten(sample, options.max_frames) for sample in samples]
 
 
 def settings_of(options: Recipe) -> dict:
@@ -218,54 +262,73 @@ def settings_of(options: Recipe) -> dict:
             if f.name in variants.SETTINGS}
 
 
-def new_config(options: Recipe, llm: str, vision: str, J: int, width: int) -> nar.Config:
-    """The settings of a new narrator (no --init), for frame tokens [J, width]."""
+def new_config(options: Recipe, J: int, width: int, **others) -> nar.Config:
+    """The settings of a new narrator for frame tokens [J, width]; `others` replace options."""
     settings = settings_of(options)
-    settings |= {"llm": llm, "vision": vision, "width": width}
-    settings["grid"] = round((J - 1) ** 0.5)
-    settings["memory_target"] = options.start == "mimetic"
-    return variants.make_config(**settings)
+    for kind in nar.Config.MODEL_NAMES:
+        if settings[kind] is None:              # not given: those of the paper
+            del settings[kind]
+    settings |= {"grid": round((J - 1) ** 0.5), "width": width}
+    return variants.make_config(**settings | others)
+
+
+def make_narrator(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
+    """A narrator for features like the sample's; its first weights are still to be set."""
+    J, width = sample.read(0, 1).shape[1:]
+    config = new_config(options, J, width, fps=sample.fps)
+    return variants.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
 
 
 def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
-    """The narrator of --init with the options that were given; BadData if they contradict its
-    weights.
-    """
+    """The narrator of --init, with the options that were given."""
     given = {name: value for name, value in settings_of(options).items() if name in options.given}
-    free = {name: given.pop(name) for name in FREE if name in given}
-    narrator = variants.load_narrator(options.init, dtype=dtype, **free)
-    for name, value in given.items():
-        trained = getattr(narrator.config, name, getattr(Recipe, name))
-        if value != trained:
-            flag = flag_of(name, getattr(Recipe, name))
-            raise BadData(f"{flag} ({name} = {value}) contradicts --init {options.init}, where "
-                          f"{name} = {trained}; leave one of them out")
-    return narrator
-
-
-def begin(narrator: nar.Narrator, options: Recipe, examples: Sequence[Example]):
-    """Set the first weights of a new narrator (--start); mimetic ones are made from the first 128
-    frames of each of at most 64 videos.
-    """
-    if options.start == "published":
-        narrator.start_published()
-    else:
-        videos = range(min(64, len(examples)))
-        # clones: a slice would keep all frames of its video in memory
-        frames = [examples[i].x[:128].clone() for i in videos]
-        narrator.initialise(torch.cat(frames))
+    return variants.load_narrator(options.init, dtype=dtype, **given)
 
 
 def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = None):
-    """Write a checkpoint that can be moved: models inside its folder have relative paths, others
-    absolute ones.
+    """Write a checkpoint that can be moved, with its models if they are in the same folder."""
+    narrator.save(options.output, dtype, **paths_of_models(narrator.config, options.output))
+
+
+def start_published(narrator: nar.Narrator, examples: Sequence[Example], options: Recipe):
+    """The first weights of the authors' code."""
+    narrator.start_published()
+
+
+def train(options: Recipe, start: Callable = start_published, learn: Callable = train_narrator):
+    """Load, make, train, save. Under torchrun, all processes do this together.
+
+    options     the recipe, and how the training runs (commands/train_command.py: Options)
+    start       start(narrator, examples, options) sets the first weights of a new narrator
+    learn       in place of `train_narrator`
     """
-    config = narrator.config
-    models = {name: portable_path(getattr(config, name), options.output)
-              for name in config.MODEL_NAMES}
-    narrator.save(options.output, dtype, **models)
+    # load
+    torch.manual_seed(options.seed)
+    device, dtype = device_and_dtype(options.device, options.dtype)
+    samples = load(options, "train", options.limit)
+    held_out = load(options, "val", options.val_limit) if options.val_limit else []
+
+    with process_group(device):
+        # make
+        if options.init:
+            narrator = pretrained(options, dtype)
+        else:
+            narrator = make_narrator(options, samples[0], dtype)
+        examples = Examples(samples, narrator)
+        held_out = Examples(held_out, narrator)
+        if not options.init:
+            start(narrator, examples, options)
+        narrator.to(device)
+        speed_up(narrator, learns=True)
+
+        # train
+        learn(narrator, examples, options, held_out)
+
+        # save
+        if rank()[0] == 0:
+            save(narrator, options)
 
 
 if __name__ == "__main__":
-    from commands.train import main
+    from commands.train_command import main
     main()

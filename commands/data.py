@@ -18,7 +18,7 @@ from support.common.options import (
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
 from support.engine.cpu import speed_up
-from support.engine.training import portable_path
+from support.engine.run import portable_path
 from support.files import annotations, own_videos
 from support.files.encoding import encode_videos
 from support.files.epic import UNLIKE

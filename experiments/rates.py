@@ -16,7 +16,7 @@ from itertools import product
 import torch
 
 import narrator as nar
-from commands.train import options_from
+from commands.train_command import options_from
 from experiments.paper import LLM, LOOK, VISION
 from experiments.runs import (
     RESULTS, ROOT, add_line, find_result, fingerprint_of_base, fingerprint_of_worlds,
@@ -26,7 +26,7 @@ from support.common.errors import command_line
 from support.common.options import Parser
 from support.common.progress import progress
 from toy import stages, world
-from toy.train import before_last_stage
+from toy.from_scratch import before_last_stage
 
 FILE = RESULTS / "rates.jsonl"
 # and their memory tokens: states of 2,048 numbers (K-Means, MovieChat: 2,064)

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 import narrator as nar
 from clam import CLAM
 from commands.evaluate import shares_that_differ
+from commands.train_command import TOY
 from experiments.knowledge import EVERY, Moments, moments_of, tokens_of, train_probe
 from experiments.paper import LLM, VISION
 from experiments.runs import (
@@ -92,7 +93,7 @@ def start(arm: str, x: Tensor, seed: int) -> CLAM:
     """CLAM as an arm starts, for frames x [T, J, D]; what the arm does not train is frozen."""
     torch.manual_seed(seed)
     cures = arm.split(", ")
-    sizes = (x.shape[-1], stages.DEFAULTS["memory_tokens"], stages.DEFAULTS["memory_heads"])
+    sizes = (x.shape[-1], TOY["memory_tokens"], TOY["memory_heads"])
     mean = x.mean((0, 1)) if "mean" in cures else torch.zeros(x.shape[-1])
     clam = CentredCLAM(mean, *sizes, target=arm == "mimetic", dropout=0.0)
     if arm == "mimetic":

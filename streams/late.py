@@ -4,8 +4,8 @@ memory of other videos, and with positions far beyond those of any video.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 import narrator as nar
 from support.common.devices import rank
+from train import Batches, Example
 
 
 class Past(NamedTuple):
@@ -29,34 +30,45 @@ class Past(NamedTuple):
         return positions
 
 
-def late_in_a_stream(narrator: nar.Narrator, videos: Iterator, examples: Sequence, options,
-                     step: int) -> Iterator:
-    """This process's videos of a step, a fraction of them (--long) with a Past: the memory of one
-    to three other videos, and positions that have advanced by 1 to 100,000 (log-uniform).
+@dataclass
+class LateExample(Example):
+    """A training video with a Past: the memory of other videos, and positions that have advanced."""
+    earlier: list[Example]     # in the order in which they were shown
+    tokens: int
 
-    videos, examples    train.py: Example
-    options             train.py: Recipe
+    def loss(self, narrator: nar.Narrator) -> tuple[Tensor, int]:
+        past = Past(memory_after(narrator, self.earlier), self.tokens)
+        return narrator.loss(self.x, self.narrations, past)
+
+
+class LateBatches(Batches):
+    """A fraction of the videos (--long) come after one to three others, and their positions have
+    advanced by 1 to 100,000 (log-uniform).
     """
-    process, processes = rank()
-    chance = random.Random(f"{options.seed} {step}")
-    for i in range(options.batch):
-        # drawn for the videos of other processes, too: all draw the same
-        earlier = []
-        tokens = 0
-        if chance.random() < options.long:
-            earlier = [chance.randrange(len(examples)) for _ in range(chance.randint(1, 3))]
-            tokens = round(10 ** chance.uniform(0, 5))
-        if i % processes != process:
-            continue
-        video = next(videos)
-        past = None
-        if earlier:
-            past = Past(memory_after(narrator, [examples[j] for j in earlier]), tokens)
-        yield replace(video, past=past)
+
+    def videos(self, step: int) -> Iterator[Example]:
+        process, processes = rank()
+        chance = random.Random(f"{self.options.seed} {step}")
+        videos = super().videos(step)
+        for i in range(self.options.batch):
+            # drawn for the videos of other processes, too: all draw the same
+            earlier = []
+            tokens = 0
+            if chance.random() < self.options.long:
+                count = len(self.examples)
+                earlier = [chance.randrange(count) for _ in range(chance.randint(1, 3))]
+                tokens = round(10 ** chance.uniform(0, 5))
+            if i % processes != process:
+                continue
+            video = next(videos)
+            if earlier:
+                earlier = [self.examples[j] for j in earlier]
+                video = LateExample(video.x, video.narrations, earlier, tokens)
+            yield video
 
 
 @torch.no_grad()
-def memory_after(narrator: nar.Narrator, videos: list):
+def memory_after(narrator: nar.Narrator, videos: list[Example]):
     """The state of the memory after these videos, one after the other."""
     x = torch.cat([video.x for video in videos])
     # a memory of narrations (baselines) reads their words; frames count from each video's start

@@ -1,5 +1,6 @@
 """Training (§3.5, App. B.6): the recipe, the loop, exact resumption, the command line."""
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -17,15 +18,16 @@ import data
 import narrator as nar
 import train
 from baselines.variants import load_narrator
-from commands import train as train_command
-from commands.train import Annotated, options_from
+from commands import train_command
+from commands.train_command import Options, options_from
 from helpers import ROOT, TOY, tiny, two_ranks, video
-from streams.late import late_in_a_stream
+from streams.late import LateBatches, LateExample, memory_after
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
-from support.engine import checkpoint, training
+from support.engine import checkpoint, run as engine
+from support.engine.start import first_weights
 from toy import stages, world
-from toy.train import before_last_stage
+from toy.from_scratch import before_last_stage
 
 
 def examples(model, count=6, at=(0, 4, 9)):
@@ -56,15 +58,45 @@ def test_schedule():
     assert rates[9:] == sorted(rates[9:], reverse=True)
 
 
+@pytest.mark.parametrize("size", [0.3, 40.0])
+def test_the_loop_schedules_and_clips(tmp_path, monkeypatch, size):
+    """What the optimizer sees at each step: the scheduled rate, and a gradient of the norm that it has,
+    but of 1 at most; zero where a step has no gradient."""
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    seen = []
+    step_of_adam = torch.optim.AdamW.step
+
+    def watched(optimizer):
+        group, = optimizer.param_groups
+        seen.append((group["lr"], group["weight_decay"], weight.grad.norm().item()))
+        step_of_adam(optimizer)
+
+    def backward(step):
+        if step != 3:
+            (weight.sum() * size / 2).backward()       # a gradient of norm `size`
+        return float(step)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    options = Options(output=str(tmp_path), warmup=0.2)
+    train.fit("narrator", {"weight": weight}, backward, 10, 2e-4, options)
+    rates, decays, norms = zip(*seen)
+    cosine = [1e-4 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
+    assert rates == pytest.approx([1e-4, 2e-4, *cosine])
+    assert set(decays) == {0.0}
+    norm = min(size, 1.0)
+    assert norms == pytest.approx([norm] * 3 + [0] + [norm] * 6, rel=1e-5)
+    assert losses(tmp_path) == list(range(10))
+
+
 def test_order_covers_every_epoch():
     indices = []
     for step in range(6):
-        indices += training.order(8, 4, step, seed=3)
+        indices += engine.order(8, 4, step, seed=3)
     first, second, third = indices[:8], indices[8:16], indices[16:]
     assert sorted(first) == sorted(second) == sorted(third) == list(range(8))
     assert first != second
-    assert training.order(8, 4, 1, seed=3) == first[4:]        # at any step
-    assert training.order(8, 4, 1, seed=4) != first[4:]
+    assert engine.order(8, 4, 1, seed=3) == first[4:]        # at any step
+    assert engine.order(8, 4, 1, seed=4) != first[4:]
 
 
 def test_the_loss_of_a_batch_is_the_mean_of_its_videos():
@@ -101,26 +133,33 @@ def test_late_in_a_long_stream():
     """--long: the memory of other videos, and a far position; the same in every run."""
     model = tiny()
     videos = examples(model, 3)
-    options = train.Recipe(batch=40, long=0.5)
+    options = Options(batch=40, long=0.5)
 
     def drawn(step):
-        batch = iter(videos * 14)
-        return list(late_in_a_stream(model, batch, videos, options, step))
+        return list(LateBatches(videos, options).videos(step))
 
-    late = [one.past for one in drawn(0) if one.past]
+    late = [one for one in drawn(0) if isinstance(one, LateExample)]
     assert 10 < len(late) < 30
-    for state, tokens in late:
-        assert 1 <= tokens <= 100_000
+    for one in late:
+        assert 1 <= one.tokens <= 100_000
+        assert 1 <= len(one.earlier) <= 3
+        state = memory_after(model, one.earlier)
         assert state.abs().sum() > 0 and not state.requires_grad
+        plain, _ = train.Example(one.x, one.narrations).loss(model)
+        assert one.loss(model)[0] != plain
 
     def tokens(step):
-        return [one.past and one.past.tokens for one in drawn(step)]
+        return [getattr(one, "tokens", None) for one in drawn(step)]
 
     assert tokens(0) == tokens(0)
     assert tokens(0) != tokens(1)
 
 
 # ------------------------------------------------------------------ the loop, resumed
+
+class Killed(Exception):
+    """In place of kill -9."""
+
 
 class Stopping(list):
     """Videos of which one stops the training: when the `at`th is read, counted from 0."""
@@ -147,7 +186,7 @@ def run(folder, videos=examples, at=None, error=None, held_out_at=None, **given)
     model = tiny(memory_dropout=0.1, lora_dropout=0.1)
     stopping = Stopping(videos(model), at, error)
     given = {"batch": 2, "epochs": 2.0, "lr": 1e-3, "save_every": 2} | given
-    options = train.Recipe(output=str(folder), **given)
+    options = Options(output=str(folder), **given)
     with nullcontext() if error is None else pytest.raises(error):
         held_out = Stopping(examples(model, 1), held_out_at, error)
         train.train_narrator(model, stopping, options, held_out)
@@ -161,23 +200,28 @@ def few_memories(model):
 
 @pytest.mark.parametrize("videos, stop, left", [
     # killed in the last step: from the last saved state
-    (few_memories, {"at": 11, "error": RuntimeError}, 4),
+    (few_memories, {"at": 11, "error": Killed}, 4),
+    # whatever else ends it: nothing is lost
+    (few_memories, {"at": 11, "error": RuntimeError, "save_every": 50}, 2),
     # Ctrl-C: nothing is lost, whatever --save-every says
     (examples, {"at": 11, "error": KeyboardInterrupt, "save_every": 50}, 2),
     (examples, {"held_out_at": 0, "error": KeyboardInterrupt, "save_every": 50}, 6),
     # a file that is missing or damaged
     (examples, {"at": 7, "error": BadData, "save_every": 50}, 6),
     (examples, {"at": 7, "error": FileNotFoundError, "save_every": 50}, 6),
-], ids=["killed", "ctrl-c", "ctrl-c while it validates", "damaged file", "missing file"])
-def test_resumed_is_as_if_never_interrupted(tmp_path, capsys, videos, stop, left):
+], ids=["killed", "error", "ctrl-c", "ctrl-c while it validates", "damaged file", "missing file"])
+def test_resumed_is_as_if_never_interrupted(tmp_path, capsys, monkeypatch, videos, stop, left):
     """The same losses and weights to the bit, with dropout and missing gradients; it says where it
     goes on."""
     whole, _ = run(tmp_path / "a", videos)
     capsys.readouterr()
-    run(tmp_path / "b", videos, **stop)
+    with monkeypatch.context() as patch:
+        if stop["error"] is Killed:            # nothing of the process is left to save
+            patch.setattr(engine.Run, "save_what_is_done", lambda run: None)
+        run(tmp_path / "b", videos, **stop)
     done = 6 - left // 2
     says = f"narrator: {done} of 6 steps are saved; the same command with --resume goes on"
-    assert (says in capsys.readouterr().err) == (stop["error"] is not RuntimeError)
+    assert (says in capsys.readouterr().err) == (stop["error"] is not Killed)
     with (tmp_path / "b" / "narrator-log.jsonl").open("a") as log:
         log.write('{"step": 9, "lo')           # a full disk has taken no more of it
     resumed, videos_read = run(tmp_path / "b", videos, resume=True)
@@ -194,7 +238,7 @@ def one_step(tmp_path_factory):
     """The options of a training that has ended after one step."""
     folder = tmp_path_factory.mktemp("one_step")
     given = {"output": str(folder), "batch": 2, "epochs": 0.34, "lr": 1e-3}
-    train.train_narrator(tiny(), examples(tiny()), train.Recipe(**given))
+    train.train_narrator(tiny(), examples(tiny()), Options(**given))
     return given
 
 
@@ -205,13 +249,13 @@ def one_step(tmp_path_factory):
 ])
 def test_resume_with_other_settings_is_refused(one_step, change, message):
     """Except those that do not change the result (message None)."""
-    options = train.Recipe(**one_step | change, resume=True)
+    options = Options(**one_step | change, resume=True)
     with nullcontext() if message is None else pytest.raises(BadData, match=message):
         train.train_narrator(tiny(), examples(tiny()), options)
 
 
 def test_resume_with_other_videos_or_weights_is_refused(one_step):
-    options = train.Recipe(**one_step, resume=True)
+    options = Options(**one_step, resume=True)
     with pytest.raises(BadData, match="steps = 1, not 2"):
         train.train_narrator(tiny(), examples(tiny(), 10), options)
     with pytest.raises(BadData, match="weights = "):
@@ -224,7 +268,7 @@ def test_resume_with_other_videos_or_weights_is_refused(one_step):
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     """The picture shows it, and a line says where the loss was least."""
     model = tiny()
-    options = train.Recipe(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
+    options = Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
     short = examples(model, 1, at=(0,))
     train.train_narrator(model, short, options, short)
     log = read_jsonl(tmp_path / "narrator-log.jsonl")
@@ -249,7 +293,7 @@ def test_lora_over_a_bf16_base_learns(tmp_path):
     config = tiny().config
     model = nar.Narrator(*checkpoint.load_llm(config.llm, torch.bfloat16), config)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
-    options = train.Recipe(output=str(tmp_path), batch=1, epochs=12.0, lr=3e-3)
+    options = Options(output=str(tmp_path), batch=1, epochs=12.0, lr=3e-3)
     train.train_narrator(model, examples(model, 1), options)
     assert losses(tmp_path)[-1] < 0.9 * losses(tmp_path)[0]
     for name, before in frozen.items():
@@ -346,13 +390,13 @@ def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
 
 def test_examples_read_only_their_range(tmp_path):
     """And refuse features of another shape by the video's name, before the first step."""
-    options = train.Recipe(**given_for(tmp_path, max_frames=6))
-    samples = train_command.load_samples(options, "train", None)
-    for sample, example in zip(samples, Annotated(samples, tiny(width=16))):
+    options = Options(**given_for(tmp_path, max_frames=6))
+    samples = train.load(options, "train", None)
+    for sample, example in zip(samples, train.Examples(samples, tiny(width=16))):
         assert len(example.x) == sample.num_frames <= 6
     samples[1].read = lambda start, stop: torch.zeros(2, 5, 16)
     with pytest.raises(BadData, match=f"{samples[1].name}: its features are 16 wide with 5 tokens"):
-        Annotated(samples, tiny(width=16))
+        train.Examples(samples, tiny(width=16))
 
 
 def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
@@ -360,20 +404,20 @@ def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
     before anything is loaded."""
     given = given_for(tmp_path)
     out = tmp_path / "out"
-    train_command.train(options_from(**given))
+    train_command.check_and_train(options_from(**given))
     line = f"next: python evaluate.py stream --data ek100 --root {tmp_path}/root --model {out}"
     assert line in capsys.readouterr().err
     for resume in (False, True):               # there is no state to go on with
         with pytest.raises(BadData, match="out holds a finished narrator; delete it"):
-            train_command.train(options_from(**given, resume=resume))
+            train_command.check_and_train(options_from(**given, resume=resume))
 
-    settings = training.settings_of_run(options_from(**given))
+    settings = engine.settings_of_run(options_from(**given))
     save_file({"random": torch.zeros(1)}, out / "narrator-state.safetensors",
               {"settings": json.dumps(settings)})
     with pytest.raises(BadData, match="interrupted training; give --resume to go on, or delete"):
-        train_command.train(options_from(**given))
+        train_command.check_and_train(options_from(**given))
     with pytest.raises(BadData, match="of a run with lr = 0.0002, not 0.1"):
-        train_command.train(options_from(**given | {"lr": 0.1}, resume=True))
+        train_command.check_and_train(options_from(**given | {"lr": 0.1}, resume=True))
 
 
 @pytest.mark.parametrize("llm, named", [("out/llm", "llm"), ("llm", "{here}/llm")])
@@ -382,7 +426,7 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm,
     id as it is."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(TOY / "llm", llm)
-    train_command.train(options_from(**given_for(tmp_path, llm=llm, output="out")))
+    train_command.check_and_train(options_from(**given_for(tmp_path, llm=llm, output="out")))
     adapter = json.loads(Path("out/adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == named.format(here=tmp_path)
     shutil.move("out", "moved")
@@ -430,7 +474,7 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     options = parsed(monkeypatch, "--data", "toy", "--no-prune", "--no-recall")
     assert options.given == {"data", "prune", "recall"}
     assert (options.prune, options.recall, options.last_k) == (False, False, None)
-    assert options.batch == stages.DEFAULTS["batch"]
+    assert options.batch == train_command.TOY["batch"]
     with pytest.raises(SystemExit):
         parsed(monkeypatch, "--help")
     text = capsys.readouterr().out
@@ -462,7 +506,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, given, message):
     elif "init" in given:
         usual = {name: usual[name] for name in ("data", "root", "output", "device")}
     with pytest.raises(BadData, match=message) as error:
-        train_command.train(options_from(**usual | given))
+        train_command.check_and_train(options_from(**usual | given))
     assert not (tmp_path / "out").exists()
     if "root" not in given:
         assert "\n" not in str(error.value)
@@ -507,13 +551,15 @@ def saved(tmp_path_factory):
 
 
 def test_every_option_of_a_narrator_is_tested_with_init():
-    assert CHANGES.keys() | FIXED.keys() == train.settings_of(train.Recipe()).keys()
+    assert CHANGES.keys() | FIXED.keys() == train.settings_of(Options()).keys() - {"memory_target"}
 
 
 @pytest.mark.parametrize("given", [{}, {"last_k": "all"}, CHANGES], ids=str)
 def test_init_takes_what_is_given_and_keeps_the_rest(saved, given):
     first = load_narrator(str(saved))
-    second = train.pretrained(options_from(init=str(saved), **SAME, **given))
+    options = options_from(init=str(saved), **SAME, **given)
+    train_command.check_init(options)
+    second = train.pretrained(options)
     expected = {name: None if value == "all" else value for name, value in given.items()}
     assert asdict(second.config) == asdict(first.config) | expected
     for name, p in first.trainable().items():
@@ -523,7 +569,7 @@ def test_init_takes_what_is_given_and_keeps_the_rest(saved, given):
 @pytest.mark.parametrize("name, value", FIXED.items())
 def test_init_refuses_what_its_weights_are_not_made_for(saved, name, value):
     with pytest.raises(BadData) as error:
-        train.pretrained(options_from(init=str(saved), **{name: value}))
+        train_command.check_init(options_from(init=str(saved), **{name: value}))
     message = str(error.value)
     assert name.replace("_", "-") in message.split()[0]
     assert f"--init {saved}" in message
@@ -536,7 +582,7 @@ def test_a_narration_memory_is_trained_further(tmp_path):
     given = given_for(tmp_path, init=str(tmp_path / "first"), lr=1e-2)
     for name in ("llm", "memory_heads", "memory_tokens", "lora_rank"):
         given.pop(name)
-    train_command.train(options_from(**given))
+    train_command.check_and_train(options_from(**given))
     first = load_narrator(str(tmp_path / "first"))
     second = load_narrator(str(tmp_path / "out"))
     assert asdict(second.config) == asdict(first.config)
@@ -552,9 +598,9 @@ def begun(folder, **given):
     epic(folder / "root", width=32)
     options = options_from(**given_for(folder, **given))
     samples = list(data.load_dataset("ek100", options.root, "train"))
-    narrator = train_command.narrator_for(samples[0], options, torch.float32)
-    annotated = Annotated(samples, narrator)
-    train.begin(narrator, options, annotated)
+    narrator = train.make_narrator(options, samples[0], torch.float32)
+    annotated = train.Examples(samples, narrator)
+    first_weights(narrator, options.start, annotated)
     return narrator, annotated
 
 
@@ -610,7 +656,7 @@ def test_toy_runs_all_stages(tmp_path, monkeypatch):
     steps = {"encoder": 2, "language": 2, "look": 1}
     monkeypatch.setattr(stages, "STEPS", steps)
     out = tmp_path / "out"
-    train_command.train(options_from(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
+    train_command.check_and_train(options_from(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                      lora_rank=4, idle=1.0, recall_steps=3))
     assert steps_of(out) == steps | {"recall": 3, "narrator": 1}
     out.rename(tmp_path / "moved")
@@ -624,7 +670,7 @@ def test_quick_starts_from_what_others_have_learned(tmp_path):
     out = tmp_path / "out"
     options = options_from(data="toy", quick=True, output=str(out), limit=2, epochs=1.0)
     assert (options.recall, options.limit, options.batch) == (False, 2, 2)
-    train_command.train(options)
+    train_command.check_and_train(options)
     assert steps_of(out) == {"narrator": 1}
     assert load_narrator(str(out)).config.vision == str((TOY / "vision").resolve())
 
@@ -633,7 +679,7 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given."""
     monkeypatch.setattr(stages, "STEPS", {"look": 1})
     out = str(tmp_path / "out")
-    train_command.train(options_from(
+    train_command.check_and_train(options_from(
         data="toy", output=out, limit=2, batch=2, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
         llm=str(TOY / "llm"), vision=str(TOY / "vision"), narration_memory=5))
     model = load_narrator(out)
@@ -646,7 +692,7 @@ def test_a_frozen_memory_keeps_its_first_weights(tmp_path):
     trained = []
     for rate in (1e-3, 2e-3):
         out = str(tmp_path / str(rate))
-        train_command.train(options_from(
+        train_command.check_and_train(options_from(
             data="toy", output=out, limit=2, batch=1, epochs=0.5, lr=rate, quick=True,
             recall=True, recall_steps=1, freeze_memory=True))
         trained.append(load_narrator(out).trainable())
@@ -671,7 +717,7 @@ def test_fine_tuning_on_the_toy(tmp_path):
     """--data toy --init: the checkpoint's own models and settings, the last stage alone, nothing
     written beside it."""
     before = sorted(TOY.rglob("*"))
-    train_command.train(options_from(data="toy", init=str(TOY), output=str(tmp_path), limit=2,
+    train_command.check_and_train(options_from(data="toy", init=str(TOY), output=str(tmp_path), limit=2,
                                      batch=1, epochs=0.5, lr=1e-9))
     assert steps_of(tmp_path) == {"narrator": 1}
     assert sorted(TOY.rglob("*")) == before

@@ -39,37 +39,8 @@ from support.files.features import encode_pictures
 from toy import world
 from train import Recipe, fit
 
-# Options of train.py whose defaults differ: small models with a smaller LoRA, and FlowNar-C, for
-# videos of any length.
-DEFAULTS = {
-    "output": "out/toy",
-    "lr": 7e-4,
-    "warmup": 0.2,             # trainings differ less with it (experiments/README.md)
-    "batch": 4,
-    "epochs": 3.0,
-    "lora_dropout": 0.0,
-    "memory_dropout": 0.0,
-    "memory_tokens": 10,
-    "memory_heads": 4,
-    "lora_rank": 16,
-    "last_k": 10,
-    "start": "mimetic",
-    "long": 0.5,
-    "limit": 800,
-}
 # Steps of the stages before `recall`
 STEPS = {"encoder": 2400, "language": 500, "look": 1400}
-# Defaults with --quick: the models and `look` of other narrators, no `recall`, few videos.
-TOY = Path(__file__).parent
-QUICK = {
-    "vision": str(TOY / "checkpoint" / "vision"),
-    "llm": str(TOY / "checkpoint" / "llm"),
-    "look": str(TOY.parent / "experiments" / "base" / "look.safetensors"),
-    "recall": False,
-    "limit": 300,
-    "batch": 2,
-    "epochs": 2.0,
-}
 
 
 # ------------------------------------------------------------------------- encoder

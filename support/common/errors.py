@@ -6,8 +6,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import current_thread, main_thread
 
 from tqdm import tqdm
 
@@ -72,6 +74,24 @@ def command_line(main: Callable[[], None]) -> None:
     if message:
         print(message, file=sys.stderr)
     sys.exit(code)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A context that Ctrl-C and SIGTERM do not end; they act after it."""
+    if current_thread() is not main_thread():            # signals reach the main thread alone
+        yield
+        return
+    came = []
+    kept = {number: signal.signal(number, lambda number, frame: came.append(number))
+            for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        if came:
+            os.kill(os.getpid(), came[0])
 
 
 @cache

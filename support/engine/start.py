@@ -1,6 +1,23 @@
 """First weights: as published, and a connector that standardises its input (not in the paper)."""
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+
+def first_weights(narrator: nn.Module, start: str, examples: Sequence) -> None:
+    """Set the first weights of a new narrator (train.py --start).
+
+    start       "published", or "mimetic": made from the first 128 frames of each of at most 64
+                examples (their `x` [T, J, D])
+    """
+    if start == "published":
+        narrator.start_published()
+        return
+    videos = range(min(64, len(examples)))
+    # clones: a slice would keep all frames of its video in memory
+    frames = [examples[i].x[:128].clone() for i in videos]
+    narrator.initialise(torch.cat(frames))
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ from torch import nn
 import narrator as nar
 from baselines.lionfs import Aggregation
 from baselines.variants import load_narrator, make_config
-from commands import train as train_command
-from commands.train import options_from
+from commands import train_command
+from commands.train_command import options_from
 from helpers import tiny, video
 from support.common.errors import BadData
 from test_equalities import assert_same, both_ways
@@ -136,7 +136,7 @@ def test_only_features_are_read():
 
 def test_features_of_two_encoders_are_trained_on(tmp_path):
     given = given_for(tmp_path, **LION | {"width_second": 6})
-    train_command.train(options_from(**given))
+    train_command.check_and_train(options_from(**given))
     model = load_narrator(str(tmp_path / "out"))
     assert model.connector[0].in_features == 10
     assert model.aggregation.connector[0].in_features == 6

@@ -10,8 +10,8 @@ from torch import nn
 import narrator as nar
 from baselines.mod import MoDLayer
 from baselines.variants import load_narrator, make_config
-from commands import train as train_command
-from commands.train import options_from
+from commands import train_command
+from commands.train_command import options_from
 from helpers import grouped, small, tiny, video
 from support.common.errors import BadData
 from test_equalities import assert_same, both_ways, streamed_logits
@@ -172,7 +172,7 @@ def test_names_in_a_checkpoint(tmp_path):
 
 
 def test_a_narrator_with_routers_is_trained(tmp_path):
-    train_command.train(options_from(**given_for(tmp_path, **MOD, lr=1e-2, epochs=1.0)))
+    train_command.check_and_train(options_from(**given_for(tmp_path, **MOD, lr=1e-2, epochs=1.0)))
     model = load_narrator(str(tmp_path / "out"))
     assert model.config.mod_keep == 0.2
     assert len(routers(model)) == 2

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from commands import train as training_command
+from commands import train_command as training_command
 from experiments import paper, rates, runs, starts, tables
 from experiments.runs import Experiment, evaluate_command, needed, result, train_command
 from helpers import ROOT

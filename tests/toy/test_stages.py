@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import train
+from commands.train_command import Options
 from helpers import tiny
 from support.common.errors import BadData
 from toy import stages, world
@@ -13,7 +13,7 @@ from toy import stages, world
 
 def options_in(folder, **options):
     """Options of train.py, with an output folder."""
-    return train.Recipe(output=str(folder), lr=1e-3, recall=False, recall_steps=1, **options)
+    return Options(output=str(folder), lr=1e-3, recall=False, recall_steps=1, **options)
 
 
 def scene(seed, width):

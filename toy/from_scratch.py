@@ -6,14 +6,17 @@ import torch
 
 import narrator as nar
 from baselines import variants
+from streams.late import LateBatches
 from support.common.errors import BadData
 from support.engine import checkpoint
+from support.engine.start import first_weights
 from toy import stages, world
-from train import Example, Recipe, begin, new_config, pretrained, save, train_narrator
+from train import Example, Recipe, new_config, pretrained, save, train_narrator
 
 
 def train_toy(options: Recipe):
     """Train all stages; with --init, only the last one."""
+    torch.manual_seed(options.seed)
     variant = world.find_world(options.world, options.idle)
     kitchens = world.kitchens("train", options.limit, world=variant)
     if options.init:
@@ -22,7 +25,7 @@ def train_toy(options: Recipe):
     else:
         narrator, scenes = before_last_stage(options, variant, kitchens)
     examples = [Example(scene.x, scene.narrations) for scene in scenes]
-    train_narrator(narrator, examples, options)
+    train_narrator(narrator, examples, options, batches=LateBatches)
     save(narrator, options, torch.bfloat16)
 
 
@@ -38,20 +41,21 @@ def before_last_stage(options: Recipe, variant: world.World, kitchens: Iterable[
     J = 1 + options.grid ** 2
     check_toy_options(options)
     if not options.vision:
-        new_config(options, llm, vision, J, stages.WIDTH)      # refuses settings that cannot be
+        # refuses settings that cannot be
+        new_config(options, J, stages.WIDTH, llm=llm, vision=vision)
         train_model(stages.encoder, options, vision, variant)
     if not options.llm:
         train_model(stages.language, options, llm, variant)
 
     encoder = nar.VisionEncoder(vision, options.grid)
     torch.manual_seed(options.seed)
-    config = new_config(options, llm, vision, J, encoder.width)
+    config = new_config(options, J, encoder.width, llm=llm, vision=vision)
     narrator = variants.new_narrator(*checkpoint.load_llm(llm), config)
     if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
         raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")
 
     scenes = stages.scenes(encoder, narrator.layout, kitchens)
-    begin(narrator, options, scenes)
+    first_weights(narrator, options.start, scenes)
     if options.freeze_memory:
         narrator.memory.requires_grad_(False)
     stages.before_narrating(options, narrator, scenes)

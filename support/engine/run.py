@@ -1,5 +1,5 @@
-"""What any training needs: valid paths of models, the order of examples, sums over processes,
-resumable states, the log and the loss curve.
+"""What any training needs: valid paths of models, the order of examples, resumable states, the log and
+the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from support.common.devices import rank
 from support.common.disk import read_jsonl, write_tensors, write_text
-from support.common.errors import BadData
+from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
+from support.common.processes import (
+    PeerGone, from_first, leave_after_first, sum_tensors, summed, tensor_from_first, together,
+)
 from support.common.progress import progress, say
 from support.engine.run_options import RunOptions
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"given", "output", "device", "resume", "save_every", "val_limit", "checkpointing"}
+MAY_CHANGE = {"given", "memory_target", "output", "device", "resume", "save_every", "val_limit",
+              "checkpointing"}
 
 
 def portable_path(source: str, folder: str | Path = "") -> str:
@@ -43,6 +46,13 @@ def portable_path(source: str, folder: str | Path = "") -> str:
     return str(path)
 
 
+def paths_of_models(config, folder: str | Path) -> dict[str, str]:
+    """The models of a narrator's settings as a checkpoint in `folder` names them: those inside the
+    folder by relative paths, others by absolute ones.
+    """
+    return {kind: portable_path(getattr(config, kind), folder) for kind in config.MODEL_NAMES}
+
+
 def order(count: int, batch: int, step: int, seed: int) -> list[int]:
     """The examples (of `count`) of a step. Each epoch has a new random order.
 
@@ -51,14 +61,17 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
     examples = []
     for position in range(step * batch, (step + 1) * batch):
         epoch, index = divmod(position, count)
-        # another number for each seed and epoch, below a million epochs
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        permutation = torch.randperm(count, generator=generator)
-        examples.append(int(permutation[index]))
+        examples.append(int(permutation(count, epoch, seed)[index]))
     return examples
 
 
-# ------------------------------------------------------------------ several processes
+@lru_cache(2)                          # a batch can end one epoch and begin the next
+def permutation(count: int, epoch: int, seed: int) -> Tensor:
+    """The order of an epoch."""
+    # another number for each seed and epoch, below a million epochs
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(count, generator=generator)
+
 
 def seed_dropout(seed: int, step: int) -> None:
     """Each step and each process has random numbers of its own."""
@@ -66,33 +79,15 @@ def seed_dropout(seed: int, step: int) -> None:
     torch.manual_seed((seed * 1_000_003 + step) * processes + process)
 
 
-def summed(*numbers: float) -> list[float]:
-    """Each number, summed over all processes."""
-    _, processes = rank()
-    if processes == 1:
-        return list(numbers)
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    total = torch.tensor(numbers, dtype=torch.float32, device=device)
-    dist.all_reduce(total)
-    return total.tolist()
-
-
-def sum_gradients(parameters: dict[str, Tensor]) -> None:
-    """Sum gradients over all processes (data parallelism); once a step, after the accumulation."""
-    _, processes = rank()
-    if processes > 1:
-        for p in parameters.values():
-            dist.all_reduce(p.grad)
-
-
 # ------------------------------------------------------------------ one training
 
 class Run:
     """The steps of a training: resumable, logged, shown, on one process or several.
 
-    A context manager. Iterating gives the numbers of the steps that are left; each must be followed
-    by `update` and `after`. Ctrl-C, and an error that a user can mend (a file that is missing),
-    write the state after the last complete step.
+    A context manager. `steps` gives the numbers of the steps that are left; within each stand
+    `zero_gradients`, `backward`, `clip_gradients`, the optimizer's own step, and `done`. Whatever
+    ends it between two steps of the optimizer, the state is written: Ctrl-C, a damaged file, an
+    error in another process.
 
     stage       the name of its files in the folder --output: STAGE-state.safetensors,
                 STAGE-log.jsonl, STAGE-loss.png
@@ -103,10 +98,10 @@ class Run:
         self.stage = stage
         self.parameters = parameters
         self.optimizer = optimizer
-        self.steps = steps
+        self.number_of_steps = steps
         self.save_every = options.save_every
+        self.resume = options.resume
         folder = Path(options.output)
-        folder.mkdir(parents=True, exist_ok=True)
         self.state = folder / f"{stage}-state.safetensors"
         self.log = folder / f"{stage}-log.jsonl"
         self.settings = settings_of_run(options) | {
@@ -117,83 +112,130 @@ class Run:
         self.is_first_process = process == 0
         # The steps that are done; None within a step of the optimizer, from where no training can
         # be resumed.
-        self.done: int | None = 0
-        if options.resume and self.state.exists():
-            self.done = self.read_state()
-        self.saved = self.done
+        self.steps_done: int | None = 0
+        self.saved = 0
         self.random = torch.get_rng_state()                    # after the steps that are done
-        if self.is_first_process:
-            cut_log(self.log, self.done)
+        optimizer.register_step_pre_hook(self.before_update)
+        optimizer.register_step_post_hook(self.after_update)
 
     def __enter__(self) -> Run:
+        # One state for all, though the folder may be another one on each machine.
+        if self.resume and from_first(self.state.exists()):
+            self.read_state()
+        if self.is_first_process:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            cut_log(self.log, self.steps_done)
         return self
 
-    def __iter__(self) -> Iterator[int]:
-        steps = range(self.done, self.steps)
-        self.bar = progress(steps, self.stage, self.steps, "step", initial=self.done, mininterval=1)
-        yield from self.bar
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps that are left, with a progress bar."""
+        left = range(self.steps_done, self.number_of_steps)
+        self.bar = progress(left, self.stage, self.number_of_steps, "step",
+                            initial=self.steps_done, mininterval=1)
+        for self.step in self.bar:
+            yield self.step
 
-    @contextmanager
-    def update(self, step: int) -> Iterator[None]:
-        """Around a step of the optimizer."""
-        self.done = None
-        yield
-        self.done = step + 1
+    def zero_gradients(self) -> None:
+        """Zeros instead of None: all processes have the same gradients to sum."""
+        for p in self.parameters.values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            p.grad.zero_()
+
+    def backward(self, backward: Callable[[int], float], step: int) -> float:
+        """The loss of a step and its gradients: backward(step) of each process, summed."""
+        loss, = summed(together(backward, step))
+        sum_tensors([p.grad for p in self.parameters.values()])
+        return loss
+
+    def clip_gradients(self, largest: float) -> None:
+        """Scale the gradients, so that the norm of all of them is at most `largest`."""
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), largest)
+        if not norm.isfinite():
+            raise BadData(f"{self.stage}: the gradient is not finite at step {self.step}: are "
+                          f"features or weights damaged (NaN)? If they are not, lower --lr")
+
+    def before_update(self, *_) -> None:
+        self.steps_done = None
+
+    def after_update(self, *_) -> None:
+        self.steps_done = self.step + 1
         self.random = torch.get_rng_state()
 
-    def after(self, step: int, loss: float, validate: Callable[[int], dict]) -> None:
+    def done(self, step: int, loss: float, validate: Callable[[int], dict]) -> None:
         """Validate, log the step, and save the state if it is time to."""
         entry = {"step": step, "loss": loss}
         try:
             entry |= validate(step)
         finally:                                               # Ctrl-C during the validation
-            if self.is_first_process:
-                with self.log.open("a") as file:
-                    file.write(json.dumps(entry) + "\n")
+            together(self.write, entry)
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-        steps_done = step + 1
-        if steps_done % self.save_every == 0 or steps_done == self.steps:
+
+    def write(self, entry: dict) -> None:
+        """Log a step, and save the state if it is time to."""
+        if not self.is_first_process:
+            return
+        with self.log.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        if self.steps_done % self.save_every == 0 or self.steps_done == self.number_of_steps:
             self.save_state()
 
     def __exit__(self, kind, error, traceback) -> None:
-        if not self.is_first_process:
-            return
         if kind is None:
-            report_losses(self.log)
-        elif issubclass(kind, KeyboardInterrupt | BadData | OSError):
-            if self.done:
-                self.save_state()
-            if self.saved:
-                say(f"{self.stage}: {self.saved} of {self.steps} steps are saved; the same command "
-                    f"with --resume goes on from there")
+            if self.is_first_process:
+                report_losses(self.log)
+            return
+        with uninterrupted():
+            if self.is_first_process:
+                self.save_what_is_done()
+            if not issubclass(kind, PeerGone | KeyboardInterrupt):
+                leave_after_first()
+
+    def save_what_is_done(self) -> None:
+        if self.steps_done and self.steps_done != self.saved:
+            self.save_state()
+        if self.saved:
+            say(f"{self.stage}: {self.saved} of {self.number_of_steps} steps are saved; the same "
+                f"command with --resume goes on from there")
 
     def save_state(self) -> None:
         """Write one file with everything that `read_state` needs."""
-        if not self.is_first_process:
-            return
         tensors = {"random": self.random}
         for name, p in self.parameters.items():
             tensors[f"{name}|value"] = p
             for key, tensor in self.optimizer.state[p].items():
                 tensors[f"{name}|{key}"] = tensor
-        about = {"step": str(self.done), "settings": json.dumps(self.settings)}
-        write_tensors(self.state, tensors, about)
-        self.saved = self.done
+        about = {"step": str(self.steps_done), "settings": json.dumps(self.settings)}
+        with uninterrupted():
+            write_tensors(self.state, tensors, about)
+        self.saved = self.steps_done
 
     @torch.no_grad()
-    def read_state(self) -> int:
-        """Continue with the state -> the number of steps that are done.
+    def read_state(self) -> None:
+        """Continue with the state, which the first process reads for all.
 
         BadData if it is damaged, or of a run with other settings.
         """
-        about = check_settings_of_state(self.state, self.settings)
-        tensors = load_file(self.state)
+        about, tensors = together(self.content_of_state)
+        self.steps_done = self.saved = from_first(int(about.get("step", 0)))
         for name, p in self.parameters.items():
-            p.copy_(tensors[f"{name}|value"])
-            self.optimizer.state[p] = {key: tensors[f"{name}|{key}"].to(p.device)
-                                       for key in ("step", "exp_avg", "exp_avg_sq")}
-        torch.set_rng_state(tensors["random"])
-        return int(about["step"])
+            state = self.optimizer.state[p]
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = torch.zeros_like(p)
+            state["step"] = torch.zeros((), device=p.device)   # fused AdamW has it on the device
+            for key, tensor in {"value": p, **state}.items():
+                if tensors:
+                    tensor.copy_(tensors[f"{name}|{key}"])
+                tensor_from_first(tensor)
+        if tensors:
+            torch.set_rng_state(tensors["random"])
+        self.random = torch.get_rng_state()
+
+    def content_of_state(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """What a state says of itself, and its tensors; nothing in all processes but the first."""
+        if not self.is_first_process:
+            return {}, {}
+        return check_settings_of_state(self.state, self.settings), load_file(self.state)
 
 
 # ------------------------------------------------------------------ what is written

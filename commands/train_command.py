@@ -1,41 +1,67 @@
-"""python train.py: its options, the data set and the model, and what is printed."""
+"""python train.py: its options, what must hold before a training, and what is printed."""
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-import data
+import train
 from baselines import variants
-from narrator import Config, Narrator
-from support.common.devices import device_and_dtype, rank
+from narrator import Narrator
+from support.common.devices import rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.options import DATASETS, Parser
 from support.common.progress import say
 from support.engine import checkpoint
-from support.engine.cpu import speed_up
-from support.engine.run_options import ToyOptions, flag_of
-from support.engine.training import check_settings_of_state, portable_path, settings_of_run
+from support.engine.run import check_settings_of_state, portable_path, settings_of_run
+from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
+from support.engine.start import first_weights
 from support.files import own_videos
-from toy import stages
-from toy.train import train_toy
-from train import (
-    Example, Recipe, begin, mean_loss, new_config, pretrained, save, train_narrator,
-)
+from streams.late import LateBatches
+from train import Example, Recipe, mean_loss, settings_of, train_narrator
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 # what only a new narrator has, or learns in the toy before the paper's training
 ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
             "llm_width"}
+# what --init may change: it does not depend on the weights
+FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
 
+# The toy (--data toy): small models with a smaller LoRA, and FlowNar-C, for videos of any length.
+TOY = {
+    "output": "out/toy",
+    "lr": 7e-4,
+    "warmup": 0.2,             # trainings differ less with it (experiments/README.md)
+    "batch": 4,
+    "epochs": 3.0,
+    "lora_dropout": 0.0,
+    "memory_dropout": 0.0,
+    "memory_tokens": 10,
+    "memory_heads": 4,
+    "lora_rank": 16,
+    "last_k": 10,
+    "start": "mimetic",
+    "long": 0.5,
+    "limit": 800,
+}
+# With --quick: the models and stage `look` of other narrators, no stage `recall`, few videos.
+ROOT = Path(__file__).parents[1]
+QUICK = {
+    "vision": str(ROOT / "toy" / "checkpoint" / "vision"),
+    "llm": str(ROOT / "toy" / "checkpoint" / "llm"),
+    "look": str(ROOT / "experiments" / "base" / "look.safetensors"),
+    "recall": False,
+    "limit": 300,
+    "batch": 2,
+    "epochs": 2.0,
+}
 # Own videos (--data FOLDER): with the paper's batches of 64, a few videos would give only a handful
 # of steps. Epochs and rate: see `length_of_training`.
-BATCH_OF_OWN_VIDEOS = 2
-RATE = 2e-4                                    # the paper's
+OWN = {"batch": 2, "start": "mimetic"}
+RATE = Recipe.lr
 EPOCHS = 10.0
 LEAST_STEPS = 150                              # to learn new words
 NEW_WORDS = 2.0                                # loss of a token, in nats
@@ -43,10 +69,17 @@ NEW_WORDS = 2.0                                # loss of a token, in nats
 
 # ------------------------------------------------------------------ options
 
-def parse() -> Recipe:
-    """Options from the command line: the fields of Recipe."""
+@dataclass
+class Options(Recipe, FurtherOptions, variants.BaselineOptions, RunOptions, ToyOptions):
+    """All options of python train.py: the paper's first. Each base is a group of --help."""
+    # not an option: it follows from --start
+    memory_target: bool = False
+
+
+def parse() -> Options:
+    """Options from the command line."""
     parser = Parser(description="Train a narrator.", argument_default=argparse.SUPPRESS)
-    for kind in Recipe.__mro__[:-1]:                    # each class is a group; the paper's first
+    for kind in Options.__mro__[1:-1]:
         group = parser.add_argument_group(kind.__doc__.splitlines()[0].rstrip("."))
         for f in fields(kind):
             if f.name in kind.__annotations__ and f.metadata:
@@ -54,7 +87,7 @@ def parse() -> Recipe:
     options = options_from(**vars(parser.parse_args()))
 
     for name in sorted(options.given):
-        flag = flag_of(name, getattr(Recipe, name))
+        flag = flag_of(name, getattr(Options, name))
         if options.data == "toy" and name in NOT_TOY:
             parser.error(f"{flag}: the toy renders its videos, and trains on the CPU in float32")
         if options.data != "toy" and name in ToyOptions.__annotations__:
@@ -70,7 +103,7 @@ def parse() -> Recipe:
 
 
 def add_option(group, f: Field):
-    """Add a field of Recipe to the parser's options."""
+    """Add a field of Options to the parser's options."""
     flag = flag_of(f.name, f.default)
     text = f.metadata["help"]
     if isinstance(f.default, bool):
@@ -79,24 +112,23 @@ def add_option(group, f: Field):
         return
     if f.default is not None:
         text += f"; default {f.default}"
-    if f.name in stages.DEFAULTS:
-        text += f" (toy: {stages.DEFAULTS[f.name]})"
+    if f.name in TOY:
+        text += f" (toy: {TOY[f.name]})"
     kind = f.metadata["kind"]
     values = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
     group.add_argument(flag, help=text, **values)
 
 
-def options_from(**given) -> Recipe:
+def options_from(**given) -> Options:
     """All options, of those that were given: the toy and own videos have defaults of their own."""
     values = {}
-    data_set = given.get("data", Recipe.data)
+    data_set = given.get("data", Options.data)
     if data_set == "toy":
-        values |= stages.DEFAULTS
+        values |= TOY
         if given.get("quick"):
-            values |= stages.QUICK
+            values |= QUICK
     elif data_set not in DATASETS:
-        values["batch"] = BATCH_OF_OWN_VIDEOS
-        values["start"] = "mimetic"
+        values |= OWN
     if given.get("narration_memory"):
         values["last_k"] = 0                   # the second memory stands for past narrations
     if given.get("prune") is False:
@@ -107,14 +139,25 @@ def options_from(**given) -> Recipe:
     for name in ("root", "llm", "vision", "look", "init"):
         if values.get(name):
             values[name] = portable_path(values[name])
-    return Recipe(**values, given=frozenset(given))
+    values["memory_target"] = values.get("start", Options.start) == "mimetic"
+    return Options(**values, given=frozenset(given))
 
 
-# ------------------------------------------------------------------ a training
+def check_init(options: Options) -> None:
+    """BadData if an option that was given contradicts the weights of --init."""
+    files = checkpoint.read_checkpoint(options.init)
+    config = checkpoint.read_config(files, variants.make_config, None, {})
+    given = options.given - FREE
+    for name, value in settings_of(options).items():
+        trained = getattr(config, name, getattr(Options, name))
+        if name in given and value != trained:
+            flag = flag_of(name, getattr(Options, name))
+            raise BadData(f"{flag} ({name} = {value}) contradicts --init {options.init}, where "
+                          f"{name} = {trained}; leave one of them out")
 
-def train(options: Recipe):
-    """Check the output folder, and train."""
-    torch.manual_seed(options.seed)
+
+def check_output(options: Options) -> None:
+    """BadData if the folder --output holds something else than this training, interrupted."""
     output = Path(options.output)
     finished = output / checkpoint.ADAPTER
     check_writable(finished)
@@ -128,100 +171,62 @@ def train(options: Recipe):
         # before anything is loaded; epochs and rate of own videos are chosen only then
         chosen = () if options.data in DATASETS else {"epochs", "lr"} - options.given
         check_settings_of_state(state, settings_of_run(options), chosen)
-    process, processes = rank()
+    process, _ = rank()
     if options.resume and not states and process == 0:
         say(f"--resume: {output} holds no interrupted training; it starts from the beginning")
 
+
+# ------------------------------------------------------------------ a training
+
+def check_and_train(options: Options):
+    """Check what needs no model, and train."""
+    check_output(options)
+    if options.init:
+        check_init(options)
+    process, processes = rank()
     if options.data != "toy":
-        train_annotated(options)
+        train.train(options, start_as_chosen, learn)
     elif processes == 1:
+        from toy.from_scratch import train_toy
         train_toy(options)
     else:
         raise BadData("the toy trains in one process: start it without torchrun")
     if process == 0:
-        for state in output.glob("*-state.safetensors"):
+        for state in Path(options.output).glob("*-state.safetensors"):
             state.unlink()
         root = ["--root", options.root] if options.root else []
         words = ["--data", options.data, *root, "--model", options.output]
-        say(f"done: {output}; next: python evaluate.py stream {shlex.join(words)}")
+        say(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
 
 
-def train_annotated(options: Recipe):
-    """The paper's training on a data set, on one process or several."""
-    process, processes = rank()
-    device, dtype = device_and_dtype(options.device, options.dtype)
-    samples = load_samples(options, "train", options.limit)
-    held_out = load_samples(options, "val", options.val_limit) if options.val_limit else []
-    if device.startswith("cuda:"):                              # under torchrun: this process's GPU
-        torch.cuda.set_device(device)
-    if processes > 1:
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+def start_as_chosen(narrator: Narrator, examples: train.Examples, options: Options):
+    """The first weights of --start."""
+    first_weights(narrator, options.start, examples)
 
-    narrator = narrator_for(samples[0], options, dtype)
-    examples = Annotated(samples, narrator)
-    held_out = Annotated(held_out, narrator)
-    if not options.init:
-        begin(narrator, options, examples)
-    narrator.to(device)
-    speed_up(narrator, learns=True)
-    if processes > 1:                                           # all start from the same weights
-        for p in narrator.trainable().values():
-            dist.broadcast(p.data, 0)
+
+def learn(narrator: Narrator, examples: train.Examples, options: Options,
+          held_out: train.Examples):
+    """`train_narrator`, with --long and for own videos."""
     if options.data not in DATASETS:
+        look_through(narrator, examples.samples[0].name, options)
         choose_length(narrator, examples, options)
-    train_narrator(narrator, examples, options, held_out)
-    if process == 0:
-        save(narrator, options)
-    if processes > 1:
-        dist.destroy_process_group()
+    train_narrator(narrator, examples, options, held_out, LateBatches)
 
 
-def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
-    samples = data.load_dataset(options.data, options.root, split, limit)
-    return [data.shorten(sample, options.max_frames) for sample in samples]
-
-
-def narrator_for(sample: data.Sample, options: Recipe, dtype: torch.dtype) -> Narrator:
-    """The narrator that is trained: that of --init, or a new one for features like the sample's."""
-    vision = Config.vision                                      # of published features
-    if options.data not in DATASETS:
-        vision = own_videos.encoder_of(options.data, sample.name)
+def look_through(narrator: Narrator, video: str, options: Options):
+    """The vision model of a new narrator is that of the features, unless --vision is given."""
+    made_by = own_videos.encoder_of(options.data, video)
     if not options.init:
-        J, width = sample.read(0, 1).shape[1:]
-        llm = options.llm or Config.llm
-        config = new_config(options, llm, options.vision or vision, J, width)
-        config.fps = sample.fps
-        return variants.new_narrator(*checkpoint.load_llm(llm, dtype), config)
-    narrator = pretrained(options, dtype)
+        narrator.config.vision = options.vision or made_by
+        return
     looks_through = narrator.config.vision
-    if options.data not in DATASETS and Path(vision).resolve() != Path(looks_through).resolve():
+    if Path(made_by).resolve() != Path(looks_through).resolve():
         # no error: a folder and a hub id can be the same model
-        say(f"the features were made by {vision}, and the narrator looks through {looks_through}: "
+        say(f"the features were made by {made_by}, and the narrator looks through {looks_through}: "
             f"unless these are the same, encode the videos again (data.py encode --model)")
-    return narrator
 
 
-class Annotated(Sequence):
-    """Samples of a data set as examples; an example's features are read when it is indexed, and
-    only its range. BadData if the frames of a sample are not what the narrator needs.
-    """
-
-    def __init__(self, samples: list[data.Sample], narrator: Narrator):
-        for sample in samples:
-            data.check_sample(sample, narrator.config)
-        self.samples = samples
-        self.layout = narrator.layout
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Example:
-        sample = self.samples[index]
-        narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
-        return Example(sample.read(0, sample.num_frames), narrations)
-
-
-def choose_length(narrator: Narrator, examples: Sequence[Example], options: Recipe):
+def choose_length(narrator: Narrator, examples: Sequence[Example], options: Options):
     """Set epochs and learning rate for own videos, unless they are given."""
     first = [examples[i] for i in range(min(8, len(examples)))]
     loss = mean_loss(narrator, first)
@@ -252,4 +257,4 @@ def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict
 
 
 def main():
-    command_line(lambda: train(parse()))
+    command_line(lambda: check_and_train(parse()))
