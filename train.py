@@ -272,7 +272,7 @@ def new_config(options: Recipe, J: int, width: int, **others) -> nar.Config:
     return variants.make_config(**settings | others)
 
 
-def make_narrator(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
+def narrator_for(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
     """A narrator for features like the sample's; its first weights are still to be set."""
     J, width = sample.read(0, 1).shape[1:]
     config = new_config(options, J, width, fps=sample.fps)
@@ -313,7 +313,7 @@ def train(options: Recipe, start: Callable = start_published, learn: Callable = 
         if options.init:
             narrator = pretrained(options, dtype)
         else:
-            narrator = make_narrator(options, samples[0], dtype)
+            narrator = narrator_for(options, samples[0], dtype)
         examples = Examples(samples, narrator)
         held_out = Examples(held_out, narrator)
         if not options.init:

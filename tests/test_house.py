@@ -21,9 +21,9 @@ FLOORS = [
     ["narrator"],
     ["data", "stream"],
     ["baselines.mod", "baselines.lionfs", "baselines.narration_memory", "baselines.variants"],
-    ["streams"],
     ["train", "evaluate"],
-    ["toy.stages", "toy.train"],
+    ["streams"],
+    ["toy.stages", "toy.from_scratch"],
     ["commands"],
     ["experiments"],
 ]
@@ -103,8 +103,8 @@ def test_every_file_says_what_it_is(path):
 # What a reader has to take in: nodes of the syntax trees, not lines, so that nothing is won by
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
-    "the six files": 16_200,
-    "support": 26_000,                         # gates: how much a gate does
+    "the six files": 19_000,                   # each of them is its script
+    "support": 28_000,                         # gates; processes: what several of them agree on
     "experiments": 19_500,                     # overwriting: a world that asks for a gate
     "streams": 12_020,                         # no half line where a disk is full
     "toy": 16_400,                             # places: what the page shows of the memory

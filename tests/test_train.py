@@ -598,7 +598,7 @@ def begun(folder, **given):
     epic(folder / "root", width=32)
     options = options_from(**given_for(folder, **given))
     samples = list(data.load_dataset("ek100", options.root, "train"))
-    narrator = train.make_narrator(options, samples[0], torch.float32)
+    narrator = train.narrator_for(options, samples[0], torch.float32)
     annotated = train.Examples(samples, narrator)
     first_weights(narrator, options.start, annotated)
     return narrator, annotated

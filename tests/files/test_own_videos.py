@@ -14,7 +14,7 @@ import data
 import narrator as nar
 import train
 from baselines.variants import load_narrator
-from commands import data as data_command, evaluate as evaluate_command, train as train_command
+from commands import data as data_command, evaluate as evaluate_command, train_command
 from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
@@ -113,7 +113,7 @@ def test_four_commands(toys, tmp_path, capsys):
     assert stats["videos"] == 3 and stats["split"] == "all"
     assert "longest segment" in printed
 
-    train_command.train(train_command.options_from(data=str(own), init=str(TOY),
+    train_command.check_and_train(train_command.options_from(data=str(own), init=str(TOY),
                                       output=str(out), device="cpu",
                                       epochs=4.0, batch=2))
     log = read_jsonl(out / "narrator-log.jsonl")
@@ -137,7 +137,7 @@ def test_published_weights_are_fine_tuned(tmp_path):
     x = load_file(GOLDEN / "video.safetensors")["video_101"]
     folder = make_folder(tmp_path / "own", {"a": len(x), "b": len(x)},
                          "1,You put the pot.\n5,You talk to a woman.\n", x.shape[2])
-    train_command.train(train_command.options_from(data=str(folder), init=str(GOLDEN / "flownar"),
+    train_command.check_and_train(train_command.options_from(data=str(folder), init=str(GOLDEN / "flownar"),
                                       output=str(tmp_path / "out"), device="cpu", epochs=1.0))
     config = load_narrator(str(tmp_path / "out")).config
     assert config.readout == "cls" and config.width == x.shape[2]
@@ -147,10 +147,10 @@ def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
     slow = make_folder(tmp_path / "slow", {"a": 20, "b": 20}, width=16, fps="1.0",
                        vision="some/model")
     with pytest.raises(BadData, match="1 frames a second, the narrator needs 2"):
-        train_command.train(train_command.options_from(data=str(slow), init=str(TOY),
+        train_command.check_and_train(train_command.options_from(data=str(slow), init=str(TOY),
                                           output=str(tmp_path / "no"), device="cpu"))
     out = tmp_path / "out"
-    train_command.train(train_command.options_from(data=str(slow), llm=str(TOY / "llm"),
+    train_command.check_and_train(train_command.options_from(data=str(slow), llm=str(TOY / "llm"),
                                       output=str(out),
                                       device="cpu", epochs=1.0, memory_heads=2, memory_tokens=4,
                                       lora_rank=4))
