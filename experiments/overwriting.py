@@ -73,10 +73,10 @@ class PlacesWorld(NamedTuple):
 BASE = PlacesWorld()
 SWEEPS = {
     "things in a row": [PlacesWorld(things=n) for n in (1, 2, 4, 8)],
-    "hidden for": [PlacesWorld(gap=gap) for gap in ((2, 4), (8, 16), (16, 32), (32, 64))],
+    "hidden for": [PlacesWorld(gap=gap) for gap in ((2, 4), (16, 32), (32, 64))],
     "idle frames": [PlacesWorld(idle=n) for n in (0, 32, 64)],
     "places": [PlacesWorld(places=n) for n in (3, 6, 12)],
-    "heads": [PlacesWorld(heads=n) for n in (4, 8, 16)],
+    "heads": [PlacesWorld(heads=n) for n in (4, 16)],
     "noise": [PlacesWorld(noise=n) for n in (0.03, 0.1)],
 }
 FIELDS = {"things in a row": "things", "hidden for": "gap", "idle frames": "idle",
@@ -385,12 +385,10 @@ def run_of(arm: str, world: PlacesWorld, seed: int, steps: int) -> MemoryTrainin
 def all_runs() -> list[MemoryTraining]:
     """Long trainings of all arms in the base world, short ones of some in all worlds. Rates must
     have been chosen."""
-    runs = []
-    for seed in SEEDS:
-        runs += [run_of(arm, BASE, seed, LONG) for arm in ARMS]
     worlds = dict.fromkeys(world for sweep in SWEEPS.values() for world in sweep)
-    for world in worlds:
-        for seed in SEEDS:
+    runs = [run_of(arm, BASE, seed, LONG) for seed in SEEDS for arm in ARMS]
+    for seed in SEEDS:
+        for world in worlds:
             runs += [run_of(arm, world, seed, SHORT) for arm in SWEPT]
     return runs
 
