@@ -27,11 +27,13 @@ from torch import Tensor, nn
 
 from baselines.memories import MEMORIES
 from clam import CLAM
+from experiments.paper import Claim
 from experiments.runs import RESULTS, ROOT, add_line, find_result, present_commit
+from experiments.show import cell, say_claim
 from support.common.errors import command_line
 from support.common.figures import pyplot, save_figure
-from support.common.intervals import ConfidenceInterval, compare_means
-from support.common.options import Parser
+from support.common.intervals import compare_means
+from support.common.options import Parser, in_range
 from support.common.progress import progress
 from support.engine.gates import effect_of_gate, gate_at_mean, has_gate
 
@@ -71,16 +73,15 @@ class PlacesWorld(NamedTuple):
 
 
 BASE = PlacesWorld()
+# {what differs: (the field, the worlds)}
 SWEEPS = {
-    "things in a row": [PlacesWorld(things=n) for n in (1, 2, 4, 8)],
-    "hidden for": [PlacesWorld(gap=gap) for gap in ((2, 4), (16, 32), (32, 64))],
-    "idle frames": [PlacesWorld(idle=n) for n in (0, 32, 64)],
-    "places": [PlacesWorld(places=n) for n in (3, 6, 12)],
-    "heads": [PlacesWorld(heads=n) for n in (4, 16)],
-    "noise": [PlacesWorld(noise=n) for n in (0.03, 0.1)],
+    "things in a row": ("things", [PlacesWorld(things=n) for n in (1, 2, 4, 8)]),
+    "hidden for": ("gap", [PlacesWorld(gap=gap) for gap in ((2, 4), (16, 32), (32, 64))]),
+    "idle frames": ("idle", [PlacesWorld(idle=n) for n in (0, 32, 64)]),
+    "places": ("places", [PlacesWorld(places=n) for n in (3, 6, 12)]),
+    "heads": ("heads", [PlacesWorld(heads=n) for n in (4, 16)]),
+    "noise": ("noise", [PlacesWorld(noise=n) for n in (0.03, 0.1)]),
 }
-FIELDS = {"things in a row": "things", "hidden for": "gap", "idle frames": "idle",
-          "places": "places", "heads": "heads", "noise": "noise"}
 
 
 def directions(world: PlacesWorld) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,14 +156,20 @@ for start in ("mimetic", "place"):
     ARMS[f"delta, {start}"] = Arm("delta", start)
     ARMS[f"gateddelta, {start}"] = Arm("gateddelta", start)
 ARMS["clam, authors"] = Arm("clam", "authors")
-ARMS["clam, by hand"] = Arm("clam", "place", "hand")
+ARMS["clam, by hand"] = Arm("clam", "mimetic", "hand")
 SWEPT = ["retnet, place", "fixed, place", "scalar, place", "clam, place", "clam, mimetic",
          "clam, by hand", "gateddelta, place"]
-NAMES = {
-    "retnet": "RetNet: fixed decays", "fixed": "CLAM, fixed decays that are learned",
-    "scalar": "one gate a head", "clam": "CLAM", "delta": "delta rule",
-    "gateddelta": "gated delta rule",
+PICTURED = ["retnet, place", "fixed, place", "scalar, place", "clam, place", "clam, by hand",
+            "gateddelta, place"]
+COMPARED = [("clam, place", "retnet, place"), ("clam, place", "fixed, place"),
+            ("clam, place", "scalar, place"), ("clam, place", "clam, mimetic"),
+            ("delta, place", "clam, place")]
+MEMORY_LABELS = {
+    "retnet": "RetNet", "fixed": "learned fixed decays", "scalar": "one gate a head",
+    "clam": "CLAM", "delta": "delta rule", "gateddelta": "gated delta rule",
 }
+START_LABELS = {"authors": "the authors' start", "mimetic": "mimetic start",
+                "place": "keys by place"}
 
 
 @torch.no_grad()
@@ -170,26 +177,29 @@ def keys_by_place(memory: CLAM, x: Tensor) -> None:
     """After `initialise`, with the same frames x [T, J, D]: each key channel belongs to one of the
     J tokens of a frame, and is 0 for the average of every other one.
     """
-    places = x.mean(0) - x.mean((0, 1))                                 # [J, D]
-    own = F.normalize(torch.linalg.pinv(places).mT, dim=1)              # own @ places.T: diagonal
+    average = x.mean(0)                                                 # [J, D]
+    own = F.normalize(torch.linalg.pinv(average).mT, dim=1)             # own @ average.T: diagonal
     channel = torch.arange(memory.width // 2)
     memory.w_k.weight.copy_(own[channel % len(own)])
     memory.w_q.weight.copy_(memory.w_k.weight)
 
 
 @torch.no_grad()
-def gate_by_hand(memory: CLAM, world: PlacesWorld) -> None:
-    """G of a place's key channels is 0.0003 for a token in which that place shows a thing, and
-    0.9997 or more for all others: the thing before is forgotten, what is hidden is kept.
+def set_by_hand(memory: CLAM, world: PlacesWorld) -> None:
+    """Each key channel belongs to a place. Its G is 0.0003 for a token in which that place shows a
+    thing, and 0.9997 or more for all others: the thing before is forgotten, what is hidden is kept.
     """
     places, visible, _ = directions(world)
     parts = torch.cat([places, visible[None]]) / SIZE ** 2              # of a token: 1 or 0
+    channel = torch.arange(WIDTH // 2)
+    place = channel % world.places
+    memory.w_k.weight.copy_(SIZE * parts[place])
+    memory.w_q.weight.copy_(memory.w_k.weight)
     to_rank, to_gate = memory.w_gate
     to_rank.weight.zero_()
     to_rank.weight[:len(parts)] = parts
     to_gate.weight.zero_()
-    channel = torch.arange(len(to_gate.weight))
-    to_gate.weight[channel, channel % world.places] = -16
+    to_gate.weight[channel, place] = -16
     to_gate.weight[:, world.places] = -16
     to_gate.bias.fill_(24)                      # 24, with one of the two 8, with both -8
 
@@ -208,7 +218,7 @@ def new_arm(arm: Arm, world: PlacesWorld, generator: torch.Generator) -> CLAM:
     if arm.gate == "fixed":                     # logits are the bias alone
         nn.init.zeros_(memory.w_gate[0].weight).requires_grad_(False)
     if arm.gate == "hand":
-        gate_by_hand(memory, world)
+        set_by_hand(memory, world)
         memory.w_gate.requires_grad_(False)
     return memory
 
@@ -322,7 +332,7 @@ def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
 
 # ------------------------------------------------------------------------------- theory
 
-def best_fixed_decay(world: PlacesWorld, videos: int = 300) -> tuple[float, float]:
+def best_fixed_decay(world: PlacesWorld, timelines_drawn: int = 2000) -> tuple[float, float]:
     """The share of right answers that one fixed decay reaches at best, and that decay q a frame.
 
     Keys of places and values of things are orthogonal, so for a place the state holds of thing v
@@ -334,7 +344,8 @@ def best_fixed_decay(world: PlacesWorld, videos: int = 300) -> tuple[float, floa
     over drawn timelines, for the best q. (Several decays, and read-outs that compare them, can do
     more.)
     """
-    shown, things = timelines(world, videos, torch.Generator().manual_seed(0))
+    one_place = world._replace(places=1)                                # all are alike
+    shown, things = timelines(one_place, timelines_drawn, torch.Generator().manual_seed(0))
     shows = F.one_hot(shown, THINGS + 1)[..., 1:].float()               # [B, T, P, THINGS]
     is_last = F.one_hot(things[:, -1] - 1, THINGS).bool()               # [B, P, THINGS]
     age = torch.arange(world.frames).flip(0)
@@ -385,7 +396,7 @@ def run_of(arm: str, world: PlacesWorld, seed: int, steps: int) -> MemoryTrainin
 def all_runs() -> list[MemoryTraining]:
     """Long trainings of all arms in the base world, short ones of some in all worlds. Rates must
     have been chosen."""
-    worlds = dict.fromkeys(world for sweep in SWEEPS.values() for world in sweep)
+    worlds = dict.fromkeys(world for _, sweep in SWEEPS.values() for world in sweep)
     runs = [run_of(arm, BASE, seed, LONG) for seed in SEEDS for arm in ARMS]
     for seed in SEEDS:
         for world in worlds:
@@ -403,15 +414,143 @@ def complete(runs: Iterable[MemoryTraining], jobs: int = 1) -> None:
             add_line(FILE, run_of_job[job].settings | commit | job.result())
 
 
+# ------------------------------------------------------------------------------- what is shown
+
+def results_of_arm(arm: str, world: PlacesWorld, steps: int) -> list[dict]:
+    """The results that are there, of all seeds."""
+    runs = [run_of(arm, world, seed, steps) for seed in SEEDS]
+    results = [result_of(run) for run in runs]
+    return [result for result in results if result is not None]
+
+
+def kept_numbers(results: list[dict], field: str) -> list[float]:
+    return [result[field] for result in results if result.get(field) is not None]
+
+
+def steps_to_learn(results: list[dict]) -> str:
+    """The first evaluation at which all trainings are right in nine of ten. - if one never is."""
+    first = []
+    for result in results:
+        first.append(min((steps for steps, right, _ in result["curve"] if right >= 0.9),
+                         default=None))
+    return "-" if None in first or not first else str(max(first))
+
+
+def label_of_arm(name: str) -> str:
+    arm = ARMS[name]
+    memory = "fixed" if arm.gate == "fixed" else arm.memory
+    label = f"{MEMORY_LABELS[memory]}, {START_LABELS[arm.start]}"
+    return "CLAM, keys and gate set by hand" if arm.gate == "hand" else label
+
+
+def table_of_arms() -> str:
+    """All arms in the base world, after long trainings."""
+    lines = ["| overwriting. Each place shows two things, one after the other (not in the paper) | "
+             "right | says the thing before | right, G at its mean | steps to .9 | seeds |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    for arm in ARMS:
+        results = results_of_arm(arm, BASE, LONG)
+        numbers = [cell(kept_numbers(results, field))
+                   for field in ("right", "before", "right_at_mean")]
+        cells = [label_of_arm(arm), *numbers, steps_to_learn(results), str(len(results))]
+        lines.append(f"| {' | '.join(cells)} |")
+    share, decay = best_fixed_decay(BASE)
+    lines.append(f"| *theory: the best single decay, {decay:.2f} a frame* | {share:.3f} | - | - | - "
+                 "| - |")
+    return "\n".join(lines)
+
+
+def table_of_worlds() -> str:
+    """The base world, and others that differ from it in one thing, after short trainings."""
+    headers = [f"right after {SHORT} steps", *map(label_of_arm, SWEPT), "*theory: one decay*", "seeds"]
+    lines = [headers, ["---"] * len(headers)]
+    for sweep, (field, worlds) in SWEEPS.items():
+        for world in worlds:
+            value = getattr(world, field)
+            value = f"{value[0]} to {value[1]} frames" if field == "gap" else f"{value:g}"
+            results = [results_of_arm(arm, world, SHORT) for arm in SWEPT]
+            numbers = [cell(kept_numbers(of_arm, "right")) for of_arm in results]
+            share, _ = best_fixed_decay(world)
+            seeds = str(min(map(len, results)))
+            base = " (base)" if world == BASE else ""
+            lines.append([f"{sweep} {value}{base}", *numbers, f"{share:.3f}", seeds])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def differences() -> list[str]:
+    """Differences of two arms after long trainings, as items of a list."""
+    lines = []
+    for first, second in COMPARED:
+        of_arms = []
+        for arm in (first, second):
+            shares = []
+            for result in results_of_arm(arm, BASE, LONG):
+                shares.append({str(video): right / BASE.places
+                               for video, right in enumerate(result["videos"])})
+            of_arms.append(shares)
+        interval = compare_means(*of_arms)
+        if interval:
+            lines.append(say_claim(Claim(label_of_arm(first), label_of_arm(second), "right"), interval))
+    return lines
+
+
+def table_of_overwriting() -> str:
+    """What the page shows."""
+    parts = [table_of_arms(), "\n".join(differences()), table_of_worlds()]
+    return "\n\n".join(part for part in parts if part)
+
+
+def draw_overwriting(png: str | Path) -> None:
+    """Left: the share of right answers over steps. Right: for how long things have been hidden."""
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    colours = dict(zip(PICTURED, plt.cm.tab10.colors))
+    for arm, colour in colours.items():
+        results = results_of_arm(arm, BASE, LONG)
+        for result in results:
+            steps, shares, _ = zip(*result["curve"])
+            # who has learned ends early
+            left.plot([*steps, LONG], [*shares, shares[-1]], color=colour, alpha=0.8)
+
+        points = []
+        for world in SWEEPS["hidden for"][1]:
+            numbers = kept_numbers(results_of_arm(arm, world, SHORT), "right")
+            if numbers:
+                points.append((sum(world.gap) / 2, sum(numbers) / len(numbers)))
+        right.plot(*zip(*points), "o-", color=colour, label=label_of_arm(arm))
+    theory = [(sum(world.gap) / 2, best_fixed_decay(world)[0])
+              for world in SWEEPS["hidden for"][1]]
+    right.plot(*zip(*theory), "k--", label="theory: the best single decay")
+    left.axhline(best_fixed_decay(BASE)[0], color="black", linestyle="--")
+    left.set(xscale="log", xlabel="steps (each line a seed)", ylabel="right", ylim=(0, 1.02))
+    right.set(xscale="log", xlabel=f"frames for which a thing has been hidden ({SHORT} steps)")
+    for axes in (left, right):
+        axes.axhline(1 / THINGS, color="grey", linestyle=":")           # guessing
+    right.legend(fontsize=8, loc="lower left")
+    save_figure(figure, png)
+
+
+# ------------------------------------------------------------------------------- the command
+
 def run_overwriting(args: argparse.Namespace) -> None:
-    complete(trials(), args.jobs)
-    complete(all_runs(), args.jobs)
+    if args.picture:
+        draw_overwriting(args.picture)
+        return
+    if not args.show:
+        complete(trials(), args.jobs)
+        complete(all_runs(), args.jobs)
+    print(table_of_overwriting())
 
 
 def main():
     parser = Parser(prog="python -m experiments.overwriting",
                     description="Does an input-dependent gate help, and when is it learned?")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", action="store_true", help="show what is there; train nothing")
+    what.add_argument("--picture", nargs="?", const=PICTURE, metavar="FILE",
+                      help="draw what is there (default: assets/overwriting.png)")
+    parser.add_argument("--jobs", type=in_range(int, 1, 64, "a number from 1 to 64"), default=1,
+                        metavar="N", help="trainings at once (default: 1)")
     args = parser.parse_args()
     command_line(lambda: run_overwriting(args))
 
