@@ -2,6 +2,7 @@
 import argparse
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import torch
 import train
 from baselines import variants
 from narrator import Narrator
-from support.common.devices import rank
+from support.common.devices import check_launcher, rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
+from support.common.locks import locked
 from support.common.options import DATASETS, Parser
 from support.common.progress import say
 from support.engine import checkpoint
@@ -160,7 +162,6 @@ def check_output(options: Options) -> None:
     """BadData if the folder --output holds something else than this training, interrupted."""
     output = Path(options.output)
     finished = output / checkpoint.ADAPTER
-    check_writable(finished)
     states = list(output.glob("*-state.safetensors"))
     if states and not options.resume:
         raise BadData(f"{states[0]} is of an interrupted training; "
@@ -179,10 +180,23 @@ def check_output(options: Options) -> None:
 # ------------------------------------------------------------------ a training
 
 def check_and_train(options: Options):
-    """Check what needs no model, and train."""
-    check_output(options)
-    if options.init:
-        check_init(options)
+    """Check what needs no model, and train. One run at a time writes into --output."""
+    check_launcher()
+    check_writable(Path(options.output) / checkpoint.ADAPTER)
+    process, _ = rank()
+    with locked(options.output) if process == 0 else nullcontext():
+        check_output(options)
+        if options.init:
+            check_init(options)
+        train_as_chosen(options)
+    if process == 0:
+        root = ["--root", options.root] if options.root else []
+        words = ["--data", options.data, *root, "--model", options.output]
+        say(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
+
+
+def train_as_chosen(options: Options):
+    """All of a training; at its end, its states are deleted."""
     process, processes = rank()
     if options.data != "toy":
         train.train(options, start_as_chosen, learn)
@@ -194,9 +208,6 @@ def check_and_train(options: Options):
     if process == 0:
         for state in Path(options.output).glob("*-state.safetensors"):
             state.unlink()
-        root = ["--root", options.root] if options.root else []
-        words = ["--data", options.data, *root, "--model", options.output]
-        say(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
 
 
 def start_as_chosen(narrator: Narrator, examples: train.Examples, options: Options):

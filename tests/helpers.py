@@ -3,6 +3,8 @@ several tests."""
 import os
 import random
 import socket
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -49,13 +51,34 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
 
 
 def two_ranks() -> list[dict[str, str]]:
-    """The environments of two processes under torchrun, which itself takes seconds to start."""
+    """The environments of two processes under torchrun."""
+    return ranks(2)
+
+
+def ranks(processes: int) -> list[dict[str, str]]:
+    """The environments of processes under torchrun, which itself takes seconds to start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+    shared = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes),
                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+def run_together(words, processes: int = 2, folders=None) -> list[tuple[int, str]]:
+    """Runs a command in several processes -> exit code and stderr of each.
+
+    folders     where each runs; default: the project's root
+    """
+    folders = folders or [ROOT] * processes
+    running = [subprocess.Popen([sys.executable, *map(str, words)], cwd=folder, env=environment,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+               for environment, folder in zip(ranks(processes), folders)]
+    ended = []
+    for process in running:
+        _, errors = process.communicate(timeout=200)
+        ended.append((process.returncode, errors))
+    return ended
 
 
 def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

@@ -213,15 +213,6 @@ def test_encode_resumes_after_a_kill(videos, tmp_path):
         assert torch.allclose(resumed, expected, atol=0.02, rtol=0.02)
 
 
-def test_processes_share_the_videos(videos, tmp_path, monkeypatch):
-    """Under torchrun."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for process, count in ((0, 2), (1, 3)):
-        monkeypatch.setenv("RANK", str(process))
-        encode(videos, tmp_path)
-        assert len(list(tmp_path.glob("*.safetensors"))) == count
-
-
 def test_damaged_videos_are_listed(videos, tmp_path, capsys):
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(b"no video")

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 
 import torch
 
@@ -24,7 +26,8 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
             device = "mps"
         if torch.cuda.is_available():
             device = "cuda"
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
+    _, processes = rank()
+    if device == "cuda" and processes > 1:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
@@ -44,9 +47,40 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+# what torchrun sets in each of its processes
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# How other launchers, and clusters, say how many processes they start: SLURM, Open MPI, MPICH and
+# Intel MPI, PALS, MVAPICH, LSF, Flux; and which of them this one is, counted from 0.
+SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS",
+         "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_SIZE", "PALS_LOCAL_SIZE",
+         "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
+NUMBERS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
+           "MPI_LOCALRANKID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK",
+           "FLUX_TASK_RANK")
+
+
 def rank() -> tuple[int, int]:
     """(rank, processes) under torchrun, else (0, 1)."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if not all(os.environ.get(name) for name in OF_TORCHRUN):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def check_launcher() -> None:
+    """BadData if another launcher than torchrun has started several processes: each would do the
+    whole work. For all commands that share work.
+    """
+    if all(os.environ.get(name) for name in OF_TORCHRUN):
+        return
+    least = {name: 0 for name in SIZES} | {name: 1 for name in NUMBERS}
+    for name, first in least.items():
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) + first > 1:
+            count = int(value) + first
+            command = shlex.join(["torchrun", "--nproc-per-node", str(count), *sys.argv])
+            raise BadData(f"{name}={value} says that there are several processes, and only those "
+                          f"of torchrun share work: {command} (several machines: "
+                          f"docs/training.md); for one process alone, unset {name}")
 
 
 def quiet() -> None:

@@ -5,9 +5,13 @@ line, and none waits for a process that is gone.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,24 +31,29 @@ class PeerGone(BadData):
 
 
 LONGEST_SAVING = timedelta(seconds=60)                   # of a state, after an error
-store: dist.Store | None = None                          # what the processes have in common
+
+
+@cache
+def common_store() -> dist.Store:
+    """A dictionary that all processes have in common."""
+    with peers("cannot be reached"):
+        store, _, _ = next(dist.rendezvous("env://"))
+        return store
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
     """A context in which the processes of torchrun can exchange tensors of `device`."""
-    _, processes = rank()
-    if processes == 1:
+    if rank() == (0, 1):
         yield
         return
     backend = "gloo"
     if device.startswith("cuda"):
         torch.cuda.set_device(device)                    # this process's GPU
         backend = "nccl"
-    global store
+    process, processes = rank()
     with peers("cannot be reached"):
-        store, process, processes = next(dist.rendezvous("env://"))
-        dist.init_process_group(backend, store=store, rank=process, world_size=processes)
+        dist.init_process_group(backend, store=common_store(), rank=process, world_size=processes)
     yield
     # not after an error: the others may be gone, and would be waited for
     dist.destroy_process_group()
@@ -113,9 +122,9 @@ def leave_after_first() -> None:
         return
     try:
         if process == 0:
-            store.set("may leave", "")
+            common_store().set("may leave", "")
         else:
-            store.wait(["may leave"], LONGEST_SAVING)
+            common_store().wait(["may leave"], LONGEST_SAVING)
     except RuntimeError:                                 # the first process is gone
         pass
 
@@ -137,3 +146,55 @@ def tensor_from_first(tensor: Tensor) -> None:
     if processes > 1:
         with peers():
             dist.broadcast(tensor.data, 0)
+
+
+# ---------------------------------------------------------------------- work in shares
+
+PAUSE = 0.2                                              # [s] between two looks at the others
+numbers = count()                                        # of what is done in shares
+
+
+def share(items: Sequence) -> Sequence:
+    """The items that are this process's work, of a list that all processes have."""
+    process, processes = rank()
+    return items[process::processes]
+
+
+def in_shares(work: Callable[[], Any]) -> list[Any]:
+    """work() of each process -> what each has given, in all processes.
+
+    No process goes on, or ends, before all are through, however long that takes: torchrun ends all
+    when one has ended with an error. After an error in one, it is raised there, and PeerFailed in
+    the others. No process group is needed.
+    """
+    process, processes = rank()
+    if processes == 1:
+        return [work()]
+    store = common_store()
+    name = f"shares {next(numbers)}"
+    failed = None
+    result = None
+    try:
+        result = work()
+    except Exception as error:
+        failed = error
+    with peers():
+        store.set(f"{name} {process}", pickle.dumps((failed is not None, result)))
+        store.add(f"{name} through", 1)
+        wait_for(store, f"{name} through", processes)
+        all_of_them = [pickle.loads(store.get(f"{name} {n}")) for n in range(processes)]
+        # the first process can hold the store, so it leaves last
+        store.add(f"{name} read", 1)
+        if process == 0:
+            wait_for(store, f"{name} read", processes)
+    if failed is not None:
+        raise failed
+    if any(others_failed for others_failed, _ in all_of_them):
+        raise PeerFailed("another process of this run could not do its part; its own message says "
+                         "why")
+    return [given for _, given in all_of_them]
+
+
+def wait_for(store: dist.Store, key: str, number: int) -> None:
+    while store.add(key, 0) < number:
+        time.sleep(PAUSE)

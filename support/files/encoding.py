@@ -6,11 +6,14 @@ from pathlib import Path
 
 import torch
 
-from support.common.devices import rank
+from support.common.devices import check_launcher, rank
 from support.common.disk import check_name, check_writable, write_tensors
 from support.common.errors import BadData
+from support.common.iterate import prefetch
+from support.common.locks import Locked, locked
+from support.common.processes import in_shares, share
 from support.common.progress import progress, say
-from support.files.features import encode_pictures, read_header
+from support.files.features import encode_batches, read_header
 from support.files.video import Video
 
 
@@ -24,11 +27,13 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     renew       encode videos again that have changed, or whose files were made with other settings
 
     A file appears when it is complete, and finished files are not made again: after a kill, repeat
-    the command. Under torchrun each process encodes a part of the videos.
+    the command. Under torchrun each process encodes a part of the videos; so do several commands
+    with one `output`.
 
-    Raises BadData at the end if a video failed; at once if a file is damaged, or (without `renew`)
-    is of another video or was made with other settings.
+    Raises BadData at the end if a video failed; before all work if a file is damaged, or (without
+    `renew`) is of another video or was made with other settings.
     """
+    check_launcher()
     check_writable(output / "features.safetensors")
     headers = {}                               # file of features: what it says of itself
     for source in map(Path, videos):
@@ -39,28 +44,50 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
                           f"kept by that name")
         headers[features] = settings | file_size(source)
 
-    process, processes = rank()
-    to_do = [(source, features) for source, features in [*zip(videos, headers)][process::processes]
-             if not is_made(features, headers[features], renew)]
-    encoder = load() if to_do else None
-    failed = 0
-    for source, features in progress(to_do, "encoding", unit="video"):
-        fps = float(settings["fps"])
-        try:
-            video = Video(source, fps, largest=2 * encoder.image_size)
-            frames = [tokens.to("cpu", torch.bfloat16)
-                      for tokens in encode_pictures(video, encoder, batch)]
-            x = torch.stack(frames)            # [T, J, D]
-        except BadData as error:
-            say(str(error))
-            failed += 1
-            continue
-        video.report()
-        write_tensors(features, {"features": x},
-                      headers[features] | {"duration": str(len(x) / fps)})
+    def missing() -> list[tuple[str, Path]]:
+        return [(source, features) for source, features in share([*zip(videos, headers)])
+                if not is_made(features, headers[features], renew)]
+
+    process, _ = rank()
+    to_do = in_shares(missing)[process]
+
+    def encode_missing() -> list[str]:
+        """-> the videos that could not be encoded."""
+        encoder = load() if to_do else None
+        failed = []
+        for source, features in progress(to_do, "encoding", unit="video"):
+            try:
+                with locked(output, features.stem):
+                    if not is_made(features, headers[features], renew):
+                        encode_video(source, features, encoder, headers[features], batch)
+            except (UnreadableVideo, Locked) as error:
+                say(str(error))
+                failed.append(source)
+        return failed
+
+    failed = sum(in_shares(encode_missing), [])
     if failed:
-        raise BadData(f"{failed} of {len(to_do)} videos could not be encoded (named above); "
+        raise BadData(f"{len(failed)} of {len(videos)} videos could not be encoded (named above); "
                       f"the others are done")
+
+
+class UnreadableVideo(BadData):
+    """A video that cannot be encoded; others can."""
+
+
+def encode_video(source: str, features: Path, encoder: Callable, header: dict[str, str],
+                 batch: int) -> None:
+    """Write the features of one video. A thread decodes while the encoder works."""
+    fps = float(header["fps"])
+    try:
+        video = Video(source, fps, largest=2 * encoder.image_size)
+        pictures = prefetch(video, 2 * batch)
+        x = torch.cat([tokens.to("cpu", torch.bfloat16)
+                       for tokens in encode_batches(pictures, encoder, batch)])    # [T, J, D]
+    except (BadData, OSError) as error:
+        raise UnreadableVideo(str(error)) from error
+    video.report()
+    write_tensors(features, {"features": x}, header | {"duration": str(len(x) / fps)})
 
 
 def file_size(video: str | Path) -> dict[str, str]:

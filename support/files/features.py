@@ -166,13 +166,21 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
     batch       pictures per call of `vision`, which gets no batch of which every picture is the
                 same array as the last picture before it (a still one)
     """
+    for x in encode_batches(pictures, vision, batch):
+        yield from x
+
+
+def encode_batches(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
+                   batch: int) -> Iterator[Tensor]:
+    """The same, a batch at a time [B, J, D]: on a GPU, one copy there and one back."""
     last = None
     for chunk in chunks(pictures, batch):
         if any(picture is not last for picture in chunk):
             x = vision(torch.from_numpy(np.stack(chunk)))
-            yield from x
+            yield x
         else:
-            yield from [x[-1]] * len(chunk)
+            x = x[-1:].expand(len(chunk), *x.shape[1:])
+            yield x
         last = chunk[-1]
 
 

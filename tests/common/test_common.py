@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import ROOT
+from helpers import ROOT, ranks
 from streams.inputs import Input, name_of
 from streams.subtitles import Writers
 from support.common.disk import (
@@ -227,8 +227,9 @@ def test_progress_in_a_pipe_is_a_line_a_minute(capsys, monkeypatch):
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for rank, shown in (("0", True), ("1", False)):
-        monkeypatch.setenv("RANK", rank)
+    for environment, shown in zip(ranks(2), (True, False)):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
         assert list(progress("abc", "x", 3, "step", mininterval=0)) == ["a", "b", "c"]
         assert ("100%" in capsys.readouterr().err) == shown
 

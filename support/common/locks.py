@@ -1,0 +1,53 @@
+"""One run at a time: in a folder, or at a file."""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from support.common.errors import BadData
+
+
+class Locked(BadData):
+    """Another run is at work there."""
+
+
+@contextmanager
+def locked(folder: str | Path, name: str = "") -> Iterator[None]:
+    """A context in which no other run has this lock; Locked if another one has it.
+
+    folder      is made; if nothing has been written into it, it is removed again
+    name        of what is locked in the folder; "": all of it
+
+    The system holds the lock, so that a run that is killed leaves none. (What it does leave is an
+    empty file, which locks nothing.)
+    """
+    folder = Path(folder)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadData(f"{folder}: cannot be made ({error.strerror}); choose another place") from error
+    file = folder / f".{name}.lock"
+    lock = FileLock(file, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise Locked(f"{folder}: another run is writing {name or 'into it'}; wait for it, or choose "
+                     f"another --output") from None
+    except (OSError, NotImplementedError):       # a disk that knows no locks: as if there were none
+        lock = None
+    try:
+        yield
+    finally:
+        if lock:
+            file.unlink(missing_ok=True)         # while it is held
+            lock.release()
+        for path in made:                        # the innermost first
+            try:
+                os.rmdir(path)
+            except OSError:                      # not empty
+                break
