@@ -154,7 +154,7 @@ PAUSE = 0.2                                              # [s] between two looks
 numbers = count()                                        # of what is done in shares
 
 
-def share(items: Sequence) -> Sequence:
+def my_share(items: Sequence) -> Sequence:
     """The items that are this process's work, of a list that all processes have."""
     process, processes = rank()
     return items[process::processes]

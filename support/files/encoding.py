@@ -11,7 +11,7 @@ from support.common.disk import check_name, check_writable, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.locks import Locked, locked
-from support.common.processes import in_shares, share
+from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
 from support.files.features import encode_batches, read_header
 from support.files.video import Video
@@ -45,7 +45,7 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
         headers[features] = settings | file_size(source)
 
     def missing() -> list[tuple[str, Path]]:
-        return [(source, features) for source, features in share([*zip(videos, headers)])
+        return [(source, features) for source, features in my_share([*zip(videos, headers)])
                 if not is_made(features, headers[features], renew)]
 
     process, _ = rank()
