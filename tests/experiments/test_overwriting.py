@@ -158,7 +158,7 @@ def few(monkeypatch, tmp_path):
     file = tmp_path / "overwriting.jsonl"
     arms = {"delta, place": Arm("delta", "place"), "clam, mimetic": Arm("clam", "mimetic")}
     for name, value in {"FILE": file, "ARMS": arms, "SWEPT": ["delta, place"], "BASE": TINY,
-                        "COMPARED": [], "SWEEPS": {"places": ("places", [TINY])}, "RATES": (0.003,), "TRIAL": 3,
+                        "COMPARED": [], "SWEEPS": {"hidden for": ("gap", [TINY])}, "RATES": (0.003,), "TRIAL": 3,
                         "LONG": 2, "SHORT": 1, "SEEDS": (0,)}.items():
         monkeypatch.setattr(overwriting, name, value)
     return file
