@@ -449,7 +449,6 @@ def later_frames(narrator: nar.Narrator, x: Tensor, whole: Cache, n: int, more: 
     and each other. whole: the cache of all tokens of the video.
     """
     config = narrator.config
-    device = narrator.device
     layout = narrator.layout
 
     # Back to the moment at which the last frame of segment n had been fed.
@@ -461,18 +460,14 @@ def later_frames(narrator: nar.Narrator, x: Tensor, whole: Cache, n: int, more: 
     cache.tokens = tokens.select([i < position for i in numbers])
     cache.crop()
     frame = cache.tokens.ids.count(nar.FRAME) // layout.J               # the number of the next one
-    kind, segment, number = cache.tokens.for_rule()
-    seen = nar.visible(kind, segment, number, n, config.last_k, config.prune)
-    cache.keep(seen)
+    cache.keep(nar.visible(cache.tokens, n, config.last_k, config.prune))
 
     fed = nar.Tokens()
     for _ in range(more):
         fed += layout.frame(n)
-    ids = torch.tensor(fed.ids, device=device)
-    x = x[frame:frame + more].to(device)
-    e = narrator.embed(ids, x)
-    positions = torch.arange(position, position + len(fed), device=device)
-    mask = cache.mask(fed.ids).to(device)
+    e = narrator.embed(fed.ids, x[frame:frame + more])
+    positions = torch.arange(position, position + len(fed))
+    mask = cache.mask(len(fed))
     hidden = narrator.run(e, positions, mask, cache)
     per_frame = hidden.unflatten(0, (more, -1))                         # [more, J + 1, D_lm]
     return per_frame[:, -1]

@@ -22,12 +22,12 @@ for both, and `visible` is at once the training mask (Fig. 4) and the rule by wh
 prunes.
 
 `python narrator.py` draws the mask of Fig. 4. Does not include: the streaming loop (stream.py);
-batches (as in the published code, one video at a time, with gradient accumulation).
+batches (as in the authors' code, one video at a time, with gradient accumulation).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from itertools import compress
 from pathlib import Path
 
@@ -35,53 +35,63 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
-from baselines.memories import MEMORIES, new_memory
+from clam import CLAM
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, lora
-from support.engine.settings import MoreSettings, check_settings
-from support.engine.start import start_as_published, start_connector
+from support.engine import attention, checkpoint, family, lora, settings
+from support.engine.pictures import letterbox
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
           "Below is their conversation, interleaved with the list of video frames received by the "
           "assistant.")
 INSTRUCTION = "Please concisely narrate the video in real time."
 
-# Above so many tokens `Narrator.forward` attends segment by segment, which is then faster than with
-# a mask of all pairs (support/engine/attention.py).
+MEMORIES = {"clam": CLAM}       # the visual memories, by name; baselines/ adds its own
+
+# Above so many tokens `Narrator.parallel` attends segment by segment, which is then faster than with
+# a mask of all pairs.
 LARGEST_MASK = 640
 
 
 @dataclass
-class Config(MoreSettings):
-    """The paper's settings.
-
-    The settings of the published code and of streams without end are in support/engine/settings.py.
-    They are fields of the same object, and of the same narrator.json.
-    """
+class Config:
+    """All settings of a narrator, as in narrator.json (support/engine/checkpoint.py)."""
     # hub ids or folders; relative folders are inside the checkpoint
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"
     vision: str = "google/siglip-large-patch16-384"
+    # frames (§3.1)
     grid: int = 3                 # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
     width: int = 1024             # D
     fps: float = 2.0              # frames per second
+    # the visual memory (§3.3)
     memory: str = "clam"          # one of MEMORIES
     memory_tokens: int = 20       # M
+    memory_heads: int = 8         # h
+    memory_target: bool = True    # learn a start of each memory token; the authors' models: no
+    memory_dropout: float = 0.1   # of the memory's self-attention
+    readout: str = "frame"        # M_t is read after the whole frame; "cls", as the authors' code
+                                  # does: after the frame's first token
+    # the context (§3.4)
     prune: bool = True            # dynamic context management; off, without memory: VideoLLM-online
     last_k: int | None = None     # FlowNar-C: narrations kept, 0 for none; None: all
+    keep_newline: bool = False    # keep the newlines of narrations that are removed (authors' code)
+    max_segment: float | None = None    # [s] until a segment is restarted; None: never
+    max_position: int | None = None     # from here on positions are turned back; None: never
+    # the trigger (§3.2)
     theta: float = 0.8            # narrate when p([SKIP]) <= theta
     theta_low: float = 0.5        # the threshold soon after a narration
     refractory: float = 4.0       # for how long after it [seconds]
     max_new_tokens: int = 100     # of a narration that does not end by itself
-    readout: str = "frame"        # M_t is read after the whole frame; "cls", as the published code
-                                  # does: after the frame's first token
+    # LoRA (App. B.6)
     lora_rank: int = 128
     lora_alpha: float = 256
+    lora_dropout: float = 0.05
+
+    MODEL_NAMES = ("llm", "vision")         # no setting: which settings name models
 
     def __post_init__(self):
         """BadData if a value has the wrong type, is out of range, or contradicts another one."""
-        check_settings(self, MEMORIES)
+        settings.check_settings(self, MEMORIES)
 
     @property
     def J(self) -> int:
@@ -122,24 +132,6 @@ class VisionEncoder(nn.Module):
         return frame_tokens(self.model, pixels.to(dtype), self.grid)
 
 
-def letterbox(frames: Tensor, size: int) -> Tensor:
-    """[T, H, W, 3] in 0..1 -> [T, 3, size, size]: longer side scaled to `size`, the rest black."""
-    frames = rearrange(frames, "t h w c -> t c h w")
-    height, width = frames.shape[2:]
-    if (height, width) == (size, size):
-        return frames
-    scale = size / max(height, width)
-    new_height = max(1, round(height * scale))
-    new_width = max(1, round(width * scale))
-    frames = F.interpolate(frames, (new_height, new_width), mode="bicubic", antialias=True)
-    frames = frames.clamp(0, 1)
-    top = (size - new_height) // 2
-    left = (size - new_width) // 2
-    bottom = size - new_height - top
-    right = size - new_width - left
-    return F.pad(frames, (left, right, top, bottom))       # [T, 3, size, size]
-
-
 def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     """Normalised pixels [T, 3, S, S] -> X [T, J, D] = [CLS; patch tokens averaged to a grid x
     grid]. BadData if the vision model has no token for each patch, or no pooled output.
@@ -151,7 +143,7 @@ def frame_tokens(model: nn.Module, pixels: Tensor, grid: int) -> Tensor:
     if patches.shape[1] < side * side or cls is None:
         raise BadData("the vision model has no token for each patch, or no pooled output; use "
                       "SigLIP, CLIP, ViT or DINOv2")
-    # SigLIP has no CLS token: as published, its pooled output stands for the paper's
+    # SigLIP has no CLS token: as in the authors' code, its pooled output stands for the paper's
     tokens = [cls[:, None]]
     if grid:
         patches = rearrange(patches, "t (h w) d -> t d h w", h=side)
@@ -203,12 +195,6 @@ class Tokens:
         self.learn += other.learn
         return self
 
-    def __add__(self, other: Tokens) -> Tokens:
-        both = Tokens()
-        both += self
-        both += other
-        return both
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -217,19 +203,10 @@ class Tokens:
         lists = (self.ids, self.kind, self.segment, self.number, self.learn)
         return Tokens(*[list(compress(values, chosen)) for values in lists])
 
-    def for_rule(self, device="cpu") -> Tensor:
-        """What `visible` asks of each token: its kind, segment and number [3, L]."""
-        return torch.tensor([self.kind, self.segment, self.number], device=device)
-
     def labels(self) -> Tensor:
         """The labels (§3.5): the successor of each token [L], -100 where nothing is learned."""
         labels = [i if learn else -100 for i, learn in zip(self.ids, self.learn)]
         return torch.tensor(labels[1:] + [-100])
-
-    def positions(self) -> Tensor:
-        """What the counter l of Algorithm 2 gives to each token [L]: 0, 1, 2, ..."""
-        return torch.arange(len(self))
-
 
 class Layout:
     r"""Turns a stream into tokens, in the pieces in which it is fed; training concatenates the same
@@ -263,7 +240,7 @@ class Layout:
         self.M = M
         self.frame_places = [FRAME] * J
         self.memory_places = [MEMORY] * M
-        self.keep_newline = keep_newline    # of removed narrations, as the published FlowNar-C does
+        self.keep_newline = keep_newline    # of removed narrations, as the authors' FlowNar-C does
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open = self.encode("[")
@@ -285,7 +262,7 @@ class Layout:
         words = [i for i in ids if i != self.eot]
         text = self.tokenizer.decode(words, clean_up_tokenization_spaces=False)
         if self.tokenizer.clean_up_tokenization_spaces:
-            # " 's" -> "'s", as published; today's transformers does it for few tokenizers itself
+            # " 's" -> "'s", as in the authors' code; today's transformers seldom does it itself
             text = self.tokenizer.clean_up_tokenization(text)
         return text.strip()
 
@@ -306,14 +283,7 @@ class Layout:
             tokens.add(self.newline, PROMPT, segment=n)
         else:
             tokens.add(self.newline, NARRATION, segment=n, number=n - 1)
-        return tokens + self.memory_and_frame(n)
-
-    def memory_and_frame(self, n: int) -> Tokens:
-        """The visual part of `opening`: memory tokens and the first frame, [M_{t_{n-1}}; X_t].
-
-        By itself where a segment is opened anew (streams/bounds.py).
-        """
-        tokens = Tokens()
+        # [M_{t_{n-1}}; X_t]
         if self.M:
             tokens.add(self.open + self.memory_places + self.close, VISUAL, segment=n)
         return tokens.add(self.open + self.frame_places, VISUAL, segment=n)
@@ -340,13 +310,11 @@ class Layout:
 
     def sequence(self, narrations: Narrations) -> Tokens:
         """All tokens of a video with narrations (frame, ids without EOT), the first at frame 0."""
-        if not narrations or narrations[0][0] != 0:
-            raise ValueError("the first narration belongs to frame 0")
+        assert narrations and narrations[0][0] == 0, "the first narration belongs to frame 0"
         tokens = self.first()
         last = 0
         for n, (frame, ids) in enumerate(narrations):
-            if n > 0 and frame <= last:
-                raise ValueError(f"narration {n} at frame {frame} does not come after frame {last}")
+            assert n == 0 or frame > last, f"frame {frame} of narration {n} is not after {last}"
             for t in range(last + 1, frame + 1):
                 if t == last + 1:
                     tokens += self.opening(n)
@@ -362,21 +330,25 @@ class Layout:
 
 # ------------------------------------------------------ §3.4, §3.5 what a token sees
 
-def visible(kind, segment, number, now, last_k: int | None = None, prune: bool = True):
-    """The one visibility rule: does a token fed in segment `now` see one of this kind, segment and
-    number?
+def visible(tokens: Tokens, now: int | Tensor, last_k: int | None = None,
+            prune: bool = True) -> Tensor:
+    """The one visibility rule: which tokens does a token see that is fed in segment `now`?
+    Bool [L], or [N, L] where `now` has N segments [N, 1].
 
     It sees
         the prompt,
         frames and memory tokens of its own segment,
         the last k narrations before its segment (None: all; with k = 1, segment 2 sees number 1),
         narration tokens fed in its own segment: the end of text that opens it, and its own words.
-    Without pruning (VideoLLM-online) it sees everything. Tensors or NumPy arrays, which broadcast.
+    Without pruning (VideoLLM-online) it sees everything.
 
     And only what was fed before it, and itself: `attention_mask` adds that in training; in
-    streaming nothing else is there. Training attends by this rule (`Narrator.forward`), and the
+    streaming nothing else is there. Training attends by this rule (`Narrator.parallel`), and the
     cache is pruned by it (stream.py: `Context.discard`).
     """
+    kind = torch.tensor(tokens.kind)
+    segment = torch.tensor(tokens.segment)
+    number = torch.tensor(tokens.number)
     in_segment = segment == now
     if last_k is None:
         is_kept = number >= 0                           # true of all narrations
@@ -388,55 +360,13 @@ def visible(kind, segment, number, now, last_k: int | None = None, prune: bool =
     return (kind == PROMPT) | visual | narration | (not prune)
 
 
-def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True,
-                   device="cpu") -> Tensor:
+def attention_mask(tokens: Tokens, last_k: int | None = None, prune: bool = True) -> Tensor:
     """The training mask (§3.5, Fig. 4), bool [L, L].
 
     A query (row) attends to the visible keys (columns) up to itself.
     """
-    kind, segment, number = tokens.for_rule(device)
-    now = segment[:, None]                                  # of each query
-    seen = visible(kind, segment, number, now, last_k, prune)
-    return seen.tril()
-
-
-def segment_rows(tokens: Tokens, last_k: int | None = None,
-                 device="cpu") -> list[tuple[Tensor, Tensor]]:
-    """The same rule without an [L, L] tensor, for long videos: of most pairs of tokens, neither
-    sees the other.
-
-    For each segment: the indices of its tokens (queries) [q], and of all tokens that at least one
-    of them sees (keys) [k]. A query attends to those of the keys that do not come after it.
-    """
-    for_rule = tokens.for_rule()                            # kind, segment, number
-    segment = for_rule[1]
-    _, lengths = segment.unique_consecutive(return_counts=True)
-    rows = []
-    for queries in torch.arange(len(tokens)).split(lengths.tolist()):
-        last = queries[-1]
-        seen = visible(*for_rule[:, :last + 1], segment[last], last_k)
-        keys = seen.nonzero()[:, 0]
-        rows.append((queries.to(device), keys.to(device)))
-    return rows
-
-
-# ------------------------------------------------------ §3.5 the loss
-
-def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor,
-                  rows: int = 256) -> Tensor:
-    """Sum of the cross entropy over hidden states [R, D_lm] with labels [R].
-
-    `logits` maps hidden states to logits [.., V]. Those of a video take more memory than all else,
-    so only the logits of `rows` hidden states are held at once: the backward pass computes them
-    again.
-    """
-    def loss_of(hidden_rows: Tensor, label_rows: Tensor) -> Tensor:
-        return F.cross_entropy(logits(hidden_rows), label_rows, reduction="sum")
-
-    total = 0
-    for hidden_rows, label_rows in zip(hidden.split(rows), labels.split(rows)):
-        total = total + recomputed(loss_of, hidden_rows, label_rows, use_reentrant=False)
-    return total
+    now = torch.tensor(tokens.segment)[:, None]             # of each query
+    return visible(tokens, now, last_k, prune).tril()
 
 
 # ------------------------------------------------------ §3.2 the model
@@ -451,82 +381,61 @@ class Narrator(nn.Module):
         super().__init__()
         self.config = config
         family.check_family(llm)
-        attention.install(llm)                      # its attention takes `segments`, too
+        attention.install(llm)                      # its attention takes what `run` hands it
+        self.cache_name = family.name_of_cache(llm.model)
         self.llm = llm.requires_grad_(False)
-        self.add_connector(llm.config.hidden_size)
-        self.add_memory(llm.config.hidden_size)
-        self.layout = self.new_layout(tokenizer)
-        lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
-        self.merged = False
-
-    def add_connector(self, hidden: int) -> None:
-        """The MLP of E = MLP(X): D -> D_lm."""
-        self.connector = nn.Sequential(
-            nn.Linear(self.config.width, hidden),
+        hidden = llm.config.hidden_size             # D_lm
+        self.connector = nn.Sequential(             # the MLP of E = MLP(X)
+            nn.Linear(config.width, hidden),
             nn.GELU(),
             nn.Linear(hidden, hidden),
         )
+        self.memory = MEMORIES[config.memory].from_config(config)
+        vocabulary = len(llm.get_input_embeddings().weight)
+        self.layout = Layout(tokenizer, config.J, self.memory.M, config.keep_newline, vocabulary)
+        lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
 
-    def add_memory(self, hidden: int) -> None:
-        """The visual memory (§3.3, clam.py)."""
-        self.memory = new_memory(self.config)
+    def embed(self, ids: list[int], x: Tensor | None = None,
+              memory: Tensor | None = None) -> Tensor:
+        """Embeddings [L, D_lm] of L ids.
 
-    def new_layout(self, tokenizer) -> Layout:
-        return Layout(*self.layout_options(tokenizer))
-
-    def layout_options(self, tokenizer) -> tuple:
-        vocabulary = len(self.llm.get_input_embeddings().weight)
-        return tokenizer, self.config.J, self.memory.M, self.config.keep_newline, vocabulary
-
-    @property
-    def device(self) -> torch.device:
-        return self.connector[0].weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of connector and frame tokens."""
-        return self.connector[0].weight.dtype
-
-    # ------------------------------------------------------------------ embeddings
-
-    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Embeddings [L, D_lm] of ids [L].
-
-        The placeholders FRAME and MEMORY are replaced by MLP(X), for frame tokens x and memory
+        The placeholders FRAME and MEMORY are replaced by E = MLP(X), for frame tokens x and memory
         tokens `memory` [.., D], each in the order of the sequence.
         """
+        all_ids = torch.as_tensor(ids, device=self.llm.device)
         # Placeholders are negative; they get any row here, which is replaced below.
-        e = self.llm.get_input_embeddings()(ids.clamp_min(0))
+        e = self.llm.get_input_embeddings()(all_ids.clamp_min(0))
         for placeholder, tokens in ((FRAME, x), (MEMORY, memory)):
-            if tokens is not None:
-                places = (ids == placeholder)[:, None]
-                e = e.masked_scatter(places, self.embed_visual(tokens).to(e.dtype))
+            if placeholder in ids:
+                places = (all_ids == placeholder)[:, None]
+                weight = self.connector[0].weight
+                embedded = self.connector(tokens.to(weight))        # of its device and dtype
+                e = e.masked_scatter(places, embedded.to(e.dtype))
         return e
 
-    def embed_visual(self, x: Tensor) -> Tensor:
-        """E = MLP(X): frame or memory tokens [.., D] -> [.., D_lm]."""
-        rows = rearrange(x, "... d -> (...) d").to(self.dtype)
-        e = self.connector(rows)
-        return e.unflatten(0, x.shape[:-1])
+    def run(self, e: Tensor, positions: Tensor, sees: Tensor | attention.Segments | None = None,
+            cache=None) -> Tensor:
+        """One pass of the language model: embeddings [L, D_lm], positions [L] -> last hidden states
+        [L, D_lm].
 
-    # ------------------------------------------------------------------ one pass
+        sees    what each token sees: a mask, bool [L, keys]; for long sequences, the same by
+                segments; None: all tokens up to itself
 
-    def run(self, e: Tensor, positions: Tensor, mask: Tensor | None = None, cache=None,
-            segments: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """Embeddings [L, D_lm], positions [L], mask [L, keys] -> last hidden states [L, D_lm].
-
-        mask        what each token sees
-        segments    the same for long sequences: `segment_rows`. With neither of the two, a
-                    token sees all tokens up to itself
+        In each layer, attention is softmax(q k^T / sqrt(c)) v over the keys that `sees` says
+        (support/engine/attention.py).
         """
-        # In each layer, transformers hands `attention_mask` and `segments` on to
-        # `by_mask_or_segments` (support/engine/attention.py).
+        mask, segments = None, None
+        if isinstance(sees, Tensor):
+            mask = sees.to(e.device)[None, None]
+        else:
+            segments = sees
         output = self.llm.model(
             inputs_embeds=e[None],
-            position_ids=positions[None],
-            attention_mask=None if mask is None else mask[None, None],
+            position_ids=positions[None].to(e.device),
+            attention_mask=mask,
             segments=segments,
-            **family.with_cache(self.llm.model, cache),
+            use_cache=cache is not None,
+            **{self.cache_name: cache},
         )
         return output.last_hidden_state[0]
 
@@ -536,111 +445,82 @@ class Narrator(nn.Module):
 
     # ------------------------------------------------------------------ §3.5 training
 
-    def forward(self, x: Tensor, narrations: Narrations, past=None,
+    def forward(self, x: Tensor, narrations: Narrations,
                 cache=None) -> tuple[Tensor, Tensor, Tokens]:
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT).
 
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
-        Frames after the last narration are not used.
-
-        past        of a video late in a long stream (streams/late.py: Past); not in the paper
-        cache       an empty one, which gets the keys and values
+        Frames after the last narration are not used. `cache`: an empty one, which gets the keys and
+        values.
         """
         tokens = self.layout.sequence(narrations)
-        x = self.used_frames(x, narrations)
-        state = None
-        positions = tokens.positions()
-        if past is not None:
-            state = past.state
-            positions = past.positions(tokens)
-        # of each segment but the first: what was read at the end of the one before
-        memory = self.memory_at_ends(x, narrations, state)
-        ids = torch.tensor(tokens.ids, device=self.device)
-        e = self.embed(ids, x, memory)
-        positions = positions.to(self.device)
-        last_k = self.config.last_k
-        prune = self.config.prune
-        mask = segments = None                  # where nothing is pruned: causal attention
-        if len(tokens) <= LARGEST_MASK:
-            mask = attention_mask(tokens, last_k, prune, self.device)       # Fig. 4
-        elif prune:
-            # Most videos are longer: the same, segment by segment.
-            segments = segment_rows(tokens, last_k, self.device)
-        hidden = self.run(e, positions, mask, cache, segments)
+        last, _ = narrations[-1]
+        x = x[:last + 1]
+        memory = self.read_outs(x, narrations)
+        positions = torch.arange(len(tokens))       # what the counter l of Algorithm 2 gives
+        hidden = self.parallel(tokens, x, memory, positions, cache)
         return hidden, tokens.labels(), tokens
 
-    def used_frames(self, x: Tensor, narrations: Narrations) -> Tensor:
-        """The frames up to the last narration, on the model's device.
-
-        ValueError unless x is [T, J, D] and reaches the frame of the last narration.
-        """
-        last = narrations[-1][0]
-        J, D = self.config.J, self.config.width
-        has_frames = x.dim() == 3 and x.shape[1:] == (J, D)
-        if not has_frames or len(x) <= last:
-            raise ValueError(f"expected frame tokens [> {last}, {J}, {D}], got {list(x.shape)}")
-        return x[:last + 1].to(self.device, self.dtype)
-
-    def memory_at_ends(self, x: Tensor, narrations: Narrations, state=None) -> Tensor | None:
-        """The memory tokens M_t at the end of each segment but the last [1, n, M, D].
+    def read_outs(self, x: Tensor, narrations: Narrations, state=None) -> Tensor:
+        """M_t at the end of each segment but the last, which open the next ones [1, n, M, D].
 
         state       of the memory before the video; None: the initial one
         """
-        if not self.layout.M:
-            return None
-        return self.read_outs(x, narrations, state)
-
-    def read_outs(self, x: Tensor, narrations: Narrations, state=None) -> Tensor:
-        """M_t at the same ends [1, n, M, D], also where the layout has no place for memory."""
-        # how many frame tokens have been absorbed when the memory is read, at the end of a frame
-        J = self.config.J
+        J = self.layout.J
+        # after so many frame tokens: at the end of a frame
         read_at = [(frame + 1) * J for frame, _ in narrations[:-1]]
-        if self.config.readout == "cls":        # published weights: after the frame's CLS token
+        if self.config.readout == "cls":        # the authors' models: after the frame's CLS token
             read_at = [frame * J + 1 for frame, _ in narrations[:-1]]
-        x = rearrange(x, "t j d -> 1 (t j) d")
-        read_at = torch.tensor([read_at]).long()
-        memory, _ = self.memory(x, read_at, state)
+        x = rearrange(x, "t j d -> 1 (t j) d").to(self.connector[0].weight)
+        # long: an empty list, of a single narration, would be a float tensor
+        memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
         return memory
 
-    def loss(self, x: Tensor, narrations: Narrations, past=None) -> tuple[Tensor, int]:
+    def state_after(self, x: Tensor, narrations: Narrations) -> Tensor:
+        """The state of the memory after frames x [T, J, D]. The narrations are not used here; a
+        memory of them absorbs them, too (baselines/).
+        """
+        x = rearrange(x, "t j d -> 1 (t j) d").to(self.connector[0].weight)
+        read_nowhere = torch.zeros(1, 0).long()
+        _, state = self.memory(x, read_nowhere)
+        return state
+
+    def parallel(self, tokens: Tokens, x: Tensor, memory: Tensor, positions: Tensor,
+                 cache=None) -> Tensor:
+        """All tokens of a video in one pass: hidden states [L, D_lm]."""
+        assert tokens.ids.count(FRAME) == x.shape[0] * x.shape[1], "a place for each frame token"
+        e = self.embed(tokens.ids, x, memory)
+        last_k = self.config.last_k
+        prune = self.config.prune
+        if len(tokens) <= LARGEST_MASK:
+            sees = attention_mask(tokens, last_k, prune)                        # Fig. 4
+        elif prune:
+            # Most videos are longer: the same, segment by segment.
+            now = torch.arange(tokens.segment[-1] + 1)[:, None]
+            seen = visible(tokens, now, last_k)             # by the tokens of each segment [n, L]
+            sees = attention.Segments(tokens.segment, seen, self.llm)
+        else:
+            sees = None                                     # nothing is pruned: causal attention
+        return self.run(e, positions, sees, cache)
+
+    def loss(self, x: Tensor, narrations: Narrations) -> tuple[Tensor, int]:
         """Cross entropy on narration tokens and the trigger (§3.5) -> sum over the learned tokens,
         their number. train.py takes the mean of each video, and then of the batch.
         """
-        hidden, labels, _ = self(x, narrations, past)
-        learned = (labels != -100).nonzero()[:, 0]                          # tokens with a label
-        labels = labels[learned].to(self.device)
-        hidden = hidden.index_select(0, learned.to(self.device))
-        return cross_entropy(self.logits, hidden, labels), len(learned)
+        hidden, labels, _ = self(x, narrations)
+        return self.loss_of(hidden, labels)
 
-    def state_after(self, x: Tensor, narrations: Narrations):
-        """The state of the memory after frames x [T, J, D] (streams/late.py).
-
-        The narrations are not used here; a memory of them absorbs them, too (baselines).
-        """
-        x = rearrange(x, "t j d -> 1 (t j) d").to(self.device)
-        read_nowhere = torch.zeros(1, 0).long()
-        return self.memory(x, read_nowhere)[1]
-
-    # ------------------------------------------------------------------ first weights, checkpoints
-
-    @torch.no_grad()
-    def start_published(self):
-        """First weights as in the published code: matrices of connector and memory N(0, 0.02),
-        biases 0.
-
-        LoRA always starts the same way: A Kaiming-uniform, B zero.
-        """
-        start_as_published(self.connector)
-        self.memory.reset_parameters()
-
-    def initialise(self, x: Tensor):
-        """First weights made from features x [T, J, D] of training videos (--start mimetic)."""
-        self.memory.initialise(x)
-        start_connector(self.connector, x)
+    def loss_of(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """The same of hidden states [L, D_lm] and labels [L], -100 where nothing is learned."""
+        learned = (labels != -100).nonzero()[:, 0]          # the tokens with a label
+        labels = labels[learned].to(hidden.device)
+        hidden = hidden.index_select(0, learned.to(hidden.device))
+        # F.cross_entropy in pieces, because the logits of a video take gigabytes
+        return attention.cross_entropy(self.logits, hidden, labels), len(labels)
 
     def trainable(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, under the names of the published adapters: all but the frozen
-        weights.
+        """What is trained (App. B.6), and what a checkpoint holds: LoRA, connector and memory, under
+        the names of the authors' adapters.
         """
         weights = {}
         for name, p in self.named_parameters():
@@ -649,30 +529,75 @@ class Narrator(nn.Module):
                 weights[checkpoint.published_name(name)] = p
         return weights
 
-    def save(self, folder: str | Path, dtype: torch.dtype | None = None,
-             **models: str | None) -> None:
-        """Write a checkpoint that baselines/variants.py (`load_narrator`) and PEFT read, in dtype
-        if one is given; `models` replace those of Config.
-        """
-        assert not self.merged, "a merged narrator has no LoRA to save"
-        checkpoint.save_narrator(self, Path(folder), dtype, **models)
+    # ------------------------------------------------------------------ from and to files
 
     def merge(self) -> Narrator:
         """Prepare for streaming: merge LoRA into the weights."""
         lora.merge_lora(self.llm)
-        self.merged = True
         return self
 
-    def vision_encoder(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None,
+             **models: str | None) -> None:
+        """Write a checkpoint that `load` and PEFT read, in dtype if one is given; `models` replace
+        those of Config.
+        """
+        checkpoint.save_narrator(self, Path(folder), dtype, **models)
+
+    def vision_encoder(self, dtype: torch.dtype = torch.float32) -> VisionEncoder:
         """The one that the settings name; BadData if its features have another width."""
         config = self.config
-        encoder = VisionEncoder(config.vision, config.grid, self.device, dtype)
+        encoder = VisionEncoder(config.vision, config.grid, self.llm.device, dtype)
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
                           f"the narrator needs {config.width}")
         return encoder
 
 
+# the narrators, by the class of their settings; baselines/ adds its own
+NARRATORS = {Config: Narrator}
+
+
+def make_config(**given) -> Config:
+    """Settings by name. BadData if one is unknown or wrong."""
+    known = {field.name for field in fields(Config)}
+    # settings of baselines that are switched off (None, 0) are none
+    given = {name: value for name, value in given.items() if name in known or value}
+    if not given.keys() <= known or given.get("memory", Config.memory) not in MEMORIES:
+        import_module("baselines")              # adds itself to MEMORIES and NARRATORS
+    for config_class in NARRATORS:
+        names = {field.name for field in fields(config_class)}
+        if given.keys() <= names:
+            return config_class(**given)
+    unknown = sorted(given.keys() - known)
+    raise BadData(f"no narrator has the settings {', '.join(unknown)} together")
+
+
+def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
+    """A narrator with random weights on a language model."""
+    return NARRATORS[type(config)](llm, tokenizer, config)
+
+
+def load(source: str | Path, llm: str | None = None, device: str = "cpu",
+         dtype: torch.dtype | None = torch.float32, sees: bool = False, **changes) -> Narrator:
+    """A trained narrator from a folder or hub id; `llm` and any setting can be replaced.
+
+    A folder without narrator.json is a checkpoint of the authors: its settings are inferred from
+    its tensors where that is possible, and are the authors' defaults otherwise. BadData if anything
+    is missing, damaged or unexpected.
+
+    dtype       of the language model; None: what is faster on a processor
+    sees        it will look at pictures: both of its models are found before one is loaded
+    """
+    files = checkpoint.read_checkpoint(str(source))
+    config = checkpoint.read_config(files, make_config, llm, changes)
+    if sees:
+        for kind in Config.MODEL_NAMES:
+            checkpoint.model_folder(getattr(config, kind), kind)
+    if dtype is None:
+        dtype = checkpoint.faster_dtype(config.llm)
+    return checkpoint.build_narrator(NARRATORS[type(config)], files, config, device, dtype)
+
+
 if __name__ == "__main__":
-    from commands.narrator import main
+    from commands.drawing import main
     main()

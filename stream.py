@@ -1,7 +1,7 @@
 """Streaming narration (paper §3.2, §3.4, Algorithms 1 and 2): frames in, time-stamped sentences
 out. What is kept of past frames has a fixed size.
 
-    python stream.py toy/kitchen.mp4          (inputs, outputs and options: commands/stream.py)
+    python stream.py toy/kitchen.mp4      (inputs, outputs and options: commands/stream_command.py)
 
 After a narration, Dynamic Context Management removes the frames of the finished segment from the KV
 cache. The memory tokens that CLAM reads out at that moment open the next segment in their place.
@@ -16,8 +16,8 @@ Glossary (paper: here)
     M_{t_{n-1}}    `memory`, read out when narration n - 1 was given            [1, M, D]
     l              `position`, the position counter
     n              `segment`
-    b_new          `opening is not None`: the next frame is the first of its segment (line 2 sets
-                   b_new to False: there, `opening` is the prompt, with the first frame inside)
+    b_new          `next_tokens` is not None: the next frame is the first of its segment, and these
+                   are the tokens that it is fed with (for frame 0, the prompt)
     p([SKIP])      `p_skip`, the probability of Eq. 1
 
 `narrate` is Algorithm 2 (App. B.3) with its line numbers; Algorithm 1 is the same without the
@@ -30,15 +30,16 @@ several frames, or words, in one pass of the language model) and endless (stream
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from narrator import MEMORY, VISUAL, Config, Narrator, Tokens, visible
+from narrator import VISUAL, Config, Narrator, Tokens, visible
 from support.common.text import one_line
 
 
+@dataclass
 class Cache:
     """C^vid and C^nar: keys and values of all layers, and the tokens that they belong to, in the
     order in which they were fed.
@@ -52,13 +53,10 @@ class Cache:
     $: end of text, n: newline, m: memory tokens. A key was rotated by its position when it was fed,
     so keys can move together without changing what a query sees.
     """
-
-    def __init__(self):
-        self.tokens = Tokens()
-        # of each layer: keys and values [1, heads, room, c], of which the first `length` are used
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-        self.length: dict[int, int] = {}
+    tokens: Tokens = field(default_factory=Tokens)
+    # of each layer: keys and values [1, heads, tokens, c]
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def visual(self) -> int:
@@ -68,70 +66,51 @@ class Cache:
     @property
     def text(self) -> int:
         """Length of C^nar, the prompt included."""
-        return len(self.tokens) - self.visual
+        return len(self.tokens.kind) - self.visual
 
     def bytes(self) -> int:
-        """Size of the keys and values in use [bytes], in all layers."""
-        size = 0
-        for layer, length in self.length.items():
-            for buffer in (self.keys[layer], self.values[layer]):
-                size += buffer[:, :, :length].nbytes
-        return size
-
-    def get_seq_length(self, layer: int = 0) -> int:
-        """Called by transformers: how many tokens a layer holds."""
-        return self.length.get(layer, 0)
+        """Size of the keys and values in all layers [bytes]."""
+        tensors = [*self.keys.values(), *self.values.values()]
+        return sum(tensor.nbytes for tensor in tensors)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
         """Called by each attention layer of transformers: append the keys and values
         [1, heads, N, c] of new tokens; returns those of all tokens.
         """
-        old = self.length.get(layer, 0)
-        new = old + keys.shape[2]
-        has_room = layer in self.keys and new <= self.keys[layer].shape[2]
-        for buffers, added in ((self.keys, keys), (self.values, values)):
-            if not has_room:
-                # Room for half as many again: a word does not copy everything.
-                room = max(64, new * 3 // 2)
-                larger = added.new_empty(*added.shape[:2], room, added.shape[3])
-                if old:
-                    larger[:, :, :old] = buffers[layer][:, :, :old]
-                buffers[layer] = larger
-            buffers[layer][:, :, old:new] = added
-        self.length[layer] = new
-        all_keys = self.keys[layer][:, :, :new]
-        all_values = self.values[layer][:, :, :new]
-        return all_keys, all_values
+        if layer in self.keys:
+            keys = torch.cat([self.keys[layer], keys], dim=2)
+            values = torch.cat([self.values[layer], values], dim=2)
+        self.keys[layer] = keys
+        self.values[layer] = values
+        return keys, values
 
-    def mask(self, ids: list[int]) -> Tensor:
-        """What each of N new tokens sees: all that is there, and what is fed up to itself,
-        bool [N, old + N]. (Only their number counts here. VideoLLM-MoD's cache asks which of them
-        are frames.)
+    def mask(self, new: int, device="cpu") -> Tensor | None:
+        """What each of `new` tokens sees: all that is in the cache, and what is fed up to itself,
+        bool [new, old + new]. None for a single one, which sees everything.
         """
-        new = len(ids)
-        old = len(self.tokens)
-        everything = torch.ones(new, old + new, dtype=torch.bool)
+        if new == 1:
+            return None
+        old = len(self.tokens.ids)
+        everything = torch.ones(new, old + new, dtype=torch.bool, device=device)
         return everything.tril(old)                 # row i: columns 0 .. old + i
 
     def crop(self) -> None:
-        """Remove keys and values that come after those of the tokens: what was read ahead."""
-        for layer in self.length:
-            self.length[layer] = len(self.tokens)
+        """Remove keys and values that come after those of the tokens."""
+        left = len(self.tokens.ids)
+        for layer in self.keys:
+            self.keys[layer] = self.keys[layer][:, :, :left]
+            self.values[layer] = self.values[layer][:, :, :left]
 
     def keep(self, seen: Tensor) -> int:
         """Remove every token that is not `seen`, bool [tokens]; returns how many were removed."""
-        if seen.all():
-            return 0
-        index = seen.nonzero()[:, 0]
-        left = len(index)
-        for layer, keys in self.keys.items():
-            values = self.values[layer]
-            index = index.to(keys.device)
-            keys[:, :, :left] = keys[:, :, index]
-            values[:, :, :left] = values[:, :, index]
-            self.length[layer] = left
-        removed = len(self.tokens) - left
-        self.tokens = self.tokens.select(seen.tolist())
+        removed = (~seen).sum().item()
+        if removed:
+            self.tokens = self.tokens.select(seen.tolist())
+            index = seen.nonzero()[:, 0]
+            for layer, keys in self.keys.items():
+                index = index.to(keys.device)
+                self.keys[layer] = keys.index_select(2, index)
+                self.values[layer] = self.values[layer].index_select(2, index)
         return removed
 
 
@@ -155,12 +134,12 @@ class Decision:
     frame: int
     p_skip: float | None
     theta: float | None             # the active threshold
+    fed: Tokens                     # what was fed with this frame, without the narration
+    narration: Narration | None
+    pruned: int                     # how many tokens were removed after the narration
     position: int
     text_tokens: int
     visual_tokens: int
-    narration: Narration | None
-    fed: Tokens                     # what was fed with this frame, without the narration
-    pruned: int                     # how many tokens were removed after the narration
 
     @property
     def forced(self) -> bool:
@@ -168,6 +147,11 @@ class Decision:
         if self.narration is None:
             return False
         return self.p_skip is None or self.p_skip > self.theta
+
+    @property
+    def most_tokens(self) -> int:
+        """The largest length of the cache at this frame: before line 18."""
+        return self.text_tokens + self.visual_tokens + self.pruned
 
 
 class Context:
@@ -177,85 +161,60 @@ class Context:
         self.narrator = narrator
         self.layout = narrator.layout
         self.cache = Cache()                                # C^vid, C^nar
-        self.state = narrator.memory.initial_state().to(narrator.device)    # S_t
+        self.state = narrator.memory.initial_state().to(narrator.llm.device)    # S_t
+        self.state_to_read = self.state                     # of which M_t is read
         self.queries = narrator.memory.queries()            # Q: the same all the time
         self.memory: Tensor | None = None                   # M_{t_{n-1}}
         self.position = 0                                   # l
         self.segment = 0                                    # n
-        self.opening: Tokens | None = self.layout.first()   # b_new; at first, the prompt
+        self.next_tokens: Tokens | None = self.layout.first()   # b_new; at first, the prompt
         self.frame = 0                                      # t of the present or next frame
         self.time = 0.0                                     # seconds at the latest frame's end
         self.last_narration_time = 0.0                      # seconds, of t_{n-1}
         self.p_skip: float | None = None                    # of the latest frame
         self.theta: float | None = None                     # its threshold
-        # the latest frame and the state before it: published weights read M_t in the middle of it
-        self.latest: Tensor | None = None
-        self.state_before = self.state
-
-    def seconds(self) -> float:
-        """The time that the frame just taken stands for: its end."""
-        return (self.frame + 1) / self.narrator.config.fps
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Line 4: the frame tokens X_t, one frame after the other.
-
-        ValueError unless each is [J, D].
-        """
-        shape = (self.narrator.config.J, self.narrator.config.width)
+        """Line 4: the frame tokens X_t [J, D], one frame after the other, and the time of each."""
         for x in frames:
-            if x.shape != shape:
-                raise ValueError(f"expected frame tokens {list(shape)}, got {list(x.shape)}")
-            yield x.to(self.narrator.device, self.narrator.dtype)
+            assert len(x) == self.layout.J, f"a frame has {len(x)} tokens, not {self.layout.J}"
+            self.time = (self.frame + 1) / self.narrator.config.fps
+            yield x.to(self.narrator.connector[0].weight)   # of its device and dtype
 
     def update_memory(self, x: Tensor) -> None:
         """Line 5, Eq. 2: S_t, from S_{t-1} and frame tokens x [J, D]. M_t is read at line 17."""
-        self.latest = x
-        self.state_before = self.state
-        self.state = self.narrator.memory.step(x[None], self.state)
-
-    def read_memory(self) -> None:
-        """Line 17: the memory tokens M_t = Q S_t, for the next segment."""
-        if not self.layout.M:
-            return
         memory = self.narrator.memory
-        state = self.state
+        before = self.state
+        self.state = memory.step(x[None], before)
+        self.state_to_read = self.state
         if self.narrator.config.readout == "cls":
-            # Published weights were trained with M_t read after the frame's first token.
-            state = memory.step(self.latest[None, :1], self.state_before)
-        self.memory = memory.read(state, self.queries)
-
-    def memory_tokens(self, tokens: Tokens) -> Tensor | None:
-        """Line 7: the memory tokens M_{t_{n-1}} [1, M, D], if `tokens` has their places."""
-        if MEMORY not in tokens.ids:
-            return None
-        return self.memory
+            # The authors' models were trained with M_t read after the frame's first token.
+            self.state_to_read = memory.step(x[None, :1], before)
 
     def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
         """Lines 9-12, Fig. 7: new tokens through the language model; logits [V] of the last one."""
-        ids = torch.tensor(tokens.ids, device=self.narrator.device)
-        e = self.narrator.embed(ids, x, self.memory_tokens(tokens))                 # line 9
-        next_position = self.position + len(tokens)
+        e = self.narrator.embed(tokens.ids, x, self.memory)                     # line 9
+        new = len(e)
+        next_position = self.position + new
         positions = torch.arange(self.position, next_position, device=e.device)     # line 10
-        self.position = next_position                                               # line 11
-        return self.run(tokens, e, positions)                                       # line 12
-
-    def run(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
-        """Line 12: one pass over embeddings e [N, D_lm], whose keys and values go into the cache."""
-        mask = self.cache.mask(tokens.ids).to(e.device)
-        hidden = self.narrator.run(e, positions, mask, self.cache)
+        self.position = next_position                                           # line 11
+        sees = self.cache.mask(new, e.device)
+        hidden = self.narrator.run(e, positions, sees, self.cache)              # line 12
         self.cache.tokens += tokens
         return self.narrator.logits(hidden[-1:])[0]
 
     def trigger(self, logits: Tensor) -> float:
-        """Eq. 1: p([SKIP]), from the logits [V] after the frame's last token."""
+        """Eq. 1: p([SKIP]), from the logits [V] after the frame's last token; [SKIP] is ","."""
         return logits.softmax(-1)[self.layout.skip].item()
+
+    def read_memory(self) -> None:
+        """Line 17: the memory tokens M_t = Q S_t, for the next segment."""
+        self.memory = self.narrator.memory.read(self.state_to_read, self.queries)
 
     def discard(self, now: int) -> int:
         """Line 18: remove what a token of segment `now` does not see; returns how many tokens."""
         config = self.narrator.config
-        kind, segment, number = self.cache.tokens.for_rule()
-        seen = visible(kind, segment, number, now, config.last_k, config.prune)
-        return self.cache.keep(seen)
+        return self.cache.keep(visible(self.cache.tokens, now, config.last_k, config.prune))
 
 
 def threshold(elapsed: float, config: Config, static: bool) -> float:
@@ -275,7 +234,7 @@ def generate(c: Context, given: list[int] | None = None) -> list[int]:
     if given is not None:
         for token in given:
             c.feed(c.layout.narration(c.segment, [token]))
-        return list(given)
+        return given
     ids: list[int] = []
     while len(ids) < c.narrator.config.max_new_tokens:
         token = int(logits.argmax())
@@ -293,10 +252,10 @@ def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Nar
     ids = generate(c, given)                                                    # line 15
     text = one_line(c.layout.decode(ids))
     narration = Narration(c.segment, t, start, c.time, text, c.p_skip, ids)     # line 16
-    c.read_memory()                                                             # line 17
+    c.read_memory()                         # line 17: M_t is read before the frames leave
     pruned = c.discard(now=c.segment + 1)                                       # line 18
     c.segment += 1                                                              # line 19
-    c.opening = c.layout.opening(c.segment)
+    c.next_tokens = c.layout.opening(c.segment)                                 # line 19: b_new
     return narration, pruned
 
 
@@ -307,37 +266,34 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there
     is one.
 
-    As published, frame 0 always narrates, and so does the last frame: if it has not, a second
-    Decision of it follows.
+    As in the authors' code, frame 0 always narrates, and so does the last frame: if it has not, a
+    second Decision of it follows.
 
     static      one threshold, theta
     given       narrations (frame -> ids) that are fed instead of the model's own, the first at
                 frame 0; where ids are None, the model writes. Their frames replace the trigger's
     context     how to stream (streams/), and from which frame on; default: a new plain Context
     """
-    if given is not None and 0 not in given:
-        raise ValueError("given narrations begin with one of frame 0")
+    assert given is None or 0 in given, "given narrations begin with one of frame 0"
     c = Context(narrator) if context is None else context               # lines 1-3
     for x in c.take(frames):                                            # line 4
         t = c.frame
-        c.time = c.seconds()
         c.update_memory(x)                                              # line 5
-        if c.opening is not None:                                       # line 6: b_new
+        if c.next_tokens is not None:                                   # line 6: b_new
             # [M_{t_{n-1}}; X_t], whose places `feed` fills; at t = 0, the prompt
-            tokens = c.opening                                          # line 7
-            c.opening = None                                            # line 7: b_new
+            tokens = c.next_tokens                                      # line 7
+            c.next_tokens = None                                        # line 7: b_new
         else:
-            tokens = c.layout.frame(c.segment)
+            tokens = c.layout.frame(c.segment)                          # [SKIP], and X_t
         logits = c.feed(tokens, x)                                      # lines 9-12
         if t > 0:                           # frame 0 stands in the prompt, and always narrates
             c.p_skip = c.trigger(logits)                                # Eq. 1
             elapsed = c.time - c.last_narration_time
             c.theta = threshold(elapsed, narrator.config, static)
 
-        if given is None:
-            ends = t == 0 or c.p_skip <= c.theta                        # line 13
-            words = None                    # the model's own
-        else:
+        ends = t == 0 or c.p_skip <= c.theta                            # line 13
+        words = None                        # the model's own
+        if given is not None:
             ends = t in given
             words = given.get(t)
         narration = None
@@ -345,32 +301,18 @@ def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
         if ends:
             narration, pruned = end_segment(c, t, words)                # lines 14-19
         c.frame = t + 1                     # frame t is done: from here on, the stream can be saved
-        yield decision(c, t, tokens, narration, pruned)
+        yield Decision(t, c.p_skip, c.theta, tokens, narration, pruned,
+                       c.position, c.cache.text, c.cache.visual)
 
-    # As published, the last frame narrates whatever p([SKIP]) is, unless it just has.
-    # `opening` is there after each narration, and before the first frame.
-    last_frame_is_silent = c.opening is None
-    if given is None and last_frame_is_silent:
+    # As in the authors' code, the last frame narrates whatever p([SKIP]) is, unless it just has.
+    # `next_tokens` is there after each narration, and before the first frame.
+    if given is None and c.next_tokens is None:
         t = c.frame - 1
         narration, pruned = end_segment(c, t)
-        yield decision(c, t, Tokens(), narration, pruned)
-
-
-def decision(c: Context, t: int, fed: Tokens, narration: Narration | None,
-             pruned: int) -> Decision:
-    return Decision(
-        frame=t,
-        p_skip=c.p_skip,
-        theta=c.theta,
-        position=c.position,
-        text_tokens=c.cache.text,
-        visual_tokens=c.cache.visual,
-        narration=narration,
-        fed=fed,
-        pruned=pruned,
-    )
+        yield Decision(t, c.p_skip, c.theta, Tokens(), narration, pruned,
+                       c.position, c.cache.text, c.cache.visual)
 
 
 if __name__ == "__main__":
-    from commands.stream import run_and_exit
+    from commands.stream_command import run_and_exit
     run_and_exit()

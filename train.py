@@ -34,7 +34,6 @@ from torch import Tensor, nn
 
 import data
 import narrator as nar
-from baselines import variants
 from support.common.devices import device_and_dtype, rank
 from support.common.iterate import prefetch
 from support.common.options import (
@@ -45,6 +44,7 @@ from support.engine import checkpoint
 from support.engine.cpu import speed_up
 from support.engine.run import Run, order, paths_of_models, seed_dropout
 from support.engine.run_options import option
+from support.engine.start import start_as_authors
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Recipe:
         "frozen vision encoder: hub id or folder (toy: trained, if not given)",
     )
     # FlowNar (§3.3, §3.4)
-    memory: str = option("clam", "the visual memory", tuple(nar.MEMORIES))
+    memory: str = option("clam", "the visual memory")
     memory_tokens: int = option(20, "memory tokens, M", positive_int)
     prune: bool = option(True,
         "nothing is removed from the context; with --memory none, the baseline VideoLLM-online",
@@ -258,8 +258,8 @@ def load(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
 
 def settings_of(options: Recipe) -> dict:
     """The settings of a narrator that are options of its training."""
-    return {f.name: getattr(options, f.name) for f in fields(options)
-            if f.name in variants.SETTINGS}
+    names = {f.name for config_class in nar.NARRATORS for f in fields(config_class)}
+    return {f.name: getattr(options, f.name) for f in fields(options) if f.name in names}
 
 
 def new_config(options: Recipe, J: int, width: int, **others) -> nar.Config:
@@ -269,20 +269,20 @@ def new_config(options: Recipe, J: int, width: int, **others) -> nar.Config:
         if settings[kind] is None:              # not given: those of the paper
             del settings[kind]
     settings |= {"grid": round((J - 1) ** 0.5), "width": width}
-    return variants.make_config(**settings | others)
+    return nar.make_config(**settings | others)
 
 
 def narrator_for(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> nar.Narrator:
     """A narrator for features like the sample's; its first weights are still to be set."""
     J, width = sample.read(0, 1).shape[1:]
     config = new_config(options, J, width, fps=sample.fps)
-    return variants.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
+    return nar.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
 
 
 def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
     """The narrator of --init, with the options that were given."""
     given = {name: value for name, value in settings_of(options).items() if name in options.given}
-    return variants.load_narrator(options.init, dtype=dtype, **given)
+    return nar.load(options.init, dtype=dtype, **given)
 
 
 def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = None):
@@ -290,16 +290,12 @@ def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = No
     narrator.save(options.output, dtype, **paths_of_models(narrator.config, options.output))
 
 
-def start_published(narrator: nar.Narrator, examples: Sequence[Example], options: Recipe):
-    """The first weights of the authors' code."""
-    narrator.start_published()
-
-
-def train(options: Recipe, start: Callable = start_published, learn: Callable = train_narrator):
+def train(options: Recipe, start: Callable = start_as_authors, learn: Callable = train_narrator):
     """Load, make, train, save. Under torchrun, all processes do this together.
 
     options     the recipe, and how the training runs (commands/train_command.py: Options)
-    start       start(narrator, examples, options) sets the first weights of a new narrator
+    start       start(narrator, examples, options) sets the first weights of a new narrator; default:
+                those of the authors' code
     learn       in place of `train_narrator`
     """
     # load

@@ -1,1 +1,21 @@
-"""What the paper compares FlowNar with (Tables 1 to 5)."""
+"""What the paper compares FlowNar with (Tables 1 to 5, 15): other memories, VideoLLM-MoD, and CLAM on
+narrations. Imported, they are in the tables of narrator.py.
+"""
+import narrator
+from baselines.memories import MEMORIES
+from baselines.mod import RoutedConfig, RoutedNarrator, with_routers
+from baselines.narration_memory import HistoryConfig, HistoryNarrator, with_history
+from stream import Context
+
+narrator.MEMORIES.update(MEMORIES)
+narrator.NARRATORS[HistoryConfig] = HistoryNarrator         # Table 15
+narrator.NARRATORS[RoutedConfig] = RoutedNarrator           # VideoLLM-MoD
+
+
+def context_class(model: narrator.Narrator, Base: type[Context] = Context) -> type[Context]:
+    """What a narrator carries through a stream: a Context of the kind `Base`."""
+    if isinstance(model, HistoryNarrator):
+        return with_history(Base)
+    if isinstance(model, RoutedNarrator):
+        return with_routers(Base)
+    return Base

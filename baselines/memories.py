@@ -19,11 +19,14 @@ So equally many memory tokens are not equally large states.
 
 Does not include: a state that grows (Q-Former, App. B.2).
 """
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
-from clam import CLAM, check
+from clam import CLAM
 
 
 class Memory(nn.Module):
@@ -39,11 +42,13 @@ class Memory(nn.Module):
         self.M = M
         self.J = J                      # tokens of a frame
 
-    def reset_parameters(self) -> None:
-        """Initialise as the published code does. Parameters unknown to it keep their values."""
+    @classmethod
+    def from_config(cls, config) -> Memory:
+        """The memory that a narrator's settings describe (narrator.py: Config)."""
+        return cls(config.width, config.memory_tokens, J=config.J)
 
-    def initialise(self, x: Tensor) -> None:
-        """First weights made from training features x [T, J, D], if a memory uses them."""
+    def reset_parameters(self) -> None:
+        """First weights as in the authors' code. Parameters unknown to it keep their values."""
 
     def initial_state(self, batch: int = 1) -> Tensor:
         """S_0, before the first frame."""
@@ -71,6 +76,10 @@ class Memory(nn.Module):
 
 class NoMemory(Memory):
     """No memory tokens, and nothing to remember."""
+
+    @classmethod
+    def from_config(cls, config) -> NoMemory:
+        return cls(config.width)
 
     def initial_state(self, batch: int = 1) -> Tensor:
         return torch.zeros(batch, 0, self.width)
@@ -107,7 +116,6 @@ class TokenBank(Memory):
 
     def forward(self, x: Tensor, read_at: Tensor,
                 state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check(x, read_at, self.width)
         if state is None:
             state = self.initial_state(len(x)).to(x.device)
         ends = read_at.unique()                                         # of all videos, in order
@@ -234,13 +242,13 @@ class RetNet(CLAM):
         super().__init__(width, M, heads, **options)
         del self.w_gate
 
-    def log_gate(self, x: Tensor) -> Tensor:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
         n = torch.linspace(5, 12, self.heads, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-n))                                    # [h]
-        return log_decay[:, None].expand(*x.shape[:-1], -1, -1)                     # [..., h, 1]
-
-    def start_gates(self):
-        """There are none to start."""
+        log_gate = log_decay[:, None].expand(*x.shape[:-1], -1, -1)                 # [..., h, 1]
+        return k, v, log_gate
 
 
 class ScalarGate(CLAM):
@@ -271,17 +279,12 @@ class DeltaNet(CLAM):
         self.w_beta = nn.Linear(width, heads)
         self.reset_parameters()
 
-    def log_gate(self, x: Tensor) -> Tensor:
-        """log alpha [..., h, 1]: 0, because nothing fades."""
-        return x.new_zeros(*x.shape[:-1], self.heads, 1, dtype=torch.float32)
-
-    def start_gates(self):
-        """`initialise` starts with half of what a key holds replaced."""
-        nn.init.zeros_(self.w_beta.bias)
-
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        k, v, log_gate = super().project(x)
-        return F.normalize(k, dim=-1), v, log_gate
+        """k of norm 1, v and log alpha [..., h, 1]: 0, because nothing fades."""
+        k = rearrange(self.w_k(x).float(), "... (h c) -> ... h c", h=self.heads)
+        v = rearrange(self.w_v(x).float(), "... (h e) -> ... h e", h=self.heads)
+        log_alpha = x.new_zeros(*x.shape[:-1], self.heads, 1, dtype=torch.float32)
+        return F.normalize(k, dim=-1), v, log_alpha
 
     def beta(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., h, 1], in fp32"""
@@ -290,7 +293,6 @@ class DeltaNet(CLAM):
     def recurrent(self, x: Tensor, read_at: Tensor,
                   state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Token by token: the oracle for `chunked` and `step`."""
-        check(x, read_at, self.width)
         if state is None:
             state = self.initial_state(len(x))
         states = [state]
@@ -334,12 +336,21 @@ class DeltaNet(CLAM):
             state = gamma[:, :, -1:] * state + decayed.mT @ u
         return state
 
-    def states_of_video(self, x: Tensor, read_at: Tensor, state: Tensor) -> Tensor:
-        bounds = torch.tensor([0, *read_at.tolist(), len(x)])
-        states = [state[None]]
-        for piece in x[None].split(bounds.diff().tolist(), dim=1):
-            states.append(self.step(piece, states[-1]))
-        return torch.cat(states[1:])
+    def chunked(self, x: Tensor, read_at: Tensor,
+                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if state is None:
+            state = self.initial_state(len(x))
+        states = []                             # of each video: one at each read-out, and the last
+        for x_b, ends, state_b in zip(x, read_at.tolist(), state):
+            bounds = torch.tensor([0, *ends, len(x_b)])
+            of_video = [state_b[None]]
+            for piece in x_b[None].split(bounds.diff().tolist(), dim=1):
+                of_video.append(self.step(piece, of_video[-1]))
+            states.append(torch.cat(of_video[1:]))
+        states = torch.stack(states)                                    # [B, N + 1, h, c, e]
+        return self.read(states[:, :-1]), states[:, -1]
+
+    forward = chunked
 
 
 class GatedDeltaNet(DeltaNet):
@@ -357,11 +368,9 @@ class GatedDeltaNet(DeltaNet):
         self.w_gate = nn.Sequential(to_rank, nn.Linear(rank, heads))
         self.reset_parameters()
 
-    log_gate = CLAM.log_gate
-
-    def start_gates(self):
-        CLAM.start_gates(self)
-        super().start_gates()
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v, log_alpha = CLAM.project(self, x)
+        return F.normalize(k, dim=-1), v, log_alpha
 
 
 MEMORIES = {
@@ -376,14 +385,3 @@ MEMORIES = {
     "recent": RecentFrames,
     "none": NoMemory,
 }
-
-
-def new_memory(config) -> nn.Module:
-    """The memory that a narrator's settings describe (narrator.py: Config), with random weights."""
-    memory = MEMORIES[config.memory]
-    if memory is NoMemory:
-        return NoMemory(config.width)
-    if issubclass(memory, CLAM):
-        return memory(config.width, config.memory_tokens, heads=config.memory_heads,
-                      target=config.memory_target, dropout=config.memory_dropout)
-    return memory(config.width, config.memory_tokens, J=config.J)

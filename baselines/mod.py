@@ -31,18 +31,16 @@ from narrator import FRAME, Config, Narrator
 from stream import Cache, Context
 from support.common.errors import BadData
 from support.engine.checkpoint import published_name
-from support.engine.settings import LEAST
+
 
 @dataclass
 class RoutedConfig(Config):
-    """Settings with those of VideoLLM-MoD."""
-    mod_keep: float | None = None           # k / J; None: no routers (in LION-FS)
-
-    RANGES = Config.RANGES | {"mod_keep": (LEAST, 1)}
+    """Settings with that of VideoLLM-MoD."""
+    mod_keep: float = 0.2                   # k / J
 
     def __post_init__(self):
         super().__post_init__()
-        if self.mod_keep is not None and (self.prune or self.memory != "none"):
+        if self.prune or self.memory != "none":
             raise BadData("mod_keep: VideoLLM-MoD has no memory and prunes nothing "
                           "(--memory none --no-prune)")
 
@@ -99,10 +97,9 @@ class MoDLayer(nn.Module):
         scores = self.router(normed)[:, 0]                                      # s [N]
         g = torch.where(self.routing.frame, 2 * scores.sigmoid(), 1.0).to(h.dtype)
         kept = self.routing.choose(scores)                                      # [n]
-        if attention_mask is not None:          # None: all tokens before them, too
-            # before transformers 5.24 it was `past_key_values`
-            cache = options.get("cache", options.get("past_key_values"))
-            attention_mask = self.mask(attention_mask, cache, len(kept))
+        # before transformers 5.24 it was `past_key_values`
+        cache = options.get("cache", options.get("past_key_values"))
+        attention_mask = self.mask(cache, len(kept), h.device)
         cos, sin = position_embeddings
         before = h[:, kept]
         after = self.inner(
@@ -115,12 +112,13 @@ class MoDLayer(nn.Module):
         # `lerp` gives the layer's own numbers where g = 1
         return h.index_copy(1, kept, before.lerp(after, g[kept, None]))
 
-    def mask(self, given: Tensor, cache, n: int) -> Tensor:
+    def mask(self, cache: RoutedCache | None, n: int, device) -> Tensor:
         """What n kept tokens see of those that this layer holds: all before them, as nothing is
         pruned.
         """
-        old = 0 if cache is None else cache.get_seq_length(self.number)
-        return given.new_ones(n, old + n).tril(old)[None, None]
+        old = 0 if cache is None else cache.length(self.number)
+        everything = torch.ones(n, old + n, dtype=torch.bool, device=device)
+        return everything.tril(old)[None, None]
 
 
 class RoutedCache(Cache):
@@ -128,42 +126,46 @@ class RoutedCache(Cache):
     layer, but equally many, and in order. Nothing is ever pruned.
     """
 
-    def __init__(self, narrator: RoutedNarrator):
+    def __init__(self, routing: Routing):
         super().__init__()
-        self.routing = narrator.routing
-        self.device = narrator.device
+        self.routing = routing
 
-    def mask(self, ids: list[int]) -> Tensor:
-        self.routing.start_pass(torch.tensor(ids, device=self.device))
-        return super().mask(ids)
+    def length(self, layer: int) -> int:
+        """How many tokens a layer holds."""
+        return self.keys[layer].shape[2] if layer in self.keys else 0
 
     def crop(self) -> None:
-        super().crop()
         frames = self.tokens.ids.count(FRAME) // self.routing.J
-        for layer in self.length.keys() & set(self.routing.layers):
-            self.length[layer] -= frames * (self.routing.J - self.routing.k)
+        for layer in self.keys:
+            left = len(self.tokens)
+            if layer in self.routing.layers:
+                left -= frames * (self.routing.J - self.routing.k)
+            self.keys[layer] = self.keys[layer][:, :, :left]
+            self.values[layer] = self.values[layer][:, :, :left]
 
 
-class RoutedContext(Context):
-    """A Context whose cache knows of routers."""
+def with_routers(Base: type[Context]) -> type[Context]:
+    """A Context of this kind whose cache knows of routers."""
 
-    def __init__(self, narrator: RoutedNarrator):
-        super().__init__(narrator)
-        self.cache = RoutedCache(narrator)
+    class RoutedContext(Base):
+        def __init__(self, narrator: RoutedNarrator, **options):
+            super().__init__(narrator, **options)
+            self.cache = RoutedCache(narrator.routing)
+
+    return RoutedContext
 
 
 class RoutedNarrator(Narrator):
-    """A narrator with routers in its language model if `mod_keep` is set. LION-FS may have none."""
+    """A narrator with routers in its language model."""
 
     def __init__(self, llm: nn.Module, tokenizer, config: RoutedConfig):
         super().__init__(llm, tokenizer, config)
-        self.routing = None
-        if config.mod_keep is not None:
-            self.routing = Routing(llm, config.J, config.mod_keep)
+        self.routing = Routing(llm, config.J, config.mod_keep)
 
-    def embed(self, ids: Tensor, x: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        if self.routing is not None:
-            self.routing.start_pass(ids)
+    def embed(self, ids: list[int], x: Tensor | None = None,
+              memory: Tensor | None = None) -> Tensor:
+        """Each pass begins with this."""
+        self.routing.start_pass(torch.tensor(ids, device=self.llm.device))
         return super().embed(ids, x, memory)
 
     def trainable(self) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from clam import CLAM
 from narrator import NARRATION, VISUAL, Config, Layout, Narrations, Narrator, Tokens
 from stream import Context
 from support.common.errors import BadData
-from support.engine.start import start_connector
+from support.engine.start import start_memory
 
 HISTORY = -3                # placeholder id, where the tokens of the narration memory go
 
@@ -48,17 +48,22 @@ class HistoryLayout(Layout):
         super().__init__(*options)
         self.history_tokens = N
 
-    def memory_and_frame(self, n: int) -> Tokens:
-        ids = self.open + [HISTORY] * self.history_tokens + self.close
-        tokens = Tokens().add(ids, VISUAL, segment=n)
-        return tokens + super().memory_and_frame(n)
+    def opening(self, n: int) -> Tokens:
+        whole = super().opening(n)
+        is_visual = [kind == VISUAL for kind in whole.kind]
+        tokens = whole.select([not visual for visual in is_visual])
+        history = self.open + [HISTORY] * self.history_tokens + self.close
+        tokens.add(history, VISUAL, segment=n)
+        tokens += whole.select(is_visual)
+        return tokens
 
 
 class HistoryNarrator(Narrator):
     """A narrator with a narration memory.
 
-    The state that `loss` takes and `state_after` returns is a pair: the visual memory's and the
-    narration memory's.
+    What `embed` takes as memory, and what `read_outs` returns, is a pair: the tokens of the
+    narration memory, and of the visual one. So is the state of `state_after` and `read_outs`, in
+    the other order.
     """
 
     def __init__(self, llm: nn.Module, tokenizer, config: HistoryConfig):
@@ -67,10 +72,8 @@ class HistoryNarrator(Narrator):
             raise BadData(f"narration_memory: width {hidden} is not a multiple of "
                           f"twice {config.memory_heads} heads")
         super().__init__(llm, tokenizer, config)
-
-    def add_memory(self, hidden: int) -> None:
-        super().add_memory(hidden)
-        config = self.config
+        self.layout = HistoryLayout(config.narration_memory, tokenizer, config.J, self.memory.M,
+                                    config.keep_newline, self.layout.vocabulary)
         self.narration_memory = CLAM(
             hidden,
             config.narration_memory,
@@ -78,17 +81,19 @@ class HistoryNarrator(Narrator):
             target=config.memory_target,
             dropout=config.memory_dropout,
         )
+        if llm.device.type != "meta":
+            # from the statistics of words, whatever the others start from
+            words = llm.get_input_embeddings().weight[:4096, None]
+            start_memory(self.narration_memory, words)
 
-    def new_layout(self, tokenizer) -> Layout:
-        return HistoryLayout(self.config.narration_memory, *self.layout_options(tokenizer))
-
-    def embed(self, ids: Tensor, x: Tensor | None = None,
+    def embed(self, ids: list[int], x: Tensor | None = None,
               memory: tuple[Tensor, Tensor | None] | None = None) -> Tensor:
         """memory: the tokens of both memories, history [.., N, D_lm] and visual [.., M, D]"""
         history, visual = memory or (None, None)
         e = super().embed(ids, x, visual)
-        if history is not None:
-            e = e.masked_scatter((ids == HISTORY)[:, None], history.to(e.dtype))
+        if HISTORY in ids:
+            places = torch.tensor(ids, device=e.device) == HISTORY
+            e = e.masked_scatter(places[:, None], history.to(e.dtype))
         return e
 
     def embed_narrations(self, narrations: Narrations) -> tuple[Tensor, Tensor]:
@@ -106,61 +111,45 @@ class HistoryNarrator(Narrator):
 
     def embed_words(self, ids: list[int]) -> Tensor:
         """What the narration memory absorbs of tokens with these ids [1, L, D_lm]."""
-        ids = torch.tensor([ids], dtype=torch.long, device=self.device)
-        return self.llm.get_input_embeddings()(ids).to(self.dtype)
+        ids = torch.tensor([ids], dtype=torch.long, device=self.llm.device)
+        return self.llm.get_input_embeddings()(ids).to(self.connector[0].weight.dtype)
 
-    def memory_at_ends(self, x: Tensor, narrations: Narrations,
-                       state=None) -> tuple[Tensor, Tensor | None]:
+    def read_outs(self, x: Tensor, narrations: Narrations, state=None) -> tuple[Tensor, Tensor]:
         visual_state, history_state = state or (None, None)
         e, ends = self.embed_narrations(narrations[:-1])
         history, _ = self.narration_memory(e, ends, history_state)                 # [1, n, N, D_lm]
-        return history, super().memory_at_ends(x, narrations, visual_state)
+        return history, super().read_outs(x, narrations, visual_state)
 
     def state_after(self, x: Tensor, narrations: Narrations) -> tuple[Tensor, Tensor]:
         e, ends = self.embed_narrations(narrations)
         _, history_state = self.narration_memory(e, ends[:, :0])            # read nowhere
         return super().state_after(x, narrations), history_state
 
-    def start_published(self):
-        super().start_published()
-        self.start_narration_memory()
 
-    def initialise(self, x: Tensor):
-        # in this order the random numbers are those of the results in experiments/
-        self.memory.initialise(x)
-        self.start_narration_memory()
-        start_connector(self.connector, x)
+def with_history(Base: type[Context]) -> type[Context]:
+    """A Context of this kind with the state of the narration memory."""
 
-    def start_narration_memory(self):
-        """From the statistics of words, whatever the others start from: none is published."""
-        words = self.llm.get_input_embeddings().weight[:4096, None]
-        self.narration_memory.initialise(words)
+    class HistoryContext(Base):
+        FURTHER_TENSORS = ("history_state",)            # streams/suspend.py saves it, too
 
+        def __init__(self, narrator: HistoryNarrator, **options):
+            super().__init__(narrator, **options)
+            memory = narrator.narration_memory
+            self.history_state = memory.initial_state().to(narrator.llm.device)
+            self.history_queries = memory.queries()
 
-class HistoryContext(Context):
-    """A Context with the state of the narration memory."""
-    FURTHER_TENSORS = "history_state", "history"        # streams/suspend.py saves them, too
+        def read_memory(self) -> None:
+            """Also absorb the narration of the present segment. After a restart there is none."""
+            history, _ = self.memory or (None, None)    # the latest read-out [1, N, D_lm]
+            super().read_memory()
+            tokens = self.cache.tokens
+            words = [i for i, kind, number in zip(tokens.ids, tokens.kind, tokens.number)
+                     if kind == NARRATION and number == self.segment]
+            if words:
+                memory = self.narrator.narration_memory
+                e = self.narrator.embed_words(words + [self.layout.eot])
+                self.history_state = memory.step(e, self.history_state)
+                history = memory.read(self.history_state, self.history_queries)
+            self.memory = (history, self.memory)
 
-    def __init__(self, narrator: HistoryNarrator):
-        super().__init__(narrator)
-        memory = narrator.narration_memory
-        self.history_state = memory.initial_state().to(narrator.device)
-        self.history_queries = memory.queries()
-        self.history: Tensor | None = None              # the latest read-out [1, N, D_lm]
-
-    def read_memory(self) -> None:
-        """Also absorb the narration of the present segment. After a restart there is none."""
-        super().read_memory()
-        tokens = self.cache.tokens
-        words = [i for i, kind, number in zip(tokens.ids, tokens.kind, tokens.number)
-                 if kind == NARRATION and number == self.segment]
-        if words:
-            memory = self.narrator.narration_memory
-            e = self.narrator.embed_words(words + [self.layout.eot])
-            self.history_state = memory.step(e, self.history_state)
-            self.history = memory.read(self.history_state, self.history_queries)
-
-    def memory_tokens(self, tokens: Tokens) -> tuple[Tensor, Tensor | None] | None:
-        if HISTORY not in tokens.ids:
-            return None
-        return self.history, super().memory_tokens(tokens)
+    return HistoryContext

@@ -7,9 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from baselines.variants import make_config
 from data import PAPER, load_dataset, number_of_words, statistics
-from narrator import Config, VisionEncoder
+from narrator import Config, VisionEncoder, make_config
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (

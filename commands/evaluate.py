@@ -14,7 +14,7 @@ import data
 import evaluate
 import narrator as nar
 import stream
-from baselines import variants
+from baselines import context_class
 from commands.compare import run_compare
 from commands.scores import print_scores
 from streams.bounds import open_stream
@@ -62,7 +62,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     dataset = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming,
                                 args.world)
     device, dtype = device_and_dtype(args.device, args.dtype)
-    narrator = variants.load_narrator(model, args.llm, device, dtype, sees=args.data == "toy",
+    narrator = nar.load(model, args.llm, device, dtype, sees=args.data == "toy",
                                       **config_changes(args))
     vision = None
     if args.data == "toy":
@@ -217,7 +217,7 @@ def run_teacher(args: argparse.Namespace):
         sample = data.shorten(sample, args.max_frames)
         narrations = true_narrations(narrator, sample)
         x = torch.stack(list(sample.tokens(vision)))           # [T, J, D]
-        cache = variants.context_class(narrator)(narrator).cache
+        cache = context_class(narrator)(narrator).cache
         scores = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
         each[sample.name] = evaluate.summary(scores, sample.fps)
         minutes[sample.name] = sample.duration / 60
@@ -247,7 +247,6 @@ def run_teacher(args: argparse.Namespace):
 def how_memory_differs(narrator: nar.Narrator, x: Tensor,
                        narrations: nar.Narrations) -> tuple[float, float]:
     """See `shares_that_differ`; of the read-outs of a video x [T, J, D]."""
-    x = narrator.used_frames(x, narrations)
     return shares_that_differ(narrator.read_outs(x, narrations)[0].float())
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from commands.narrator import spell
+from commands.drawing import spell
 from narrator import NARRATION, VISUAL, Config, Layout, Tokens
 from stream import Cache, Decision
 

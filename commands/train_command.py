@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+import narrator as nar
 import train
-from baselines import variants
+from baselines.options import BaselineOptions
 from narrator import Narrator
 from support.common.devices import check_launcher, rank
 from support.common.disk import check_writable
@@ -72,7 +73,7 @@ NEW_WORDS = 2.0                                # loss of a token, in nats
 # ------------------------------------------------------------------ options
 
 @dataclass
-class Options(Recipe, FurtherOptions, variants.BaselineOptions, RunOptions, ToyOptions):
+class Options(Recipe, FurtherOptions, BaselineOptions, RunOptions, ToyOptions):
     """All options of python train.py: the paper's first. Each base is a group of --help."""
     # not an option: it follows from --start
     memory_target: bool = False
@@ -117,6 +118,8 @@ def add_option(group, f: Field):
     if f.name in TOY:
         text += f" (toy: {TOY[f.name]})"
     kind = f.metadata["kind"]
+    if f.name == "memory":
+        kind = tuple(nar.MEMORIES)             # those of the baselines, too
     values = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
     group.add_argument(flag, help=text, **values)
 
@@ -148,7 +151,7 @@ def options_from(**given) -> Options:
 def check_init(options: Options) -> None:
     """BadData if an option that was given contradicts the weights of --init."""
     files = checkpoint.read_checkpoint(options.init)
-    config = checkpoint.read_config(files, variants.make_config, None, {})
+    config = checkpoint.read_config(files, nar.make_config, None, {})
     given = options.given - FREE
     for name, value in settings_of(options).items():
         trained = getattr(config, name, getattr(Options, name))

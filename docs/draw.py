@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from commands.narrator import COLOURS, parts, spell, three_segments
+from commands.drawing import COLOURS, parts, spell, three_segments
 from narrator import visible
 
 # pixels

@@ -26,8 +26,8 @@ HERE = Path(globals().get("__file__", "walk.py"))       # a notebook has none, a
 ROOT = HERE.resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from baselines.variants import load_narrator
-from commands.narrator import spell
+from narrator import load
+from commands.drawing import spell
 from data import Sample, load_dataset
 from evaluate import N_GRAMS, cider, ngrams, overlaps, precision_recall_f1, segments
 from narrator import NARRATION, Narrator, Tokens, attention_mask, visible
@@ -40,7 +40,7 @@ from train import Example, loss_of_batch, schedule
 
 torch.manual_seed(0)
 CHECKPOINT = ROOT / "toy" / "checkpoint"
-narrator = load_narrator(str(CHECKPOINT)).merge()       # merge: LoRA into the weights
+narrator = load(str(CHECKPOINT)).merge()       # merge: LoRA into the weights
 narrator.requires_grad_(False)
 encoder = narrator.vision_encoder()
 layout = narrator.layout

@@ -32,7 +32,7 @@ def attention(narrator: nar.Narrator, x: Tensor,
     """
     config = narrator.config
     tokens = narrator.layout.sequence(narrations)
-    mask = nar.attention_mask(tokens, config.last_k, config.prune, narrator.device)
+    mask = nar.attention_mask(tokens, config.last_k, config.prune)
     weights, labels = last_attention(narrator, x, narrations, mask)            # [L, L], [L]
     segment = torch.tensor(tokens.segment)
     number = torch.tensor(tokens.number)

@@ -36,7 +36,7 @@ from torch import Tensor
 
 import narrator as nar
 import stream
-from baselines.variants import load_narrator, make_config, new_narrator
+from narrator import load, make_config, new_narrator
 from streams.bounds import open_stream
 from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.disk import write_json
@@ -103,14 +103,14 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
     connector and CLAM in fp32. A trained one, or the variants."""
     device, dtype = device_and_dtype(args.device, args.dtype)
     if args.model:
-        yield args.model, load_narrator(args.model, None, device, dtype).merge()
+        yield args.model, load(args.model, None, device, dtype).merge()
         return
     for name in args.variants:
         if args.config:
             llm = llama(*LLAMA[args.config], 8, WORDS, device, dtype)
             config = nar.Config()
         else:
-            toy = load_narrator(DEFAULT_MODEL, dtype=dtype)
+            toy = load(DEFAULT_MODEL, dtype=dtype)
             llm = toy.llm
             config = toy.config
         settings = asdict(config) | {"last_k": None} | VARIANTS[name]
@@ -133,7 +133,7 @@ def time_passes(context: stream.Context) -> Counter:
     def timed(tokens: nar.Tokens, x: Tensor | None = None) -> Tensor:
         began = time.perf_counter()
         logits = feed(tokens, x)
-        synchronise(context.narrator.device)       # a GPU works on after the call has returned
+        synchronise(context.narrator.llm.device)       # a GPU works on after the call has returned
         seconds["word" if x is None else "frame"] += time.perf_counter() - began
         return logits
 
@@ -262,17 +262,17 @@ def run_training(args: argparse.Namespace) -> None:
     narrator = new_narrator(llm, tokenizer, config).to(device).train()
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())
-    before = peak_memory(narrator.device)
-    clock = time.process_time if narrator.device.type == "cpu" else time.perf_counter
+    before = peak_memory(narrator.llm.device)
+    clock = time.process_time if narrator.llm.device.type == "cpu" else time.perf_counter
     seconds = []
     for _ in range(args.steps + 1):
         narrator.zero_grad()
         began = clock()
         loss, learned = narrator.loss(x, narrations)
         (loss / learned).backward()
-        synchronise(narrator.device)
+        synchronise(narrator.llm.device)
         seconds.append(clock() - began)
-    peak = peak_memory(narrator.device)
+    peak = peak_memory(narrator.llm.device)
     print_table([(args.variant, {
         "tokens": len(narrator.layout.sequence(narrations)),
         "step, s": median(seconds[1:]),        # the first step also allocates
@@ -312,7 +312,7 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     wall."""
     device, dtype = device_and_dtype(args.device, args.dtype)
     began = time.perf_counter()
-    narrator = load_narrator(model, None, device, dtype).merge()
+    narrator = load(model, None, device, dtype).merge()
     encoder = narrator.vision_encoder(dtype)
     speed_up(narrator)
     speed_up(encoder)
@@ -321,12 +321,12 @@ def measure_full_size(model: str, args: argparse.Namespace) -> dict:
     pictures = np.random.default_rng(0).integers(0, 256, (args.frames, 720, 1280, 3), np.uint8)
     began = time.perf_counter()
     x = list(encode_pictures(pictures, encoder, args.lookahead))
-    synchronise(narrator.device)
+    synchronise(narrator.llm.device)
     encoding = time.perf_counter() - began
     costs = measure_stream(narrator, x, args.frames, args.frames, args.lookahead)
     return {
         "load, s": loading,
-        "peak memory, GB": peak_memory(narrator.device) / 1e9,
+        "peak memory, GB": peak_memory(narrator.llm.device) / 1e9,
         "encoder, s a frame": encoding / args.frames,
         "ms a frame": costs["ms_a_frame"],
         "ms a word": costs["ms_a_word"],

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import data
 import evaluate
-from baselines.variants import load_narrator
+from narrator import load
 from commands.evaluate import own_narrations, truth_of
 from support.common.errors import command_line
 from support.common.figures import print_table
@@ -80,7 +80,7 @@ def group_pairs(kitchen: world.Kitchen, pairs: list[Pair], groups: dict[str, lis
 
 
 def run_interference(args: argparse.Namespace) -> None:
-    narrator = load_narrator(args.model, device="cpu", sees=True)
+    narrator = load(args.model, device="cpu", sees=True)
     vision = narrator.vision_encoder()
     narrator.merge()
     speed_up(narrator)

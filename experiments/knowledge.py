@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from baselines.variants import load_narrator
+from narrator import load
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -158,7 +158,7 @@ def score(probe: Probe, moments: Moments) -> dict[str, dict]:
 
 def run_knowledge(args: argparse.Namespace) -> None:
     check_writable(args.save)
-    narrator = load_narrator(args.model, device="cpu")
+    narrator = load(args.model, device="cpu")
     if not narrator.layout.M:
         raise BadData(f"{args.model}: has no memory that could be read out")
     encoder = narrator.vision_encoder()

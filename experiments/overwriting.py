@@ -36,6 +36,7 @@ from support.common.intervals import compare_means
 from support.common.options import Parser, in_range
 from support.common.progress import progress
 from support.engine.gates import effect_of_gate, gate_at_mean, has_gate
+from support.engine.start import start_memory
 
 FILE = RESULTS / "overwriting.jsonl"
 PICTURE = ROOT / "assets" / "overwriting.png"
@@ -173,7 +174,7 @@ START_LABELS = {"authors": "the authors' start", "mimetic": "mimetic start",
 
 @torch.no_grad()
 def keys_by_place(memory: CLAM, x: Tensor) -> None:
-    """After `initialise`, with the same frames x [T, J, D]: each key channel belongs to one of the
+    """After `start_memory`, with the same frames x [T, J, D]: each key channel belongs to one of the
     J tokens of a frame, and is 0 for the average of every other one.
     """
     average = x.mean(0)                                                 # [J, D]
@@ -211,7 +212,7 @@ def new_arm(arm: Arm, world: PlacesWorld, generator: torch.Generator) -> CLAM:
     shown, _ = timelines(world, 32, generator)
     x = tokens_shown(world, shown, generator).flatten(0, 1)
     if arm.start != "authors":
-        memory.initialise(x)
+        start_memory(memory, x)
     if arm.start == "place":
         keys_by_place(memory, x)
     if arm.gate == "fixed":                     # logits are the bias alone

@@ -45,6 +45,7 @@ from experiments.runs import (
     present_commit,
 )
 from experiments.show import markdown
+from support.engine.start import start_memory
 from support.common.errors import command_line
 from support.common.options import Parser, non_negative_int
 from support.common.progress import progress
@@ -97,7 +98,7 @@ def start(arm: str, x: Tensor, seed: int) -> CLAM:
     mean = x.mean((0, 1)) if "mean" in cures else torch.zeros(x.shape[-1])
     clam = CentredCLAM(mean, *sizes, target=arm == "mimetic", dropout=0.0)
     if arm == "mimetic":
-        clam.initialise(x)
+        start_memory(clam, x)
     if "gates" in cures:
         with torch.no_grad():
             clam.start_gates()

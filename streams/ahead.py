@@ -5,7 +5,7 @@
     words       A word and a few guessed words share a pass: words that once followed the last two
                 words. Wrong guesses are taken back.
 
-`Ahead` is a Context (stream.py) that does this below line 12 of Algorithm 2. All other lines are
+`Ahead` is a Context (stream.py) that does this in lines 9 to 12 of Algorithm 2. All other lines are
 those of stream.py, once for each frame and each word. With one frame and no guessed words it is the
 plain form.
 """
@@ -19,10 +19,54 @@ import torch
 from torch import Tensor
 
 from narrator import FRAME, NARRATION, Narrator, Tokens
-from stream import Context
+from stream import Cache, Context
 from support.common.errors import BadData
 
 GUESSED_WORDS = 3                   # at most
+
+
+class GrowingCache(Cache):
+    """A Cache whose keys and values lie in buffers with room for half as many again: a word does
+    not copy everything.
+    """
+
+    def __init__(self):
+        super().__init__()
+        # of each layer: keys and values with their room; `keys` and `values` are views of the first
+        self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
+        old = self.length(layer)
+        new = old + keys.shape[2]
+        if layer not in self.buffers or new > self.buffers[layer][0].shape[2]:
+            self.grow(keys, values, layer, max(64, new * 3 // 2))
+        key_buffer, value_buffer = self.buffers[layer]
+        key_buffer[:, :, old:new] = keys
+        value_buffer[:, :, old:new] = values
+        self.keys[layer] = key_buffer[:, :, :new]
+        self.values[layer] = value_buffer[:, :, :new]
+        return self.keys[layer], self.values[layer]
+
+    def grow(self, keys: Tensor, values: Tensor, layer: int, room: int) -> None:
+        """Give a layer buffers with more room."""
+        buffers = []
+        for kept, added in ((self.keys, keys), (self.values, values)):
+            buffer = added.new_empty(*added.shape[:2], room, added.shape[3])
+            if layer in kept:
+                old = kept[layer].shape[2]
+                buffer[:, :, :old] = kept[layer]
+            buffers.append(buffer)
+        self.buffers[layer] = tuple(buffers)
+
+    def length(self, layer: int) -> int:
+        """How many tokens a layer holds, those included that were read ahead."""
+        return self.keys[layer].shape[2] if layer in self.keys else 0
+
+    def keep(self, seen: Tensor) -> int:
+        removed = super().keep(seen)
+        if removed:
+            self.buffers.clear()                # the keys lie elsewhere now
+        return removed
 
 
 class Ahead(Context):
@@ -34,6 +78,7 @@ class Ahead(Context):
 
     def __init__(self, narrator: Narrator, lookahead: int = 1, guesses: int = GUESSED_WORDS):
         super().__init__(narrator)
+        self.cache = GrowingCache()
         self.lookahead = lookahead
         self.guesses = guesses
         self.source: Iterator[Tensor] = iter(())
@@ -41,11 +86,16 @@ class Ahead(Context):
         # What is in the cache although its turn has not come: ids, and the logits after them
         self.guessed: deque[tuple[list[int], Tensor]] = deque()
         self.words: deque[int] = deque(maxlen=500)      # ids of the latest narrations
+        self.most_ahead = 0                             # the most tokens that were read ahead
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
-        self.source = super().take(frames)
-        while self.peek(1):
-            yield self.waiting.popleft()
+        self.source = iter(frames)
+
+        def one_after_the_other() -> Iterator[Tensor]:
+            while self.peek(1):
+                yield self.waiting.popleft()
+
+        return super().take(one_after_the_other())
 
     def peek(self, count: int) -> list[Tensor]:
         """The next frames, at most `count`; they keep their turn."""
@@ -53,57 +103,57 @@ class Ahead(Context):
         self.waiting += islice(self.source, missing)
         return list(islice(self.waiting, count))
 
-    def run(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
-        """Line 12: logits [V] after the tokens, from a pass that may have been made earlier."""
+    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
+        """Lines 9-12: logits [V] after the tokens, from a pass that may have been made earlier."""
         if FRAME not in tokens.ids:
             self.words += [i for i, kind in zip(tokens.ids, tokens.kind) if kind == NARRATION]
         if self.guessed and self.guessed[0][0] == tokens.ids:
             _, logits = self.guessed.popleft()                      # the guess was right
+            self.position += len(tokens)
             self.cache.tokens += tokens
         else:
             self.take_back()
-            logits = self.read_ahead(tokens, e, positions)
+            logits = self.read_ahead(tokens, x)
         if not (logits.sum() + self.state.sum()).isfinite():
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
                           f"try --dtype bfloat16 or float32 (if that does not help, its weights "
                           f"or the features of this frame are damaged)")
         return logits
 
-    def read_ahead(self, tokens: Tokens, e: Tensor, positions: Tensor) -> Tensor:
+    def read_ahead(self, tokens: Tokens, x: Tensor | None) -> Tensor:
         """One pass over the tokens and over the pieces that are guessed to follow them.
 
         After a frame the next frames follow, as if none of them ended the segment. After words,
         words follow.
         """
-        narrator = self.narrator
-        x = None
-        if FRAME in tokens.ids:
+        if x is not None:
             frames = self.peek(self.lookahead - 1)
             guesses = [self.layout.frame(self.segment).ids for _ in frames]
-            if frames:
-                x = torch.stack(frames)
+            x = torch.stack([x, *frames])
         else:
             words = guess(list(self.words), self.guesses, end=self.layout.assistant[0])
             guesses = [[word] for word in words]
         if not guesses:
-            return super().run(tokens, e, positions)
+            return super().feed(tokens, x)
 
-        guessed_ids = [i for piece in guesses for i in piece]
-        guessed_e = narrator.embed(torch.tensor(guessed_ids, device=e.device), x)
-        ids = tokens.ids + guessed_ids
-        start = self.position - len(tokens)             # the counter already stands behind them
-        all_positions = torch.arange(start, start + len(ids), device=e.device)
-        mask = self.cache.mask(ids).to(e.device)
-        hidden = narrator.run(torch.cat([e, guessed_e]), all_positions, mask, self.cache)
+        # as Context.feed
+        ids = tokens.ids + [i for piece in guesses for i in piece]
+        e = self.narrator.embed(ids, x, self.memory)
+        positions = torch.arange(self.position, self.position + len(ids), device=e.device)
+        sees = self.cache.mask(len(ids), e.device)
+        hidden = self.narrator.run(e, positions, sees, self.cache)
+        # the last token of each piece
         lengths = torch.tensor([len(tokens), *map(len, guesses)])
-        ends = lengths.cumsum(0) - 1                    # the last token of each piece
-        logits, *further = narrator.logits(hidden[ends.to(e.device)])
+        ends = lengths.cumsum(0) - 1
+        logits, *further = self.narrator.logits(hidden[ends.to(e.device)])
         if not logits.isfinite().all():
             # A damaged frame spoils its whole pass; the frames before it are good alone.
             self.take_back()
-            return super().run(tokens, e, positions)
-        self.guessed = deque(zip(guesses, further))
+            return super().feed(tokens, None if x is None else x[0])
+        self.position += len(tokens)
         self.cache.tokens += tokens
+        self.guessed = deque(zip(guesses, further))
+        self.most_ahead = max(self.most_ahead, len(ids) - len(tokens))
         return logits
 
     def take_back(self) -> None:

@@ -30,11 +30,9 @@ from collections.abc import Callable, Container, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from baselines.mod import RoutedContext
-from baselines.narration_memory import HistoryContext
-from baselines.variants import context_class
+from baselines import context_class
 from narrator import NARRATION, PROMPT, VISUAL, Narrator
-from stream import Cache, Context
+from stream import Cache
 from streams.ahead import Ahead
 from support.common.errors import BadData
 from support.engine.family import STATIC, rope_type
@@ -69,11 +67,6 @@ class Bounded(Ahead):
         if config.max_position is not None:
             self.frequencies = rotation_frequencies(narrator)
 
-    def seconds(self) -> float:
-        if self.clock is not None:
-            return self.clock()
-        return super().seconds()
-
     # ------------------------------------------------------------------ restarts
 
     def restart(self) -> None:
@@ -82,14 +75,16 @@ class Bounded(Ahead):
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         for x in super().take(frames):
-            if self.opening is None and self.overdue():
+            if self.clock is not None:
+                self.time = self.clock()
+            if self.next_tokens is None and self.overdue():
                 self.reopen()
-            if self.opening is not None:
+            if self.next_tokens is not None:
                 self.start_frame = self.frame
-                self.start_time = self.seconds()
+                self.start_time = self.time
                 self.restart_asked = False
                 # The end of text and the newline of the last narration come before visual tokens.
-                self.segment_start = self.position + self.opening.kind.index(VISUAL)
+                self.segment_start = self.position + self.next_tokens.kind.index(VISUAL)
             yield x
 
     def overdue(self) -> bool:
@@ -104,7 +99,7 @@ class Bounded(Ahead):
         if config.max_segment is None:
             return False
         by_frames = (self.frame - self.start_frame) / config.fps
-        by_clock = self.seconds() - self.start_time
+        by_clock = self.time - self.start_time
         rounding = 1e-6
         return max(by_frames, by_clock) >= config.max_segment - rounding
 
@@ -115,7 +110,9 @@ class Bounded(Ahead):
         self.take_back()
         self.cache.keep(torch.tensor(self.cache.tokens.kind) != VISUAL)
         self.position = self.segment_start
-        self.opening = self.layout.memory_and_frame(self.segment)
+        tokens = self.layout.opening(self.segment)
+        # without the end of text and the newline of the last narration, which are there already
+        self.next_tokens = tokens.select([kind == VISUAL for kind in tokens.kind])
 
     # ------------------------------------------------------------------ positions
 
@@ -149,26 +146,11 @@ class Bounded(Ahead):
         self.rewound += 1
 
 
-class BoundedHistory(Bounded, HistoryContext):
-    """The same for a narrator with a narration memory (Table 15)."""
-
-
-class BoundedRouted(Bounded, RoutedContext):
-    """The same for VideoLLM-MoD."""
-
-
-BOUNDED = {
-    Context: Bounded,
-    HistoryContext: BoundedHistory,
-    RoutedContext: BoundedRouted,
-}
-
-
 def open_stream(narrator: Narrator, **options) -> Bounded:
     """A new stream, as the commands use it: it reads ahead, and is bounded where the settings say
     so. Options as for Bounded and Ahead.
     """
-    return BOUNDED[context_class(narrator)](narrator, **options)
+    return context_class(narrator, Bounded)(narrator, **options)
 
 
 def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> None:
@@ -180,8 +162,8 @@ def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> Non
                     errors grow with the angle
     """
     half = len(frequencies)
-    for layer, buffer in cache.keys.items():
-        k = buffer[0, :, first:cache.length[layer]]                     # [G, n, c], a view
+    for keys in cache.keys.values():
+        k = keys[0, :, first:]                                          # [G, n, c], a view
         cos = (back * frequencies).cos().float().to(k.device)           # [c/2]
         sin = (back * frequencies).sin().float().to(k.device)
         # channel i and channel i + c/2 are the two coordinates that rotate together
@@ -208,7 +190,7 @@ def rotation_frequencies(narrator: Narrator) -> Tensor:
         raise refusal
     frequencies = rotary.inv_freq.cpu().double()
     ids = narrator.layout.prompt[:8]
-    e = narrator.embed(torch.tensor(ids, device=narrator.device))
+    e = narrator.embed(ids)
     caches = []
     for start in (0, 1000):
         cache = Cache()
@@ -219,8 +201,8 @@ def rotation_frequencies(narrator: Narrator) -> Tensor:
     rotate_keys(far, 0, 1000, frequencies)
     tolerance = 1e-3 if narrator.llm.dtype == torch.float32 else 5e-2
     for layer in near.keys:
-        keys = near.keys[layer][:, :, :len(ids)].float()
-        rotated = far.keys[layer][:, :, :len(ids)].float()
+        keys = near.keys[layer].float()
+        rotated = far.keys[layer].float()
         error = (keys - rotated).norm() / keys.norm()
         if not error <= tolerance:                              # NaN is refused, too
             raise refusal

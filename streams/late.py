@@ -23,11 +23,21 @@ class Past(NamedTuple):
 
     def positions(self, tokens: nar.Tokens) -> Tensor:
         """Those of the video's tokens [L]: the prompt's stay, all others have advanced."""
-        positions = tokens.positions()
+        positions = torch.arange(len(tokens))
         in_prompt = [n == 0 and kind != nar.NARRATION
                      for n, kind in zip(tokens.segment, tokens.kind)]
         positions[~torch.tensor(in_prompt)] += self.tokens
         return positions
+
+    def loss(self, narrator: nar.Narrator, x: Tensor,
+             narrations: nar.Narrations) -> tuple[Tensor, int]:
+        """As `Narrator.loss`, of a video that comes after this."""
+        tokens = narrator.layout.sequence(narrations)
+        last, _ = narrations[-1]
+        x = x[:last + 1]
+        memory = narrator.read_outs(x, narrations, self.state)
+        hidden = narrator.parallel(tokens, x, memory, self.positions(tokens))
+        return narrator.loss_of(hidden, tokens.labels())
 
 
 @dataclass

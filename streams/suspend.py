@@ -64,7 +64,7 @@ FREE = {"lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", *MAY_DIFFER
 
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache.
 # A baseline's Context names what it adds (FURTHER_TENSORS).
-TENSORS = ("state", "state_before", "latest", "memory")
+TENSORS = ("state", "state_to_read")
 NUMBERS = ("position", "segment", "frame", "time", "last_narration_time", "p_skip", "theta",
            "segment_start", "start_frame", "start_time", "restart_asked", "restarts", "rewound")
 LISTS = ("words", "narration_starts")
@@ -259,44 +259,66 @@ def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
     cache = context.cache
     numbers = {name: getattr(context, name) for name in NUMBERS}
     numbers |= {name: list(getattr(context, name)) for name in LISTS}
-    numbers["opens"] = context.opening is not None
+    numbers["opens"] = context.next_tokens is not None
     numbers["tokens"] = asdict(cache.tokens)
-    tensors = {}
-    for name in tensors_of(context):
-        if getattr(context, name) is not None:
-            tensors[name] = getattr(context, name)
-    for layer, length in cache.length.items():
-        tensors[f"keys.{layer}"] = cache.keys[layer][:, :, :length]
-        tensors[f"values.{layer}"] = cache.values[layer][:, :, :length]
+    tensors = {name: getattr(context, name) for name in tensors_of(context)}
+    if context.memory is not None:
+        tensors |= memory_tensors(context)
+    for layer in cache.keys:
+        tensors[f"keys.{layer}"] = cache.keys[layer]
+        tensors[f"values.{layer}"] = cache.values[layer]
     return numbers, tensors
 
 
 def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
     """Load what `pack` gave into a new Context."""
     narrator = context.narrator
+    device = narrator.llm.device
     for name in NUMBERS:
         setattr(context, name, numbers[name])
     for name in LISTS:
         newest = getattr(context, name).maxlen
         setattr(context, name, deque(numbers[name], newest))
+    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    if "state_to_read" not in tensors:
+        tensors["state_to_read"] = earlier_state_to_read(context, tensors)
     for name in tensors_of(context):
-        tensor = tensors.get(name)
-        setattr(context, name, None if tensor is None else tensor.to(narrator.device))
-    context.opening = None
+        setattr(context, name, tensors[name])
+    context.memory = tensors.get("memory")
+    if "history" in tensors:                    # of a narration memory (baselines)
+        context.memory = (tensors["history"], context.memory)
+    context.next_tokens = None
     if numbers["opens"]:
         if context.frame == 0:
-            context.opening = context.layout.first()
+            context.next_tokens = context.layout.first()
         else:
-            context.opening = context.layout.opening(context.segment)
+            context.next_tokens = context.layout.opening(context.segment)
 
     cache = context.cache
     for name, tensor in tensors.items():
         kind, _, layer = name.partition(".")
         if kind == "keys":
             values = tensors[f"values.{layer}"]
-            cache.update(tensor.to(narrator.device, narrator.llm.dtype),
-                         values.to(narrator.device, narrator.llm.dtype), int(layer))
+            cache.update(tensor.to(narrator.llm.dtype), values.to(narrator.llm.dtype), int(layer))
     cache.tokens = Tokens(**numbers["tokens"])
+
+
+def memory_tensors(context: Bounded) -> dict[str, Tensor]:
+    """The memory tokens of the present segment; with a narration memory (baselines), both kinds."""
+    if isinstance(context.memory, Tensor):
+        return {"memory": context.memory}
+    history, memory = context.memory
+    return {"history": history, "memory": memory}
+
+
+def earlier_state_to_read(context: Bounded, tensors: dict[str, Tensor]) -> Tensor:
+    """`state_to_read` from a file that was written before it had one: there stood the latest frame,
+    and the state before it.
+    """
+    if context.narrator.config.readout != "cls" or "latest" not in tensors:
+        return tensors["state"]
+    first_token = tensors["latest"][None, :1]
+    return context.narrator.memory.step(first_token, tensors["state_before"])
 
 
 def tensors_of(context: Bounded) -> tuple[str, ...]:
@@ -361,13 +383,12 @@ def model_answers(narrator, encoder: Callable[[Tensor], Tensor] | None) -> dict[
     """The models' answers to a test: the logits [V] after the prompt, and the tokens [J, D] of a
     test picture.
     """
-    e = narrator.embed(torch.tensor(narrator.layout.prompt, device=narrator.device))
-    hidden = narrator.run(e, torch.arange(len(e), device=e.device))
+    e = narrator.embed(narrator.layout.prompt)
+    hidden = narrator.run(e, torch.arange(len(e)))
     answers = {"proof.language": narrator.logits(hidden[-1:])[0]}
     if encoder is not None:
-        channels = getattr(encoder, "channels", 3)      # of two encoders, 6: a picture is a pair
-        pixels = torch.arange(48 * 64 * channels).remainder(251).to(torch.uint8)
-        answers["proof.vision"] = encoder(pixels.view(1, 48, 64, channels))[0]
+        pixels = torch.arange(48 * 64 * 3).remainder(251).to(torch.uint8)
+        answers["proof.vision"] = encoder(pixels.view(1, 48, 64, 3))[0]
     return answers
 
 

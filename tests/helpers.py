@@ -17,10 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import narrator as nar
 import stream
-from baselines import variants
 from baselines.narration_memory import HistoryNarrator
 from streams.bounds import open_stream
 from support.engine.checkpoint import load_llm, load_tokenizer
+from support.engine.start import start_memory
 from support.files.video import Video
 
 ROOT = Path(__file__).parent.parent
@@ -38,15 +38,15 @@ def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
         llm, tokenizer = load_llm(folder)
     else:
         tokenizer = load_tokenizer(folder)
-    config = variants.make_config(llm=folder, **(options | changes))
-    model = variants.new_narrator(llm, tokenizer, config)
+    config = nar.make_config(llm=folder, **(options | changes))
+    model = nar.new_narrator(llm, tokenizer, config)
     # B of LoRA and, as published, the memory start near 0: tests would not see them
     for name, parameter in model.trainable().items():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.05)
-    model.memory.initialise(torch.randn(50, model.config.J, model.config.width))
+    start_memory(model.memory, torch.randn(50, model.config.J, model.config.width))
     if isinstance(model, HistoryNarrator):
-        model.narration_memory.initialise(model.llm.get_input_embeddings().weight[:, None])
+        start_memory(model.narration_memory, model.llm.get_input_embeddings().weight[:, None])
     return model.eval()
 
 
@@ -142,7 +142,7 @@ def published(model: nar.Narrator, x: torch.Tensor, case: dict):
         read_at = torch.tensor([[frame * J + 1 for frame in case["mem_frame_indices"]]])
         frames = x.reshape(1, -1, model.config.width)           # [T, J, D] -> [1, T J, D]
         memory, _ = model.memory(frames, read_at)
-    e = model.embed(torch.tensor(tokens.ids), x, memory)
+    e = model.embed(tokens.ids, x, memory)
     hidden = model.run(e, torch.arange(len(tokens)), mask)
     return hidden, torch.tensor(case["labels"]), tokens
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baselines import variants
-from commands import data as data_command, stream as stream_command
+import narrator as nar
+from commands import data as data_command, stream_command
 from helpers import ROOT, TOY
 from narrator import Narrator
 from support.common.errors import BadData, command_line
@@ -70,13 +70,11 @@ def catch_parser():
 
 
 def module_and_arguments(words: list[str]):
-    """The module with the `main` of a command: that of `python stream.py` is in commands/."""
+    """The module with the `main` of a command: of `python stream.py`, what its foot imports."""
     if words[0] == "-m":
         return importlib.import_module(words[1]), words[2:]
-    name = words[0].removesuffix(".py")
-    if (ROOT / "commands" / f"{name}.py").exists():
-        name = f"commands.{name}"
-    return importlib.import_module(name), words[1:]
+    foot = re.search(r"from (commands\.\w+) import", (ROOT / words[0]).read_text())
+    return importlib.import_module(foot[1]), words[1:]
 
 
 def parser_of(module) -> argparse.ArgumentParser:
@@ -124,9 +122,9 @@ def world(tmp_path, monkeypatch, no_java):
     (tmp_path / "s.jsonl").write_text(json.dumps(row))
     for name in ("p.json", "g.json"):
         (tmp_path / name).write_text(json.dumps({"a": [{"time": 2.0, "text": "You look."}]}))
-    load_once = cache(variants.load_narrator)
-    for module in (variants, stream_command):
-        monkeypatch.setattr(module, "load_narrator", load_once)
+    load_once = cache(nar.load)
+    for module in (nar, stream_command):
+        monkeypatch.setattr(module, "load", load_once)
     return tmp_path
 
 

@@ -409,7 +409,7 @@ def test_last_k_all(tmp_path):
     tiny(last_k=2).save(tmp_path)
     for given, expected in ((None, 2), (5, 5), ("all", None)):
         changes = config_changes(Namespace(last_k=given))
-        assert variants.load_narrator(str(tmp_path), **changes).config.last_k == expected
+        assert nar.load(str(tmp_path), **changes).config.last_k == expected
 
 
 @pytest.mark.parametrize("protocol", ["teacher", "stream"])
@@ -440,7 +440,7 @@ def after_frame(model, x, narrations, n, frame):
 
 def assert_segments_go_on(model, x, narrations):
     """`later_frames` gives the hidden states of whole forwards."""
-    cache = variants.context_class(model)(model).cache
+    cache = context_class(model)(model).cache
     _, _, tokens = model(x, narrations, cache=cache)
     cache.tokens += tokens
     for n in (1, 2, 3, 4):

@@ -15,12 +15,13 @@ from transformers import (
 )
 
 import narrator as nar
-from baselines.variants import load_narrator, make_config
-from commands import narrator as narrator_command
+from narrator import load, make_config
+from commands import drawing
 from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
 from support.common.errors import BadData
-from support.engine import checkpoint
+from support.engine import attention, checkpoint
 from support.engine.lora import LoRALinear, add_lora
+from support.engine.start import start_as_authors, start_mimetic
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -50,15 +51,17 @@ def test_the_narration_memory_comes_first():
     layout = tiny(memory_tokens=3, narration_memory=2, last_k=0).layout
     opening = layout.opening(1)
     expected = "$ \\n [ n n ]\\n [ m m m ]\\n [".split() + ["x"] * 10
-    assert narrator_command.spell(layout, opening) == expected
+    assert drawing.spell(layout, opening) == expected
     assert set(opening.kind[2:]) == {nar.VISUAL} and not any(opening.learn[1:])
 
 
 def test_pieces_are_what_streaming_feeds():
     layout = tiny(memory_tokens=3).layout
     ids = layout.encode(" You wash the red cup.")
-    streamed = layout.first() + layout.closing(0) + layout.narration(0, ids)
-    streamed += layout.opening(1) + layout.frame(1) + layout.closing(1) + layout.narration(1, ids)
+    streamed = layout.first()
+    for piece in (layout.closing(0), layout.narration(0, ids), layout.opening(1), layout.frame(1),
+                  layout.closing(1), layout.narration(1, ids)):
+        streamed += piece
     streamed.add([layout.eot], nar.NARRATION, segment=2, number=1, learn=True)
     assert streamed == layout.sequence([(0, ids), (2, ids)])
 
@@ -90,9 +93,9 @@ def test_what_is_learned():
 def test_narrations_must_come_in_order(frames):
     narrations = [(frame, [5]) for frame in frames]
     narrator = tiny()
-    with pytest.raises(ValueError, match="frame"):
+    with pytest.raises(AssertionError, match="frame"):
         narrator.layout.sequence(narrations)
-    with pytest.raises(ValueError, match="frame"):
+    with pytest.raises(AssertionError, match="frame"):
         narrator(torch.zeros(5, narrator.config.J, narrator.config.width), narrations)
 
 
@@ -202,15 +205,15 @@ def test_a_narration_memory_needs_heads_that_fit():
         tiny(width=12, memory_heads=3, narration_memory=4, last_k=0)
 
 
-@pytest.mark.parametrize("start", ["start_published", "initialise"])
+@pytest.mark.parametrize("start", ["authors", "mimetic"])
 def test_a_narration_memory_starts_with_several_sentences(start):
     """The narration three before the last makes a difference, and the tokens are of the size of
     words and differ from each other."""
-    model = tiny(narration_memory=4, last_k=0, memory_target=start == "initialise")
-    if start == "start_published":
-        model.start_published()
+    model = tiny(narration_memory=4, last_k=0, memory_target=start == "mimetic")
+    if start == "authors":
+        start_as_authors(model)
     else:
-        model.initialise(torch.randn(50, 10, 32))
+        start_mimetic(model, torch.randn(50, 10, 32))
     wash = model.layout.encode(" You wash the red cup.")
     wipe = model.layout.encode(" You wipe the red cup.")
 
@@ -280,7 +283,7 @@ def test_a_training_step_over_a_bf16_base_with_grouped_queries(tmp_path):
     save_file(base, tmp_path / "llm" / "model.safetensors")
     model.layout.tokenizer.save_pretrained(tmp_path / "llm")
     model.save(tmp_path, llm="llm")
-    again = load_narrator(str(tmp_path), dtype=torch.bfloat16)
+    again = load(str(tmp_path), dtype=torch.bfloat16)
     with torch.no_grad():
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
 
@@ -367,7 +370,7 @@ def test_the_loss_in_parts_is_the_whole():
     head = torch.nn.Linear(16, 50)
     hidden = torch.randn(70, 16, requires_grad=True)
     labels = torch.randint(50, (70,))
-    loss = nar.cross_entropy(head, hidden, labels, rows=32)
+    loss = attention.cross_entropy(head, hidden, labels, rows=32)
     gradients = torch.autograd.grad(loss, [hidden, head.weight])
     whole = torch.nn.functional.cross_entropy(head(hidden), labels, reduction="sum")
     assert torch.allclose(loss, whole)
@@ -448,14 +451,14 @@ def test_draws_figure_4(tmp_path):
     assert "segment " in process.stdout
     assert "A: Assistant:" in process.stdout
     picture = imread(png)[..., :3]
-    for colour in narrator_command.COLOURS.values():        # each kind of token can be told apart
+    for colour in drawing.COLOURS.values():        # each kind of token can be told apart
         assert (abs(picture - to_rgb(colour)).max(-1) < 0.01).sum() > 1000, colour
 
 
 def test_lists_the_tokens(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["narrator.py", "--tokens", "--last-k", "1"])
     with pytest.raises(SystemExit) as end:
-        narrator_command.main()
+        drawing.main()
     assert not end.value.code
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines if line[:8].strip().isdigit()]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baselines.variants import load_narrator
+import narrator as nar
 from helpers import GOLDEN, ROOT, TOY, published, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import load_llm
@@ -20,7 +20,7 @@ golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not
 
 def load(name):
     options = {"last_k": 2, "keep_newline": True} if name == "flownar_c" else {}
-    return load_narrator(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **options)
+    return nar.load(str(GOLDEN / name / "checkpoint"), llm=str(GOLDEN / "base_llm"), **options)
 
 
 @golden
@@ -100,7 +100,7 @@ def test_adapters_of_peft_are_read(tmp_path, options, says):
     ours.save(tmp_path / "ours")
     shutil.copy(tmp_path / "ours" / "narrator.json", tmp_path)
     with nullcontext() if says is None else pytest.raises(BadData, match=says):
-        model = load_narrator(str(tmp_path), llm=str(TOY / "llm"))
+        model = nar.load(str(tmp_path), llm=str(TOY / "llm"))
         e = torch.randn(1, 12, 128)
         with torch.no_grad():
             logits = model.logits(model.llm.model(inputs_embeds=e).last_hidden_state)
@@ -113,7 +113,7 @@ def test_a_hub_id_is_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path / name))
     (tmp_path / "zeyun-zhong").mkdir()
     (tmp_path / "zeyun-zhong" / "flownar-1B-ego4d").symlink_to(tmp_path)
-    loaded = load_narrator("zeyun-zhong/flownar-1B-ego4d")
+    loaded = nar.load("zeyun-zhong/flownar-1B-ego4d")
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(loaded(x, narrations)[0], model(x, narrations)[0])
@@ -134,7 +134,7 @@ def test_a_copied_head_tells_the_base(name, tmp_path):
         # of a model that torch.compile and DistributedDataParallel have wrapped
         named = {f"module._orig_mod.{key}": p for key, p in (weights | copied).items()}
         save_file(named, tmp_path / "adapter_model.safetensors")
-        return load_narrator(str(tmp_path), llm=str(llm))
+        return nar.load(str(tmp_path), llm=str(llm))
 
     for dtype in (torch.float32, torch.bfloat16):
         model = load_with(head.to(dtype))

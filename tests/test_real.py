@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import data
 import narrator as nar
-from baselines.variants import load_narrator
+from narrator import load
 import stream
-from commands import data as data_command, stream as stream_command
+from commands import data as data_command, stream_command
 from helpers import ROOT, TOY, record, video
 from support.engine import checkpoint
 from support.files.video import Video
@@ -93,7 +93,7 @@ def test_perplexity_of_smollm2_in_bf16(model, tmp_path):
     ids = torch.tensor([model.layout.encode(text)[:512]])
     perplexity = {}
     for dtype in (torch.float32, torch.bfloat16):
-        llm = load_narrator(str(tmp_path), dtype=dtype).merge().llm
+        llm = load(str(tmp_path), dtype=dtype).merge().llm
         with torch.no_grad():
             logits = llm(input_ids=ids).logits.float()
         perplexity[dtype] = F.cross_entropy(logits[0, :-1], ids[0, 1:]).exp().item()

@@ -19,8 +19,8 @@ import narrator as nar
 import stream
 import train
 from baselines.narration_memory import HistoryContext
-from baselines.variants import load_narrator
-from commands import stream as stream_command
+from narrator import load
+from commands import stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from streams.bounds import open_stream
 from streams.late import Past, memory_after
@@ -133,7 +133,7 @@ def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
     tiny(memory_target=False, memory_heads=8).save(tmp_path)
     (tmp_path / "narrator.json").unlink()
     options = {"keep_newline": True} if keep_newline else {}
-    model = load_narrator(str(tmp_path), last_k=2, **options)
+    model = load(str(tmp_path), last_k=2, **options)
     assert model.config.readout == "cls"
     assert model.config.keep_newline == keep_newline
     x, _ = video(model, frames=30)
@@ -259,7 +259,7 @@ def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_features):
     """Algorithm 2 as it stands in stream.py, by itself: the same sentences at the same frames as
     the command, with all that makes a stream fast."""
     _, folder = kitchen
-    steps = stream.narrate(load_narrator(str(TOY)).merge(), kitchen_features)
+    steps = stream.narrate(load(str(TOY)).merge(), kitchen_features)
     plain = [(step.frame, step.narration.text) for step in steps if step.narration]
     assert plain == [(row["frame"], row["text"]) for row in rows_of(folder / "jsonl")]
     assert len(plain) == 43

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import data
 import narrator as nar
 import train
-from baselines.variants import load_narrator
+from narrator import load
 from commands import train_command
 from commands.train_command import Options, options_from
 from helpers import ROOT, TOY, tiny, two_ranks, video
@@ -432,7 +432,7 @@ def test_checkpoint_with_a_relative_llm_can_be_moved(tmp_path, monkeypatch, llm,
     shutil.move("out", "moved")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert load_narrator(str(tmp_path / "moved")).config.vision == nar.Config.vision
+    assert load(str(tmp_path / "moved")).config.vision == nar.Config.vision
 
 
 # ------------------------------------------------------------------ options
@@ -537,9 +537,9 @@ CHANGES = {"last_k": 7, "readout": "frame", "memory_dropout": 0.0, "lora_dropout
            "llm": str(TOY / "llm"), "vision": "owner/name"}
 # settings for which the weights are made, and values that contradict them
 FIXED = {"memory": "none", "memory_tokens": 4, "memory_heads": 4, "lora_rank": 8, "lora_alpha": 16,
-         "prune": False, "mod_keep": 0.2, "narration_memory": 4, "grid": 2, "width_second": 4}
+         "prune": False, "mod_keep": 0.2, "narration_memory": 4, "grid": 2}
 SAME = {"memory": "clam", "memory_tokens": 3, "memory_heads": 2, "lora_rank": 4, "lora_alpha": 8,
-        "prune": True, "mod_keep": None, "narration_memory": 0, "grid": 3, "width_second": 0}
+        "prune": True, "mod_keep": None, "narration_memory": 0, "grid": 3}
 
 
 @pytest.fixture(scope="module")
@@ -556,7 +556,7 @@ def test_every_option_of_a_narrator_is_tested_with_init():
 
 @pytest.mark.parametrize("given", [{}, {"last_k": "all"}, CHANGES], ids=str)
 def test_init_takes_what_is_given_and_keeps_the_rest(saved, given):
-    first = load_narrator(str(saved))
+    first = load(str(saved))
     options = options_from(init=str(saved), **SAME, **given)
     train_command.check_init(options)
     second = train.pretrained(options)
@@ -583,8 +583,8 @@ def test_a_narration_memory_is_trained_further(tmp_path):
     for name in ("llm", "memory_heads", "memory_tokens", "lora_rank"):
         given.pop(name)
     train_command.check_and_train(options_from(**given))
-    first = load_narrator(str(tmp_path / "first"))
-    second = load_narrator(str(tmp_path / "out"))
+    first = load(str(tmp_path / "first"))
+    second = load(str(tmp_path / "out"))
     assert asdict(second.config) == asdict(first.config)
     learned = [name for name, p in first.narration_memory.named_parameters()
                if not torch.equal(p, second.narration_memory.get_parameter(name))]
@@ -660,7 +660,7 @@ def test_toy_runs_all_stages(tmp_path, monkeypatch):
                                      lora_rank=4, idle=1.0, recall_steps=3))
     assert steps_of(out) == steps | {"recall": 3, "narrator": 1}
     out.rename(tmp_path / "moved")
-    config = load_narrator(str(tmp_path / "moved")).config
+    config = load(str(tmp_path / "moved")).config
     assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)
     assert config.vision == str(tmp_path / "moved" / "vision")
 
@@ -672,7 +672,7 @@ def test_quick_starts_from_what_others_have_learned(tmp_path):
     assert (options.recall, options.limit, options.batch) == (False, 2, 2)
     train_command.check_and_train(options)
     assert steps_of(out) == {"narrator": 1}
-    assert load_narrator(str(out)).config.vision == str((TOY / "vision").resolve())
+    assert load(str(out)).config.vision == str((TOY / "vision").resolve())
 
 
 def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
@@ -682,7 +682,7 @@ def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     train_command.check_and_train(options_from(
         data="toy", output=out, limit=2, batch=2, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
         llm=str(TOY / "llm"), vision=str(TOY / "vision"), narration_memory=5))
-    model = load_narrator(out)
+    model = load(out)
     assert (model.config.J, model.config.last_k) == (1, 0)
     assert (model.layout.history_tokens, model.layout.M) == (5, 10)
 
@@ -695,7 +695,7 @@ def test_a_frozen_memory_keeps_its_first_weights(tmp_path):
         train_command.check_and_train(options_from(
             data="toy", output=out, limit=2, batch=1, epochs=0.5, lr=rate, quick=True,
             recall=True, recall_steps=1, freeze_memory=True))
-        trained.append(load_narrator(out).trainable())
+        trained.append(load(out).trainable())
     for name, weight in trained[0].items():
         same = torch.equal(weight, trained[1][name])
         assert same == (".clustering." in name), name
@@ -721,8 +721,8 @@ def test_fine_tuning_on_the_toy(tmp_path):
                                      batch=1, epochs=0.5, lr=1e-9))
     assert steps_of(tmp_path) == {"narrator": 1}
     assert sorted(TOY.rglob("*")) == before
-    first = load_narrator(str(TOY))
-    second = load_narrator(str(tmp_path))
+    first = load(str(TOY))
+    second = load(str(tmp_path))
     assert asdict(second.config) == asdict(first.config)
     assert Path(second.config.llm) == TOY / "llm"
     # LoRA on the language model that it belongs to

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 import narrator as nar
-from baselines import variants
 from streams.late import LateBatches
 from support.common.errors import BadData
 from support.engine import checkpoint
@@ -50,7 +49,7 @@ def before_last_stage(options: Recipe, variant: world.World, kitchens: Iterable[
     encoder = nar.VisionEncoder(vision, options.grid)
     torch.manual_seed(options.seed)
     config = new_config(options, J, encoder.width, llm=llm, vision=vision)
-    narrator = variants.new_narrator(*checkpoint.load_llm(llm), config)
+    narrator = nar.new_narrator(*checkpoint.load_llm(llm), config)
     if not options.llm and narrator.llm.config.hidden_size != options.llm_width:
         raise BadData(f"{llm} has another width than {options.llm_width}; choose another --output")
 
@@ -64,8 +63,6 @@ def before_last_stage(options: Recipe, variant: world.World, kitchens: Iterable[
 
 def check_toy_options(options: Recipe) -> None:
     """BadData for what would stop a later stage, before anything is trained."""
-    if options.width_second:
-        raise BadData("--width-second is for features of two encoders; the toy has one")
     if options.llm_width % 8:
         raise BadData(f"--llm-width must be a multiple of 8, not {options.llm_width}: "
                       "there are four heads of even width")

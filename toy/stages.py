@@ -394,12 +394,12 @@ def loss_of_lists(narrator: nar.Narrator, stage: str, video: Scene, chance: rand
     t = 1 + chance.choice(with_things.tolist())
     order = None if in_order else chance
     lists = [(0, encode(inventory(video.labels[t], video.variant, order)))]
-    past = None
-    if stage == "recall":
-        known = last_seen(video.labels[:t + 2])[-1]
-        lists.append((1, encode(inventory(known, video.variant, order))))
-        past = Past(narrator.state_after(video.x[:t], []), tokens=0)
-    return narrator.loss(video.x[t:], lists, past)
+    if stage == "look":
+        return narrator.loss(video.x[t:], lists)
+    known = last_seen(video.labels[:t + 2])[-1]
+    lists.append((1, encode(inventory(known, video.variant, order))))
+    past = Past(narrator.state_after(video.x[:t], []), tokens=0)
+    return past.loss(narrator, video.x[t:], lists)
 
 
 def look_parameters(narrator: nar.Narrator) -> dict[str, nn.Parameter]:

@@ -1,11 +1,18 @@
-"""The attention of a long sequence whose segments see few of the keys before them (paper §3.5).
+"""The attention of a narrator's language model (paper §3.5): by a mask, or segment by segment.
 
 On long videos hardly anything of the mask of Fig. 4 is visible: at 6,400 tokens 8 % of all pairs.
-Here attention is called once for each segment, with the segment's own tokens as queries and the
+There attention is called once for each segment, with the segment's own tokens as queries and the
 keys that they see, so that there is no [L, L] tensor. Which keys these are is the caller's business
-(narrator.py: `segment_rows`).
+(narrator.py: `visible`).
+
+Heads of queries that share their keys become further rows of one product, so that no key is copied
+for them.
+
+Here is also the loss in pieces, for the same reason: what is as long as a video stays small.
 """
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +21,31 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 NAME = "segments"               # of this attention among those of transformers
-Segments = list[tuple[Tensor, Tensor]]
+
+
+class Segments:
+    """What the tokens of each segment see. It is made once for all layers.
+
+    segment     of each token, from 0 on, without gaps [L]
+    seen        bool [n, L]: which tokens those of each segment see, if they come before them
+    llm         whose layers will ask
+    """
+
+    def __init__(self, segment: list[int], seen: Tensor, llm):
+        config = llm.config
+        shared = config.num_attention_heads // config.num_key_value_heads
+        _, lengths = torch.tensor(segment).unique_consecutive(return_counts=True)
+        self.queries = lengths.tolist()         # how many tokens each segment has
+        keys = []
+        self.masks = []                         # 0 or -inf, [shared * queries, keys]
+        for tokens, seen_by_segment in zip(torch.arange(len(segment)).split(self.queries), seen):
+            seen_keys = seen_by_segment[:tokens[-1] + 1].nonzero()[:, 0]
+            hidden = seen_keys > tokens[:, None]
+            mask = torch.zeros(hidden.shape, dtype=llm.dtype).masked_fill(hidden, float("-inf"))
+            keys.append(seen_keys)
+            self.masks.append(mask.repeat(shared, 1).to(llm.device))
+        self.keys = [len(seen_keys) for seen_keys in keys]
+        self.all_keys = torch.cat(keys).to(llm.device)
 
 
 def install(llm) -> None:
@@ -32,51 +63,69 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
                         **options) -> tuple[Tensor, None]:
     """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
-    segments    the indices of each segment's tokens (queries) [Q] and of the keys that at least one
-                of them sees [K]; a query sees those of the keys that do not come after it
+    Without mask and segments, a token sees all tokens up to itself.
     """
-    if segments is None and attention_mask is None:
-        from transformers import AttentionInterface
-        causal = AttentionInterface()["sdpa"]
-        return causal(module, query, key, value, None, dropout=dropout, scaling=scaling, **options)
-    if segments is None:
-        attended = attend_shared(query, key, value, attention_mask, dropout, scaling)
-        return attended.transpose(1, 2), None
-    # The same keys are copied for each segment that sees them. For the backward pass they are
-    # copied again, so that they need not be kept.
-    attended = checkpoint(attend, query, key, value, segments, dropout, scaling,
-                          use_reentrant=False)
+    if segments is not None:
+        # The same keys are copied for each segment that sees them. For the backward pass they are
+        # copied again, so that they need not be kept.
+        attended = checkpoint(attend_by_segments, query, key, value, segments, dropout, scaling,
+                              use_reentrant=False)
+    else:
+        attended = attend(query, key, value, attention_mask, dropout, scaling)
     return attended.transpose(1, 2), None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float,
-           scale: float | None) -> Tensor:
+def attend_by_segments(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
+                       dropout: float, scale: float | None) -> Tensor:
     """query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, heads, L, c]."""
     # One copy of all keys is split afterwards: a gradient is then summed once, not once a segment.
-    all_keys = torch.cat([keys for _, keys in segments])
-    queries_of_segments = [len(queries) for queries, _ in segments]
-    keys_of_segments = [len(keys) for _, keys in segments]
-    q_pieces = query.split(queries_of_segments, dim=2)
-    k_pieces = key.index_select(2, all_keys).split(keys_of_segments, dim=2)
-    v_pieces = value.index_select(2, all_keys).split(keys_of_segments, dim=2)
-
+    q_pieces = query.split(segments.queries, dim=2)
+    k_pieces = key.index_select(2, segments.all_keys).split(segments.keys, dim=2)
+    v_pieces = value.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     attended = []
-    for (queries, keys), q, k, v in zip(segments, q_pieces, k_pieces, v_pieces):
-        seen = keys <= queries[:, None]                                     # [Q, K]
-        attended.append(attend_shared(q, k, v, seen, dropout, scale))
+    for q, k, v, mask in zip(q_pieces, k_pieces, v_pieces, segments.masks):
+        attended.append(attend_shared(q, k, v, mask, dropout, scale))
     return torch.cat(attended, dim=2)
 
 
-def attend_shared(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, dropout: float,
-                  scale: float | None) -> Tensor:
-    """query [B, heads, Q, c], key and value [B, kv heads, K, c], seen bool [Q, K] or [B, 1, Q, K]
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float,
+           scale: float | None) -> Tensor:
+    """query [B, heads, Q, c], key and value [B, kv heads, K, c], mask [B, 1, Q, K] or None
     -> [B, heads, Q, c].
-
-    Heads of queries that share their keys become further rows, so that no key is copied for them.
     """
+    one_token = query.shape[2] == 1                         # it sees all keys
+    if mask is None and not one_token:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True,
+                                              scale=scale, enable_gqa=True)
+    if mask is not None:
+        shared = query.shape[1] // key.shape[1]
+        mask = mask.repeat(1, 1, shared, 1)
+    return attend_shared(query, key, value, mask, dropout, scale)
+
+
+def attend_shared(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float,
+                  scale: float | None) -> Tensor:
+    """The same with a mask for all heads that share their keys [.., shared * Q, K]."""
     shared = query.shape[1] // key.shape[1]
     rows = rearrange(query, "b (h g) q c -> b h (g q) c", g=shared)
-    seen = torch.cat([seen] * shared, dim=-2)
-    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=seen, dropout_p=dropout,
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout,
                                          scale=scale)
     return rearrange(out, "b h (g q) c -> b (h g) q c", g=shared)
+
+
+# ---------------------------------------------------------------------- the loss in pieces
+
+def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor,
+                  rows: int = 256) -> Tensor:
+    """F.cross_entropy(logits(hidden), labels, reduction="sum") of hidden states [R, D_lm] with
+    labels [R], where `logits` maps [.., D_lm] to [.., V].
+
+    Only the logits of `rows` hidden states are held at once: the backward pass computes them again.
+    """
+    def loss_of(hidden_rows: Tensor, label_rows: Tensor) -> Tensor:
+        return F.cross_entropy(logits(hidden_rows), label_rows, reduction="sum")
+
+    total = 0
+    for hidden_rows, label_rows in zip(hidden.split(rows), labels.split(rows)):
+        total = total + checkpoint(loss_of, hidden_rows, label_rows, use_reentrant=False)
+    return total

@@ -77,12 +77,13 @@ def computes_the_same(llm: nn.Module) -> bool:
         return llm.lm_head(output.last_hidden_state[0]).float()
 
     # training: all four, and the last three do not see the first
-    first, others = positions[:1], positions[1:]
-    trained = run(0, 4, segments=[(first, first), (others, others)], use_cache=False)[1:]
+    seen = torch.tensor([[True, False, False, False], [False, True, True, True]])
+    segments = attention.Segments([0, 1, 1, 1], seen, llm)
+    trained = run(0, 4, segments=segments, use_cache=False)[1:]
     # streaming: one token, then the two others, with a cache
     causal = torch.ones(3, 3, dtype=torch.bool, device=llm.device).tril()[None, None]
-    past = with_cache(llm.model, DynamicCache())
-    begun = run(1, 2, attention_mask=causal[..., :1, :1], **past)
+    past = {name_of_cache(llm.model): DynamicCache(), "use_cache": True}
+    begun = run(1, 2, **past)
     went_on = run(2, 4, attention_mask=causal[..., 1:, :], **past)
     streamed = torch.cat([begun, went_on])
 
@@ -91,12 +92,11 @@ def computes_the_same(llm: nn.Module) -> bool:
     return bool(difference.norm() <= tolerance * own.norm())
 
 
-def with_cache(module: nn.Module, cache) -> dict:
-    """The arguments that give a module of transformers its cache; None: it has none."""
+def name_of_cache(module: nn.Module) -> str:
+    """The name of the argument by which a module of transformers takes its cache."""
     arguments = inspect.signature(type(module).forward).parameters
     # before transformers 5.24 it was `past_key_values`
-    name = "cache" if "cache" in arguments else "past_key_values"
-    return {name: cache, "use_cache": cache is not None}
+    return "cache" if "cache" in arguments else "past_key_values"
 
 
 def rope_type(model: nn.Module) -> str:

@@ -16,13 +16,20 @@ def gate_at_mean(memory: nn.Module, x: Tensor) -> Iterator[None]:
     """Within it, log G of each channel is its mean over the tokens x [.., D], whatever comes in:
     a fixed decay. The memory must have a gate (`has_gate`).
     """
+    project = memory.project
     with torch.no_grad():
-        mean = memory.log_gate(x).flatten(0, -3).mean(0)                # [h, c], or [h, 1]
-    memory.log_gate = lambda x: mean.expand(*x.shape[:-1], -1, -1)      # hides the method
+        _, _, log_gate = project(x)
+        mean = log_gate.flatten(0, -3).mean(0)                          # [h, c], or [h, 1]
+
+    def project_with_mean(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v, _ = project(x)
+        return k, v, mean.expand(*x.shape[:-1], -1, -1)
+
+    memory.project = project_with_mean                                  # hides the method
     try:
         yield
     finally:
-        del memory.log_gate
+        del memory.project
 
 
 @torch.no_grad()

@@ -1,46 +1,24 @@
-"""Settings of a narrator that the paper does not name, and the checks of all its settings.
-
-`MoreSettings` is the base of narrator.py's Config: one object, one narrator.json. "Published"
-means: of the authors' code, not in the paper.
-"""
+"""Checks of a narrator's settings (narrator.py: Config)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import get_args, get_type_hints
 
 from support.common.errors import BadData
 
 LEAST = 1e-6
 LARGEST = 1e8
-
-
-@dataclass
-class MoreSettings:
-    # of the published code
-    memory_heads: int = 8                       # h
-    memory_dropout: float = 0.1                 # of the memory's self-attention
-    lora_dropout: float = 0.05
-    keep_newline: bool = False                  # keep the newlines of narrations that are removed
-    # ours
-    memory_target: bool = True                  # learn a start of each memory token; published: no,
-                                                # train.py: with --start mimetic
-    max_segment: float | None = None            # [s] until a segment is restarted; None: never
-    max_position: int | None = None             # beyond it, positions are turned back; None: never
-
-    # Not settings, but about them: which are names of models,
-    MODEL_NAMES = ("llm", "vision")
-    # and the smallest and the largest value of a number, where these are not LEAST and LARGEST.
-    # Baselines have more.
-    RANGES = {
-        "grid": (0, 100),
-        "last_k": (0, LARGEST),
-        "refractory": (0, LARGEST),
-        "theta": (0, 1),
-        "theta_low": (0, 1),
-        "memory_dropout": (0, 1),
-        "lora_dropout": (0, 1),
-    }
+# The smallest and the largest value of a number, where these are not LEAST and LARGEST.
+RANGES = {
+    "grid": (0, 100),
+    "last_k": (0, LARGEST),
+    "refractory": (0, LARGEST),
+    "theta": (0, 1),
+    "theta_low": (0, 1),
+    "memory_dropout": (0, 1),
+    "lora_dropout": (0, 1),
+    "mod_keep": (LEAST, 1),                     # of baselines/mod.py
+}
 
 
 def check_settings(config, memories: Mapping[str, type]) -> None:
@@ -61,7 +39,7 @@ def check_settings(config, memories: Mapping[str, type]) -> None:
             raise BadData(f"{name} of a narrator is one of {', '.join(choices[name])}, "
                           f"not {value!r}")
         if type(value) in (int, float):
-            low, high = config.RANGES.get(name, (LEAST, LARGEST))
+            low, high = RANGES.get(name, (LEAST, LARGEST))
             if not low <= value <= high:                            # true of NaN
                 raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, "
                               f"not {value!r}")

@@ -14,6 +14,7 @@ from baselines.memories import (
 )
 from clam import CLAM
 from helpers import tiny, video
+from support.engine.start import start_memory
 from support.common.errors import BadData
 from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
@@ -28,7 +29,7 @@ def make(name):
     kind = memories.MEMORIES[name]
     options = {"heads": 2, "dropout": 0.0} if issubclass(kind, CLAM) else {"J": J}
     memory = kind(WIDTH, M, **options)
-    memory.initialise(torch.randn(40, J, WIDTH))
+    start_memory(memory, torch.randn(40, J, WIDTH))
     return memory
 
 

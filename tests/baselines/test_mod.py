@@ -9,7 +9,7 @@ from torch import nn
 
 import narrator as nar
 from baselines.mod import MoDLayer
-from baselines.variants import load_narrator, make_config
+from narrator import load, make_config
 from commands import train_command
 from commands.train_command import options_from
 from helpers import grouped, small, tiny, video
@@ -168,12 +168,12 @@ def test_names_in_a_checkpoint(tmp_path):
     without_routers = {name: weight for name, weight in weights.items() if name in plain}
     save_file(without_routers, tmp_path / "adapter_model.safetensors")
     with pytest.raises(BadData, match="lacks 2 tensors: .*router"):
-        load_narrator(str(tmp_path))
+        load(str(tmp_path))
 
 
 def test_a_narrator_with_routers_is_trained(tmp_path):
     train_command.check_and_train(options_from(**given_for(tmp_path, **MOD, lr=1e-2, epochs=1.0)))
-    model = load_narrator(str(tmp_path / "out"))
+    model = load(str(tmp_path / "out"))
     assert model.config.mod_keep == 0.2
     assert len(routers(model)) == 2
     start = 0.02 * 128 ** -0.5

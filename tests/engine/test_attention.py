@@ -4,9 +4,10 @@ import torch
 import transformers
 
 import narrator as nar
-from baselines.variants import load_narrator
-from helpers import TOY, Sizes, tiny, video
+from narrator import load
+from helpers import TOY, Sizes, grouped, tiny, video
 from support.common.errors import BadData
+from support.engine import attention
 from support.engine.checkpoint import load_tokenizer
 from test_equalities import assert_both_forms_are_one
 
@@ -41,8 +42,15 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
     narrations = [(frame, [5] * (1 + frame % 3)) for frame in AT]
     tokens = tiny(memory_tokens=2).layout.sequence(narrations)
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
-    for queries, keys in nar.segment_rows(tokens, last_k):
-        mask[queries[:, None], keys] = keys <= queries[:, None]
+    model = grouped()                       # four heads of queries share two of keys
+    seen = nar.visible(tokens, torch.arange(tokens.segment[-1] + 1)[:, None], last_k)
+    segments = attention.Segments(tokens.segment, seen, model)
+    queries = torch.arange(len(tokens)).split(segments.queries)
+    keys = segments.all_keys.split(segments.keys)
+    for of_segment, seen_keys, hidden in zip(queries, keys, segments.masks):
+        first, second = hidden.chunk(2)
+        assert torch.equal(first, second)
+        mask[of_segment[:, None], seen_keys] = first == 0
     assert torch.equal(mask, nar.attention_mask(tokens, last_k))
 
 
@@ -100,4 +108,4 @@ def test_a_checkpoint_with_a_model_of_another_family(tmp_path):
     transformers.GPT2LMHeadModel(sizes).save_pretrained(tmp_path)
     load_tokenizer(str(TOY / "llm")).save_pretrained(tmp_path)
     with pytest.raises(BadData, match="GPT2LMHeadModel is built differently"):
-        load_narrator(str(TOY), llm=str(tmp_path))
+        load(str(TOY), llm=str(tmp_path))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import narrator as nar
-from baselines.variants import load_narrator
+from narrator import load
 from helpers import GOLDEN, ROOT, TOY, Sizes, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import (
@@ -26,9 +26,7 @@ ANOTHER = "(lacks|unexpected|the wrong shape for) .*clustering"
     ({"last_k": 3, "lora_rank": 6, "readout": "cls"}, ["clustering"], {"lora_rank": 5}, "wrong shape"),
     ({"narration_memory": 4, "last_k": 0, "memory_heads": 8}, ["clustering", "narration_memory"],
      {"last_k": 3}, "last_k = 3"),
-    (ONLINE | {"mod_keep": 0.2}, [], {"mod_keep": None}, "has unexpected 2 tensors: .*router"),
-    (ONLINE | {"width_second": 12}, ["aggregation"], {"width_second": 0},
-     "has unexpected 8 tensors: base_model.model.aggregation"),
+    (ONLINE | {"mod_keep": 0.2}, [], {"mod_keep": 2.0}, "mod_keep of a narrator must be"),
     (CLAM, ["clustering"], {"memory": "kmeans"}, ANOTHER),
     ({"memory": "scalar"}, ["clustering"], CLAM, ANOTHER),
     ({"memory": "retnet"}, ["clustering"], CLAM, ANOTHER),
@@ -45,13 +43,13 @@ def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
     assert not list(tmp_path.glob(".*")), "temporary files are left"
     adapter = json.loads((tmp_path / "adapter_config.json").read_text())
     assert adapter["modules_to_save"] == ["connector", *modules]
-    again = load_narrator(str(tmp_path))
+    again = load(str(tmp_path))
     assert asdict(again.config) == asdict(model.config)
     x, narrations = video(model)
     with torch.no_grad():
         assert torch.equal(model(x, narrations)[0], again(x, narrations)[0])
     with pytest.raises(BadData, match=says):
-        load_narrator(str(tmp_path), **other)
+        load(str(tmp_path), **other)
 
 
 def test_names_are_those_of_the_published_adapters():
@@ -63,7 +61,7 @@ def test_names_are_those_of_the_published_adapters():
     assert "base_model.model.narration_memory.w_gate.1.bias" in names
     if GOLDEN.exists():
         published = load_file(GOLDEN / "flownar" / "checkpoint" / "adapter_model.safetensors")
-        model = load_narrator(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
+        model = load(str(GOLDEN / "flownar" / "checkpoint"), llm=str(GOLDEN / "base_llm"))
         assert set(model.trainable()) == set(published)
 
 
@@ -99,7 +97,7 @@ def test_tensors_of_a_bad_checkpoint(tmp_path, damage, message):
     tiny().save(tmp_path)
     with_tensors(tmp_path / "adapter_model.safetensors", damage)
     with pytest.raises(BadData, match=message) as caught:
-        load_narrator(str(tmp_path))
+        load(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
@@ -115,7 +113,7 @@ def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
     tiny().save(tmp_path)
     (tmp_path / file).write_text(text)
     with pytest.raises(BadData, match=message) as caught:
-        load_narrator(str(tmp_path))
+        load(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
@@ -134,7 +132,7 @@ def test_only_plain_lora_is_read(tmp_path, name, value, message):
     tiny().save(tmp_path)
     altered(tmp_path / "adapter_config.json", **{name: value})
     with pytest.raises(BadData, match=message):
-        load_narrator(str(tmp_path))
+        load(str(tmp_path))
 
 
 def test_no_checkpoint_at_all(tmp_path):
@@ -142,7 +140,7 @@ def test_no_checkpoint_at_all(tmp_path):
     (tmp_path / "without weights" / "adapter_model.safetensors").unlink()
     for source in (tmp_path / "nothing", tmp_path, tmp_path / "without weights", __file__):
         with pytest.raises(BadData):
-            load_narrator(str(source))
+            load(str(source))
 
 
 def test_pickled_weights_are_refused(tmp_path):
@@ -155,7 +153,7 @@ def test_pickled_weights_are_refused(tmp_path):
         load_llm(str(tmp_path / "llm"))
 
 
-@pytest.mark.parametrize("load", [load_narrator, load_llm, load_tokenizer, load_vision_model],
+@pytest.mark.parametrize("load", [load, load_llm, load_tokenizer, load_vision_model],
                          ids=lambda load: load.__name__)
 def test_models_of_the_hub(load, monkeypatch):
     """owner/name@revision is fetched in that revision, of all kinds of models, without pickles; an
@@ -337,7 +335,6 @@ def test_kernels_of_the_hub_are_not_used(tmp_path, kind, load):
     ("narrator.json", {"width": 10 ** 6}),
     ("narrator.json", {"memory": "tokenmlp", "memory_tokens": 10 ** 7}),
     ("narrator.json", {"last_k": 0, "narration_memory": 10 ** 7}),
-    ("narrator.json", {"width": 10 ** 6, "width_second": 10 ** 6 - 32}),
 ])
 def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
     """Settings beside whose tensors the narrator would take gigabytes."""
@@ -345,6 +342,6 @@ def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
     altered(tmp_path / file, **change)
     with (Sizes() as sizes,
           pytest.raises(BadData, match="adapter_model.safetensors (lacks|has)") as caught):
-        load_narrator(str(tmp_path))
+        load(str(tmp_path))
     assert "\n" not in str(caught.value)
     assert sizes.largest < 10 ** 6

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import torch
 
-from baselines.variants import load_narrator
+from narrator import load
 from experiments import knowledge
 from experiments.knowledge import Moments, in_a_row, moments_of, score, train_probe
 from helpers import TOY, tiny
@@ -62,7 +62,7 @@ def test_a_probe_finds_what_is_there():
 
 def test_moments_tell_of_sightings():
     """A place is seen at frame 0, another one until frame 19; then all is dark until the end."""
-    narrator = load_narrator(TOY)
+    narrator = load(TOY)
     labels = torch.zeros(40, 9, 2, dtype=torch.long)
     labels[0, 3] = 2
     labels[:20, 4] = 1

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import data
 import narrator as nar
 import train
-from baselines.variants import load_narrator
+from narrator import load
 from commands import data as data_command, evaluate as evaluate_command, train_command
 from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
@@ -118,7 +118,7 @@ def test_four_commands(toys, tmp_path, capsys):
                                       epochs=4.0, batch=2))
     log = read_jsonl(out / "narrator-log.jsonl")
     assert log[-1]["loss"] < log[0]["loss"] and log[-1]["val_loss"] > 0
-    assert Path(load_narrator(str(out)).config.vision) == TOY / "vision"
+    assert Path(load(str(out)).config.vision) == TOY / "vision"
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
     result = command("stream", "--data", own, "--model", out, "--json",
@@ -139,7 +139,7 @@ def test_published_weights_are_fine_tuned(tmp_path):
                          "1,You put the pot.\n5,You talk to a woman.\n", x.shape[2])
     train_command.check_and_train(train_command.options_from(data=str(folder), init=str(GOLDEN / "flownar"),
                                       output=str(tmp_path / "out"), device="cpu", epochs=1.0))
-    config = load_narrator(str(tmp_path / "out")).config
+    config = load(str(tmp_path / "out")).config
     assert config.readout == "cls" and config.width == x.shape[2]
 
 
@@ -154,7 +154,7 @@ def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
                                       output=str(out),
                                       device="cpu", epochs=1.0, memory_heads=2, memory_tokens=4,
                                       lora_rank=4))
-    config = load_narrator(str(out)).config
+    config = load(str(out)).config
     assert (config.fps, config.vision) == (1.0, "some/model")
     fast = make_folder(tmp_path / "fast", {"a": 20, "b": 20}, width=16)
     message = command("stream", "--data", fast, "--model", out, ok=False)

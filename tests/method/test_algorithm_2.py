@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stream
-from baselines.variants import load_narrator
+from narrator import load
 from helpers import TOY, kitchen_tokens, tiny, video
 from narrator import INSTRUCTION, SYSTEM
 
@@ -150,5 +150,5 @@ def test_of_a_random_narrator(last_k):
 
 
 def test_of_the_bundled_narrator_in_its_kitchen():
-    narrator = load_narrator(str(TOY)).eval()
+    narrator = load(str(TOY)).eval()
     assert_is_algorithm_2(narrator, kitchen_tokens(24), narrations=3)

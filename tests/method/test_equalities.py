@@ -15,9 +15,10 @@ import torch
 
 import narrator as nar
 import stream
-from baselines.variants import context_class, load_narrator
+from baselines import context_class
+from narrator import load
 from clam import CLAM
-from commands.narrator import spell
+from commands.drawing import spell
 from helpers import grouped, record, tiny, video
 
 # ---------------------------------------------------------------------- 1. CLAM
@@ -220,7 +221,7 @@ def both_ways(model, frames=24, seed=0):
 def test_training_is_streaming(variant, tmp_path):
     """Of a narrator that was written and read again."""
     tiny(**VARIANTS[variant]).save(tmp_path)
-    model = load_narrator(str(tmp_path))
+    model = load(str(tmp_path))
     # 6 narrations; 13 where ten are kept
     frames = 40 if model.config.last_k == 10 else 18
     assert_same(model, *both_ways(model, frames))
@@ -243,10 +244,11 @@ def test_the_rule_is_one_place(monkeypatch):
     _, _, before = both_ways(model)
     rule = nar.visible
 
-    def two_segments(kind, segment, number, now, *more):
+    def two_segments(tokens, now, *more):
         """Frames of the last segment are visible, too."""
-        last_frames = (kind == nar.VISUAL) & (segment == now - 1)
-        return rule(kind, segment, number, now, *more) | last_frames
+        is_visual = torch.tensor(tokens.kind) == nar.VISUAL
+        last_frames = is_visual & (torch.tensor(tokens.segment) == now - 1)
+        return rule(tokens, now, *more) | last_frames
 
     monkeypatch.setattr(nar, "visible", two_segments)
     monkeypatch.setattr(stream, "visible", two_segments)

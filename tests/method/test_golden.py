@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 import evaluate
 import narrator as nar
 import stream
-from baselines.variants import load_narrator
-from commands import evaluate as evaluate_command, stream as stream_command
+from commands import evaluate as evaluate_command, stream_command
 from helpers import ROOT, published, published_mask
 
 FILES = ROOT / "tests" / "golden"
@@ -33,7 +32,7 @@ with_memory = pytest.mark.parametrize("name", ["flownar", "flownar_c"])
 
 
 def load(name):
-    return load_narrator(str(FILES / name), **MODELS[name])
+    return nar.load(str(FILES / name), **MODELS[name])
 
 
 def read(*path):
@@ -185,7 +184,7 @@ def test_what_the_last_frame_of_a_segment_sees(name):
             frames = [i for i, segment in enumerate(tokens.segment)
                       if segment == n and tokens.ids[i] == nar.FRAME]
             last = frames[-1]
-            seen = nar.visible(*tokens.for_rule(), n, config.last_k, config.prune)
+            seen = nar.visible(tokens, n, config.last_k, config.prune)
             assert torch.equal(seen[:last + 1], mask[last, :last + 1])
 
 

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 from clam import CLAM
-from commands import stream as stream_command
+from commands import stream_command
 from helpers import ROOT, kitchen_tokens
 from test_readme import code_rows
 
 # what the README's table names for training, or as an oracle
 OF_TRAINING = {
-    "CLAM.recurrent", "CLAM.chunked", "Narrator.forward", "Narrator.loss", "Tokens.positions",
-    "Tokens.labels", "attention_mask", "segment_rows",
+    "CLAM.recurrent", "CLAM.chunked", "Narrator.forward", "Narrator.parallel", "Narrator.loss",
+    "Tokens.labels", "attention_mask",
 }
 
 
@@ -91,8 +91,7 @@ def short_kitchen(tmp_path_factory):
     # the position counter, line 11
     (stream.Context.feed, "self.position = next_position", "pass"),
     # Eq. 2, line 5
-    (stream.Context.update_memory, "self.state = self.narrator.memory.step(x[None], self.state)",
-     "pass"),
+    (stream.Context.update_memory, "self.state = memory.step(x[None], before)", "pass"),
     (CLAM.step, "return decay[..., None] * state + update", "return update"),
     # M_t = Q S_t, line 17
     (CLAM.read, "return self.norm_m(y + self.mlp(y))", "return torch.zeros_like(y)"),

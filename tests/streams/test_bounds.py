@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 import narrator as nar
 import stream
-from baselines.variants import context_class, load_narrator
-from commands import stream as stream_command
+from baselines import context_class
+from narrator import load
+from commands import stream_command
 from commands.explain import restarted
 from helpers import (
     ROOT, TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, small,
@@ -378,7 +379,7 @@ def test_darkness_in_the_kitchen():
     """Five minutes without light after the 21st sentence: none is said, and those after it are as
     without darkness. A still picture of two minutes: nothing is said either.
     """
-    narrator = load_narrator(str(TOY)).merge()
+    narrator = load(str(TOY)).merge()
     live_bounds(narrator)
     encode = narrator.vision_encoder()
     x = kitchen_tokens(220)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import stream
-from baselines.variants import load_narrator
+from narrator import load
 from helpers import TOY
 from streams.bounds import live_bounds, open_stream
 from streams.suspend import read_state, unpack, write_state
@@ -17,7 +17,7 @@ def test_a_stream_without_end_is_bounded(hours, tmp_path):
     """It is dark in the second of four parts: no sentence, and the segment grows as far as it may.
     Ten times the camera is away, and the segment is restarted. In the third part the stream is
     saved, thrown away, and goes on from its file."""
-    narrator = load_narrator(str(TOY)).merge()
+    narrator = load(str(TOY)).merge()
     live_bounds(narrator)
     config = narrator.config
     config.max_segment = 10.0

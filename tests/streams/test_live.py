@@ -18,7 +18,7 @@ from pathlib import Path
 import av
 import pytest
 
-from commands import stream as stream_command
+from commands import stream_command
 from commands.explain import restarted
 from helpers import ROOT, TOY, tiny
 from streams import live, suspend

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands import data as data_command, stream as stream_command
+from commands import data as data_command, stream_command
 from helpers import ROOT, grouped, lively, narrate, row_of
 from narrator import Config
 from streams import suspend
@@ -204,8 +204,8 @@ def test_killed(tmp_path):
 
     assert call(stream_command, line("once"))[0] == 0
     # saved whenever this is possible, not once a minute
-    code = ("from commands import stream; from streams import suspend; suspend.EVERY = 0.0; "
-            "stream.main()")
+    code = ("from commands import stream_command; from streams import suspend; suspend.EVERY = 0.0; "
+            "stream_command.main()")
     process = subprocess.Popen([sys.executable, "-c", code, *line("often")], cwd=ROOT,
                                stdout=subprocess.DEVNULL)
     state = tmp_path / "often" / "state"

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from baselines.variants import load_narrator
 from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, sizes_of, trace_row
-from narrator import Narrator, VisionEncoder
+from narrator import Narrator, VisionEncoder, load
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream
@@ -58,7 +57,7 @@ class Stream:
     total       the number of frames expected, or None
     probe       says what the memory holds of the toy's kitchen, for the page; or None
     first_frame the number of frames that an earlier command has narrated (--state)
-    peak        the most tokens that the cache has held after a frame
+    peak        the most tokens that the cache has held, without those that were read ahead
     """
 
     def __init__(self, given: Input, page: Page | None = None):
@@ -126,7 +125,7 @@ class Stream:
                     writers.sentence(row)
                 if self.page is not None:
                     self.page.tell(trace, row)
-                self.peak = max(self.peak, decision.text_tokens + decision.visual_tokens)
+                self.peak = max(self.peak, decision.most_tokens)
                 state.save_if_due(narrated=row is not None)
                 yield decision, row
             state.end()
@@ -276,7 +275,7 @@ def load_models(model: str, args: argparse.Namespace,
         dtype = None                                    # what is faster here
     changes = config_changes(args)
     try:
-        narrator = load_narrator(model, args.llm, device, dtype, sees=has_videos,
+        narrator = load(model, args.llm, device, dtype, sees=has_videos,
                                  **changes).merge()
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:

@@ -117,16 +117,15 @@ def draw_mask(last_k: int | None, png: str | None):
 def list_tokens(last_k: int | None):
     """List the same sequence token by token, before and after segment 2 is pruned (Fig. 7)."""
     layout, tokens = three_segments()
-    kind, segment, number = tokens.for_rule()
-    stays = visible(kind, segment, number, 3, last_k).tolist()      # what segment 3 sees
+    stays = visible(tokens, 3, last_k).tolist()                     # what segment 3 sees
     print(f"{LEGEND}\n")
     print("position  token   segment  kind       narration  learned  after pruning")
     for position, name in enumerate(spell(layout, tokens)):
-        kind_name = ("prompt", "visual", "narration")[kind[position]]
+        kind_name = ("prompt", "visual", "narration")[tokens.kind[position]]
         learned = "yes" if tokens.learn[position] else "no"
         after = f"at {position}, still" if stays[position] else "removed"
-        print(f"{position:>8}  {name:6}  {segment[position]:>7}  {kind_name:9}  "
-              f"{number[position]:>9}  {learned:>7}  {after}")
+        print(f"{position:>8}  {name:6}  {tokens.segment[position]:>7}  {kind_name:9}  "
+              f"{tokens.number[position]:>9}  {learned:>7}  {after}")
 
 
 def main():
