@@ -553,17 +553,19 @@ class Narrator(nn.Module):
         return encoder
 
 
-# the narrators, by the class of their settings; baselines/ adds its own
+# The narrators, by the class of their settings, and settings with the value that switches them off.
+# baselines/ adds its own.
 NARRATORS = {Config: Narrator}
+SWITCHED_OFF = {}
 
 
 def make_config(**given) -> Config:
     """Settings by name. BadData if one is unknown or wrong."""
     known = {field.name for field in fields(Config)}
-    # settings of baselines that are switched off (None, 0) are none
-    given = {name: value for name, value in given.items() if name in known or value}
     if not given.keys() <= known or given.get("memory", Config.memory) not in MEMORIES:
-        import_module("baselines")              # adds itself to MEMORIES and NARRATORS
+        import_module("baselines")              # adds itself to the tables
+    given = {name: value for name, value in given.items()
+             if name not in SWITCHED_OFF or value != SWITCHED_OFF[name]}
     for config_class in NARRATORS:
         names = {field.name for field in fields(config_class)}
         if given.keys() <= names:

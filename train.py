@@ -251,7 +251,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 # ------------------------------------------------------ load, make, train, save
 
 
-def load(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
+def load_samples(options: Recipe, split: str, limit: int | None) -> list[data.Sample]:
     samples = data.load_dataset(options.data, options.root, split, limit)
     return [data.shorten(sample, options.max_frames) for sample in samples]
 
@@ -301,8 +301,8 @@ def train(options: Recipe, start: Callable = start_as_authors, learn: Callable =
     # load
     torch.manual_seed(options.seed)
     device, dtype = device_and_dtype(options.device, options.dtype)
-    samples = load(options, "train", options.limit)
-    held_out = load(options, "val", options.val_limit) if options.val_limit else []
+    samples = load_samples(options, "train", options.limit)
+    held_out = load_samples(options, "val", options.val_limit) if options.val_limit else []
 
     with process_group(device):
         # make

@@ -10,6 +10,7 @@ from stream import Context
 narrator.MEMORIES.update(MEMORIES)
 narrator.NARRATORS[HistoryConfig] = HistoryNarrator         # Table 15
 narrator.NARRATORS[RoutedConfig] = RoutedNarrator           # VideoLLM-MoD
+narrator.SWITCHED_OFF.update(narration_memory=0, mod_keep=None)
 
 
 def context_class(model: narrator.Narrator, Base: type[Context] = Context) -> type[Context]:

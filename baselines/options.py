@@ -18,12 +18,3 @@ class BaselineOptions:
         "Table 15: tokens of a second CLAM, on narrations, which are then not kept; 0: none",
         non_negative_int,
     )
-
-    def settings_of_baselines(self) -> dict:
-        """Those that are switched on: a narrator without them has no such settings."""
-        switched_on = {}
-        if self.mod_keep is not None:
-            switched_on["mod_keep"] = self.mod_keep
-        if self.narration_memory:
-            switched_on["narration_memory"] = self.narration_memory
-        return switched_on

@@ -64,8 +64,13 @@ class GrowingCache(Cache):
 
     def keep(self, seen: Tensor) -> int:
         removed = super().keep(seen)
-        if removed:
-            self.buffers.clear()                # the keys lie elsewhere now
+        if removed:                             # the keys lie elsewhere now: back to the buffers
+            for layer, (key_buffer, value_buffer) in self.buffers.items():
+                left = self.length(layer)
+                key_buffer[:, :, :left] = self.keys[layer]
+                value_buffer[:, :, :left] = self.values[layer]
+                self.keys[layer] = key_buffer[:, :, :left]
+                self.values[layer] = value_buffer[:, :, :left]
         return removed
 
 
@@ -86,7 +91,6 @@ class Ahead(Context):
         # What is in the cache although its turn has not come: ids, and the logits after them
         self.guessed: deque[tuple[list[int], Tensor]] = deque()
         self.words: deque[int] = deque(maxlen=500)      # ids of the latest narrations
-        self.most_ahead = 0                             # the most tokens that were read ahead
 
     def take(self, frames: Iterable[Tensor]) -> Iterator[Tensor]:
         self.source = iter(frames)
@@ -153,7 +157,6 @@ class Ahead(Context):
         self.position += len(tokens)
         self.cache.tokens += tokens
         self.guessed = deque(zip(guesses, further))
-        self.most_ahead = max(self.most_ahead, len(ids) - len(tokens))
         return logits
 
     def take_back(self) -> None:

@@ -29,15 +29,19 @@ class Past(NamedTuple):
         positions[~torch.tensor(in_prompt)] += self.tokens
         return positions
 
-    def loss(self, narrator: nar.Narrator, x: Tensor,
-             narrations: nar.Narrations) -> tuple[Tensor, int]:
-        """As `Narrator.loss`, of a video that comes after this."""
+    def hidden(self, narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations) -> Tensor:
+        """As `Narrator.forward`: hidden states [L, D_lm] of a video that comes after this."""
         tokens = narrator.layout.sequence(narrations)
         last, _ = narrations[-1]
         x = x[:last + 1]
         memory = narrator.read_outs(x, narrations, self.state)
-        hidden = narrator.parallel(tokens, x, memory, self.positions(tokens))
-        return narrator.loss_of(hidden, tokens.labels())
+        return narrator.parallel(tokens, x, memory, self.positions(tokens))
+
+    def loss(self, narrator: nar.Narrator, x: Tensor,
+             narrations: nar.Narrations) -> tuple[Tensor, int]:
+        """As `Narrator.loss`."""
+        labels = narrator.layout.sequence(narrations).labels()
+        return narrator.loss_of(self.hidden(narrator, x, narrations), labels)
 
 
 @dataclass
@@ -48,7 +52,7 @@ class LateExample(Example):
 
     def loss(self, narrator: nar.Narrator) -> tuple[Tensor, int]:
         past = Past(memory_after(narrator, self.earlier), self.tokens)
-        return narrator.loss(self.x, self.narrations, past)
+        return past.loss(narrator, self.x, self.narrations)
 
 
 class LateBatches(Batches):

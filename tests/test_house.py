@@ -17,11 +17,10 @@ FLOORS = [
     ["support"],
     ["toy.paint", "toy.world", "toy.files", "toy.probe", "toy.places", "toy.words"],
     ["clam"],
-    ["baselines.memories"],
     ["narrator"],
     ["data", "stream"],
-    ["baselines.mod", "baselines.lionfs", "baselines.narration_memory", "baselines.variants"],
     ["train", "evaluate"],
+    ["baselines"],
     ["streams"],
     ["toy.stages", "toy.from_scratch"],
     ["commands"],
@@ -65,7 +64,7 @@ def test_six_files_at_the_top():
 @pytest.mark.parametrize("path", CODE, ids=module)
 def test_imports_point_down(path):
     name = module(path)
-    if path.stem == "__init__":
+    if path.stem == "__init__" and name != "baselines.__init__":        # which fills tables
         assert not list(imports(path))
         return
     room = name.split(".")[0]
@@ -104,9 +103,9 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 19_000,                   # each of them is its script
-    "support": 29_000,                         # gates; processes: what several of them agree on
+    "support": 30_000,                         # gates; processes: what several of them agree on
     "experiments": 20_900,                     # overwriting: a world that asks for a gate
-    "streams": 12_020,                         # no half line where a disk is full
+    "streams": 12_900,                         # the cache that grows, which was in stream.py
     "toy": 16_400,                             # places: what the page shows of the memory
     "commands": 12_200,                        # the worked example of Eq. 2, which was in clam.py
     "baselines": 6_100,                        # the delta rule, gated and not

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 import narrator as nar
 import stream
 import train
-from baselines.narration_memory import HistoryContext
+from baselines import context_class
 from narrator import load
 from commands import stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
@@ -46,7 +46,7 @@ def test_the_middle_of_a_long_stream(variant):
     past_video = video(model, 30, (0, 8, 20), seed=5)
     state = memory_after(model, [train.Example(*past_video)])
 
-    class Late(HistoryContext if with_history else stream.Context):
+    class Late(context_class(model)):
         """Its counter jumps by 5000 after the prompt."""
         jump = 5000
 
@@ -57,7 +57,7 @@ def test_the_middle_of_a_long_stream(variant):
             return logits
 
     context = Late(model)
-    other_pasts = [None]
+    other_pasts = [Past(None, 0)]
     if with_history:
         context.state, context.history_state = state
         other_pasts.append(Past((state[0], None), 5000))
@@ -68,9 +68,9 @@ def test_the_middle_of_a_long_stream(variant):
     del model.run
 
     with torch.no_grad():
-        parallel = model.logits(model(x, narrations, Past(state, 5000))[0])
+        parallel = model.logits(Past(state, 5000).hidden(model, x, narrations))
         for past in other_pasts:
-            other = model.logits(model(x, narrations, past)[0])
+            other = model.logits(past.hidden(model, x, narrations))
             assert (other - parallel).abs().max() > 1e-2
     assert_same(model, narrations, torch.stack(logits), parallel)
 
@@ -98,7 +98,7 @@ def test_a_narration_memory_is_constant():
     model = tiny(last_k=0, narration_memory=6)
     x, narrations = video(model, 60, tuple(range(0, 60, 6)))
     prompt = model.layout.first().kind.count(nar.PROMPT)
-    context = HistoryContext(model)
+    context = context_class(model)(model)
     states = []
     for step in stream.narrate(model, x, given=dict(narrations), context=context):
         states.append(context.history_state)
@@ -109,7 +109,8 @@ def test_a_narration_memory_is_constant():
         assert (state.shape, state.dtype) == (initial.shape, torch.float32)
     changed = [t for t in range(1, len(states)) if not torch.equal(states[t], states[t - 1])]
     assert changed == [t for t, _ in narrations[1:]]
-    assert context.history.shape == (1, 6, 128)
+    history, _ = context.memory
+    assert history.shape == (1, 6, 128)
 
 
 # ------------------------------------------------------------------ bounded memory
@@ -152,8 +153,9 @@ def test_what_is_removed_from_the_cache():
     cache.update(keys, -keys, 0)
     cache.tokens = nar.Tokens().add([1, 2], nar.VISUAL, segment=0).add([3, 4], nar.PROMPT, segment=0)
     cache.crop()                                            # the fifth was read ahead
-    assert cache.get_seq_length() == 4
-    assert cache.mask([7, 8]).tolist() == [[True] * 5 + [False], [True] * 6]
+    assert cache.keys[0].shape[2] == 4
+    assert cache.mask(1) is None                            # one token sees everything
+    assert cache.mask(2).tolist() == [[True] * 5 + [False], [True] * 6]
     assert cache.keep(torch.tensor([False, False, True, True])) == 2
     assert (cache.tokens.ids, cache.text, cache.visual) == ([3, 4], 2, 0)
     more = torch.full((1, 2, 100, 3), 9.0)

@@ -391,7 +391,7 @@ def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
 def test_examples_read_only_their_range(tmp_path):
     """And refuse features of another shape by the video's name, before the first step."""
     options = Options(**given_for(tmp_path, max_frames=6))
-    samples = train.load(options, "train", None)
+    samples = train.load_samples(options, "train", None)
     for sample, example in zip(samples, train.Examples(samples, tiny(width=16))):
         assert len(example.x) == sample.num_frames <= 6
     samples[1].read = lambda start, stop: torch.zeros(2, 5, 16)

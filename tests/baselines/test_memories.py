@@ -264,7 +264,7 @@ def test_retnet_forgets_at_its_own_pace():
     """RetNet's eight decays; tokens of zero add nothing, so only they act on a state."""
     memory = RetNet(32, 5)
     decay = 1 - 0.5 ** torch.arange(5.0, 13)
-    assert torch.allclose(memory.log_gate(torch.zeros(1, 32)).exp()[0, :, 0], decay)
+    assert torch.allclose(memory.project(torch.zeros(1, 32))[2].exp()[0, :, 0], decay)
     state = memory.initial_state() + 1
     after = memory.step(torch.zeros(1, 100, 32), state)
     assert torch.allclose(after, decay.pow(100)[:, None, None] * state, rtol=1e-3)
@@ -284,7 +284,7 @@ def test_a_gate_per_head_is_a_gate_per_channel_repeated():
     x = torch.randn(1, 50, WIDTH)
     read_at = torch.tensor([[10, 50]])
     assert near(scalar(x, read_at)[0], full(x, read_at)[0])
-    gates = scalar.log_gate(x)
+    _, _, gates = scalar.project(x)
     assert gates.shape == (1, 50, 2, 1)
     assert gates.std(dim=1).min() > 0
 

@@ -121,9 +121,9 @@ def test_the_cache_holds_what_is_predicted():
     frame = 4 * 10 * token
     assert sizes[0] == 4 * token * context.position
     assert sizes[0] - sizes[1] == frame * len(x) * 4 // 10
-    for layer, length in context.cache.length.items():
+    for layer, keys in context.cache.keys.items():
         left_out = 8 * len(x) if layer in (1, 3) else 0         # of ten tokens, two are kept
-        assert length == context.position - left_out
+        assert keys.shape[2] == context.position - left_out
 
 
 # ------------------------------------------------------------------ training, checkpoints, refusals
@@ -187,7 +187,7 @@ def test_a_narrator_with_routers_is_trained(tmp_path):
     ({"mod_keep": 1.5}, "from 1e-06 to 1"),
     ({"mod_keep": "0.2"}, "cannot be"),
     ({"mod_keep": True}, "cannot be"),
-    ({"narration_memory": 4, "last_k": 0, "prune": True}, "two baselines"),
+    ({"narration_memory": 4, "last_k": 0, "prune": True}, "together"),
 ])
 def test_settings_are_refused(changes, message):
     with pytest.raises(BadData, match=message):

@@ -128,7 +128,7 @@ def test_lookahead_and_bounds(changes):
     ahead = open_stream(model, lookahead=5)
     assert_same_stream(narrate_with_restarts(model, x, (17, 26), ahead), steps)
     assert (ahead.restarts, ahead.rewound) == (plain.restarts, plain.rewound)
-    assert set(ahead.cache.length.values()) == {len(ahead.cache.tokens)}
+    assert {keys.shape[2] for keys in ahead.cache.keys.values()} == {len(ahead.cache.tokens)}
 
 
 def most_tokens(narrator, words, ahead=0):
@@ -144,7 +144,8 @@ def most_tokens(narrator, words, ahead=0):
     narration = words + len(layout.assistant + layout.newline) + 1
     text = prompt + (config.last_k + 1) * narration
     frames = round(config.max_segment * config.fps) + ahead
-    memory = len(layout.memory_and_frame(1)) - layout.J - len(layout.open)     # with its brackets
+    # with its brackets
+    memory = layout.opening(1).kind.count(nar.VISUAL) - layout.J - len(layout.open)
     return text + memory + brackets - 1 + (layout.J + 1) * frames
 
 
@@ -161,7 +162,7 @@ def test_the_formula_of_the_size():
 
     def counting(*arguments):
         hidden = run(*arguments)
-        lengths.append(context.cache.get_seq_length())
+        lengths.append(context.cache.keys[0].shape[2])
         return hidden
 
     model.run = counting
@@ -246,7 +247,7 @@ def test_nothing_is_ever_narrated():
     rooms = []
     for step in islice(narrate(model, video(model, 62)[0], context=context), 61):
         positions.append(step.position)
-        rooms.append(context.cache.keys[0].shape[2])
+        rooms.append(context.cache.buffers[0][0].shape[2])
     opened = positions[0] + len(model.layout.opening(1))
     frame = len(model.layout.frame(1))
     assert positions[1:] == [opened, opened + frame, opened + 2 * frame, opened + 3 * frame] * 15

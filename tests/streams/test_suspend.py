@@ -112,7 +112,7 @@ def test_all_that_a_stream_carries_is_saved(changes):
     made_anew = {"narrator", "layout", "config", "queries", "lookahead", "guesses", "clock",
                  "frequencies", "history_queries"}
     empty = {"source", "waiting", "guessed"}
-    of_their_own = {"cache", "opening"}
+    of_their_own = {"cache", "next_tokens", "memory"}
     saved = {*suspend.NUMBERS, *suspend.LISTS, *suspend.tensors_of(context)}
     assert vars(context).keys() - made_anew - empty - of_their_own == saved
 
