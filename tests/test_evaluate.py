@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import evaluate
 import narrator as nar
-from baselines import variants
+from baselines import context_class
 from commands import evaluate as evaluate_command, scores
 from commands.scores import all_measures
 from helpers import ROOT, tiny, two_ranks, video

@@ -1,5 +1,5 @@
 """The options of a training that are not the paper's: those of the published code, of runs and of
-the toy. (Those of baselines are in baselines/variants.py.)
+the toy. (Those of baselines are in baselines/options.py.)
 
 Each class is a group of `python train.py --help`, and a base of commands/train_command.py's
 Options: one object, one command line. "Published" means: of the authors' code, not in the paper.
