@@ -460,7 +460,6 @@ def assert_segments_go_on(model, x, narrations):
     {"readout": "cls", "keep_newline": True, "last_k": 1},
     {"last_k": 0, "narration_memory": 4},
     {"grid": 0},
-    {"memory": "none", "prune": False, "mod_keep": 0.5, "width_second": 12},
 ], ids=str)
 @torch.no_grad()
 def test_segments_go_on_from_the_keys_and_values(variant):
