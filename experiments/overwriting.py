@@ -253,7 +253,7 @@ class MemoryTraining(NamedTuple):
 def train_memory(run: MemoryTraining) -> dict:
     """Train a memory and a linear map from each of its tokens to the thing its place showed last.
 
-    Returns a result: how often it is right, and says the thing before, in the test videos.
+    Returns what a result says beside the settings.
     """
     torch.set_num_threads(1)
     torch.manual_seed(run.seed)
@@ -268,11 +268,6 @@ def train_memory(run: MemoryTraining) -> dict:
     of_test = torch.Generator().manual_seed(1 if run.seed == TRIAL_SEED else 0)
     shown, things = timelines(world, TEST, of_test)
     x = tokens_shown(world, shown, of_test)
-
-    @torch.no_grad()
-    def answers() -> Tensor:
-        memory_tokens = memory_at(memory, x, [world.frames])[:, 0]
-        return to_thing(memory_tokens).argmax(-1) + 1                   # [TEST, P]
 
     curve = []
     losses = []
@@ -290,31 +285,13 @@ def train_memory(run: MemoryTraining) -> dict:
         mean = sum(losses) / len(losses)
         ends = step == run.steps or (len(losses) == 50 and mean < LEARNED)
         if step in EVALUATE_AT or ends:
-            right = (answers() == things[:, -1]).float().mean().item()
-            curve.append([step, round(right, 4), round(mean, 4)])
+            said = answers(memory, to_thing, x)
+            curve.append([step, share_of(said == things[:, -1]), round(mean, 4)])
         if ends:
             break
-
-    said = answers()
-    is_right = said == things[:, -1]
-    result = {
-        "right": round(is_right.float().mean().item(), 4),
-        "before": None,
-        "loss": round(mean, 4),
-        "curve": curve,                                     # steps, share right, loss
-        "videos": is_right.sum(1).tolist(),                 # right answers in each of them
-    }
-    if world.things > 1:
-        result["before"] = round((said == things[:, -2]).float().mean().item(), 4)
-    if has_gate(memory):
-        few = x[:64].flatten(1, 2)
-        read_at = world.places * torch.tensor([questions(world)]).expand(len(few), -1)
-        result["effect_of_gate"] = round(effect_of_gate(memory, few, read_at), 4)
-        with gate_at_mean(memory, few):
-            of_mean = answers() == things[:, -1]
-        result["right_at_mean"] = round(of_mean.float().mean().item(), 4)
-    result["seconds"] = round(time.process_time() - started)
-    return result
+    measured = measure_memory(memory, to_thing, world, x, things)
+    return {"loss": round(mean, 4), "curve": curve, **measured,         # steps, share right, loss
+            "seconds": round(time.process_time() - started)}
 
 
 def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
@@ -328,6 +305,38 @@ def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
     last = last_shown(shown)[:, index]
     is_asked = (shown[:, index] == 0) & (last > 0)
     return F.cross_entropy(scores[is_asked], last[is_asked] - 1)
+
+
+@torch.no_grad()
+def answers(memory: CLAM, to_thing: nn.Linear, x: Tensor) -> Tensor:
+    """What each place showed last in x [B, T, P, D], as the memory has it after the last frame."""
+    memory_tokens = memory_at(memory, x, [x.shape[1]])[:, 0]
+    return to_thing(memory_tokens).argmax(-1) + 1                       # [B, P]
+
+
+def share_of(is_so: Tensor) -> float:
+    return round(is_so.float().mean().item(), 4)
+
+
+def measure_memory(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld, x: Tensor,
+                   things: Tensor) -> dict:
+    """How often a memory is right in the test videos, and says the thing before; with a gate, also
+    how often it is right if the gate is fixed at its mean."""
+    said = answers(memory, to_thing, x)
+    is_right = said == things[:, -1]
+    measured = {
+        "right": share_of(is_right),
+        "before": share_of(said == things[:, -2]) if world.things > 1 else None,
+        "videos": is_right.sum(1).tolist(),                             # right answers in each
+    }
+    if has_gate(memory):
+        few = x[:64].flatten(1, 2)
+        read_at = world.places * torch.tensor([questions(world)]).expand(len(few), -1)
+        measured["effect_of_gate"] = round(effect_of_gate(memory, few, read_at), 4)
+        with gate_at_mean(memory, few):
+            of_mean = answers(memory, to_thing, x)
+        measured["right_at_mean"] = share_of(of_mean == things[:, -1])
+    return measured
 
 
 # ------------------------------------------------------------------------------- theory
@@ -525,7 +534,8 @@ def draw_overwriting(png: str | Path) -> None:
     right.plot(*zip(*theory), "k--")
     left.axhline(best_fixed_decay(BASE)[0], color="black", linestyle="--",
                  label="theory: the best single decay")
-    left.set(xscale="log", xlabel="steps (each line a seed)", ylabel="right", ylim=(0, 1.02))
+    left.set(xscale="log", xlim=(EVALUATE_AT[0], LONG), xlabel="steps (each line a seed)",
+             ylabel="right", ylim=(0, 1.02))
     right.set(xscale="log", xlabel=f"frames for which a thing has been hidden ({SHORT} steps)")
     for axes in (left, right):
         axes.axhline(1 / THINGS, color="grey", linestyle=":")           # guessing
