@@ -37,6 +37,7 @@ from support.common.options import Parser, in_range
 from support.common.progress import progress
 from support.engine.gates import effect_of_gate, gate_at_mean, has_gate
 from support.engine.start import start_memory
+from support.engine.start import start_memory
 
 FILE = RESULTS / "overwriting.jsonl"
 PICTURE = ROOT / "assets" / "overwriting.png"

@@ -19,13 +19,13 @@ def gate_at_mean(memory: nn.Module, x: Tensor) -> Iterator[None]:
     project = memory.project
     with torch.no_grad():
         _, _, log_gate = project(x)
-        mean = log_gate.flatten(0, -3).mean(0)                          # [h, c], or [h, 1]
+    mean = log_gate.flatten(0, -3).mean(0)                              # [h, c], or [h, 1]
 
-    def project_with_mean(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def with_mean(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         k, v, _ = project(x)
         return k, v, mean.expand(*x.shape[:-1], -1, -1)
 
-    memory.project = project_with_mean                                  # hides the method
+    memory.project = with_mean                                          # hides the method
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from experiments.overwriting import (
 from experiments.runs import lines_of
 from support.common.disk import read_jsonl
 from support.engine.gates import effect_of_gate, gate_at_mean, has_gate
+from support.engine.start import start_memory
 from test_evaluate import command
 
 TINY = PlacesWorld(stay=3, gap=(2, 4), places=3)
@@ -97,7 +98,7 @@ def test_keys_by_place_belong_to_one_token_of_the_average_frame():
     _, _, x = drawn(BASE, 20)
     x = x.flatten(0, 1)
     memory = CLAM(WIDTH, BASE.places, heads=4)
-    memory.initialise(x)
+    start_memory(memory, x)
     overwriting.keys_by_place(memory, x)
     keys = memory.w_k(x.mean(0))                                        # [P, D/2]
     own = torch.arange(WIDTH // 2) % BASE.places
@@ -119,12 +120,12 @@ def test_a_gate_without_input_has_no_effect():
     assert effect_of_gate(memory, x, read_at) == pytest.approx(0, abs=1e-5)
     torch.nn.init.normal_(memory.w_gate[1].weight, std=10)
     assert effect_of_gate(memory, x, read_at) > 0.1
-    before = memory.log_gate(x)
+    _, _, before = memory.project(x)
     with gate_at_mean(memory, x):
-        fixed = memory.log_gate(x)
+        _, _, fixed = memory.project(x)
         assert torch.allclose(fixed, before.mean((0, 1)).expand_as(before), atol=1e-5)
-        assert memory.log_gate(x[0, :3]).shape == (3, 4, WIDTH // 8)
-    assert torch.equal(memory.log_gate(x), before)
+        assert memory.project(x[0, :3])[2].shape == (3, 4, WIDTH // 8)
+    assert torch.equal(memory.project(x)[2], before)
 
 
 # ------------------------------------------------------------------ theory
