@@ -42,7 +42,7 @@ from support.engine.start import start_memory
 FILE = RESULTS / "overwriting.jsonl"
 PICTURE = ROOT / "assets" / "overwriting.png"
 
-WIDTH = 64                      # D
+WIDTH = 32                      # D
 THINGS = 8                      # that a place may show; so 1 in 8 can be guessed
 SIZE = 0.6 * WIDTH ** 0.5       # of each part of a token: its numbers are then about 1
 
@@ -62,12 +62,12 @@ TRIAL_SEED = 100                # rates are chosen with this one: other weights,
 class PlacesWorld(NamedTuple):
     """Each place shows `things` in a row, each for 1 to `stay` frames, and is then hidden."""
     things: int = 2
-    stay: int = 12
-    gap: tuple[int, int] = (16, 32)     # frames for which a place is hidden at the end, at least
+    stay: int = 8
+    gap: tuple[int, int] = (8, 16)      # frames for which a place is hidden at the end, at least
     idle: int = 0                       # frames after that in which all places are hidden
-    places: int = 6
+    places: int = 4
     heads: int = 4                      # of the memory: its state has D^2 / 2h numbers
-    noise: float = 0.03                 # standard deviation, in parts of SIZE
+    noise: float = 0.05                 # standard deviation, in parts of SIZE
 
     @property
     def frames(self) -> int:
@@ -78,11 +78,11 @@ BASE = PlacesWorld()
 # {what differs: (the field, the worlds)}
 SWEEPS = {
     "things in a row": ("things", [PlacesWorld(things=n) for n in (1, 2, 4)]),
-    "hidden for": ("gap", [PlacesWorld(gap=gap) for gap in ((2, 4), (16, 32), (32, 64))]),
+    "hidden for": ("gap", [PlacesWorld(gap=gap) for gap in ((1, 4), (8, 16), (16, 32))]),
     "idle frames": ("idle", [PlacesWorld(idle=n) for n in (0, 32)]),
-    "places": ("places", [PlacesWorld(places=n) for n in (6, 12)]),
-    "heads": ("heads", [PlacesWorld(heads=n) for n in (4, 16)]),
-    "noise": ("noise", [PlacesWorld(noise=n) for n in (0.03, 0.1)]),
+    "places": ("places", [PlacesWorld(places=n) for n in (4, 8)]),
+    "heads": ("heads", [PlacesWorld(heads=n) for n in (4, 8)]),
+    "noise": ("noise", [PlacesWorld(noise=n) for n in (0.05, 0.1)]),
 }
 
 
@@ -136,9 +136,8 @@ def last_shown(shown: Tensor) -> Tensor:
 
 
 def questions(world: PlacesWorld) -> list[int]:
-    """The frames after which trainings ask, four in the last half. Tests ask after the last one."""
-    apart = world.frames // 8
-    return [world.frames - n * apart for n in (3, 2, 1, 0)]
+    """The frames after which trainings ask. Tests ask after the last one alone."""
+    return [world.frames * 3 // 4, world.frames]
 
 
 # ------------------------------------------------------------------------------- the memories
@@ -159,7 +158,7 @@ for start in ("mimetic", "place"):
     ARMS[f"gateddelta, {start}"] = Arm("gateddelta", start)
 ARMS["clam, authors"] = Arm("clam", "authors")
 ARMS["clam, by hand"] = Arm("clam", "mimetic", "hand")
-SWEPT = ["fixed, place", "scalar, place", "clam, place", "gateddelta, place"]
+SWEPT = ["fixed, place", "scalar, place", "clam, place", "clam, mimetic", "gateddelta, place"]
 PICTURED = ["retnet, place", "fixed, place", "scalar, place", "clam, place", "clam, by hand",
             "gateddelta, place"]
 COMPARED = [("clam, place", "retnet, place"), ("clam, place", "fixed, place"),
@@ -264,7 +263,7 @@ def train_memory(run: MemoryTraining) -> dict:
     memory = new_arm(ARMS[run.arm], world, generator)
     to_thing = nn.Linear(WIDTH, THINGS)
     learned = [p for p in [*memory.parameters(), *to_thing.parameters()] if p.requires_grad]
-    optimizer = torch.optim.AdamW(learned, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(learned, weight_decay=0.0, fused=True)
 
     of_test = torch.Generator().manual_seed(1 if run.seed == TRIAL_SEED else 0)
     shown, things = timelines(world, TEST, of_test)
