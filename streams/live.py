@@ -31,7 +31,7 @@ from torch import Tensor
 from support.common.errors import BadData
 from support.common.progress import say
 from support.common.text import without_secrets
-from support.files.video import PATIENCE, is_pipe_or_url, scaled_size, to_rgb, video_stream
+from support.files.video import PATIENCE, is_pipe_or_url, to_rgb, upright_size, video_stream
 
 LIVE = re.compile(
     r"(?is)camera(:.+)?|/dev/video.*|lavfi:.+|(?!(https?|file):)[a-z][a-z0-9+.-]+://.*"
@@ -309,8 +309,8 @@ class Camera:
                     newest_at = time.monotonic()
                     self.decoded += 1
                     if self._is_due(newest_at):
-                        size = scaled_size(frame, self.largest)
-                        picture = to_rgb(frame, stream, self.reformatter, *size)
+                        size = upright_size(frame, self.largest)
+                        picture = to_rgb(frame, stream, self.reformatter, size)
                         yield newest_at, time.time(), picture
                 if time.monotonic() - newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")

@@ -28,15 +28,17 @@ from support.common.disk import replacing
 from support.common.errors import BadData
 from support.common.progress import say
 from support.common.text import without_secrets
+from support.files.clock import Decoded, presented
 
 # seconds; Matroska rounds the times of this picture and of the first to milliseconds
 TOLERANCE = 0.0012
 MAX_FAILURES = 100                             # unreadable packets in a row: then the rest is lost
-BACKWARDS = 3.0                                # seconds; a larger step back in time is a new clock
 # seconds: a longer gap is not believed. Where the header states a longer duration, gaps up to that
 # duration are believed, but none above the second number
 LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
+# and in formats whose clocks may change on the way (.ts), as in FFmpeg: there it is a new clock
+LONGEST_GAP_WHERE_CLOCKS_CHANGE = 10.0
 PATIENCE = 10.0                                # seconds without data until a sender is given up
 PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
 ENCODER = "libx264"
@@ -97,15 +99,16 @@ class Video:
                         "rewrite it (ffmpeg -i IN -c copy -movflags +faststart OUT)")
             raise BadData(f"{self.name}: not one picture can be decoded; {cure}")
         self._pictures = chain(first, pictures)
-        width, height = scaled_size(first[0], self.largest)
-        self._stored = width, height           # before rotation
-        quarter_turns = round(first[0].rotation / 90)
-        self.size = (width, height) if quarter_turns % 2 else (height, width)
+        self.size = upright_size(first[0], self.largest)
 
         # A decoder gives pictures in the order of presentation. If their times step back, they are
         # times of decoding, as AVI has them: then dts is the clock.
         self._by_dts = not is_sorted(frame.pts for frame in first) and is_sorted(
             frame.dts for frame in first)
+        # AVI and ASF state neither where they begin nor how long a picture is shown
+        self._states_times = not self._by_dts and self._container.format.name not in ("avi", "asf")
+        self._start = start_of(self._container) or 0.0
+        self._last_clock = -inf                # the latest time of a picture, right or wrong
         self.rate = float(self._stream.guessed_rate or self._stream.average_rate or self.fps)
         self._step = min(LONGEST_GAP, 1 / self.rate)           # a picture's duration, if not stated
         self._problems = []
@@ -128,11 +131,12 @@ class Video:
                 picture = None                 # converted only if it is given, and only once
                 while index / self.fps < end - TOLERANCE:
                     if picture is None:
-                        picture = to_rgb(frame, self._stream, reformatter, *self._stored)
+                        picture = to_rgb(frame, self._stream, reformatter, self.size)
                     yield picture
                     index += 1
         # a file that was cut between two packets shows no other sign of it
-        missing = (self.duration or 0) - end - sum(self.gaps)
+        shown = max(end + sum(self.gaps), self._last_clock - self._start)
+        missing = (self.duration or 0) - shown
         if missing > 1 + 2 * self._step:
             self.damaged += 1
             # a damaged file is narrated as far as it goes, but this may have been the connection
@@ -192,42 +196,33 @@ class Video:
     def _shown(self) -> Iterator[tuple[av.VideoFrame, float]]:
         """(picture, the time at which the next one replaces it), in seconds from time 0.
 
-        Times never decrease. A picture whose time cannot be right follows the one before it.
+        Times never decrease.
         """
         # a gap is believed up to the stated duration, but none of hours
         longest_gap = min(max(LONGEST_GAP, self.duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
-        # AVI and ASF state neither where they begin nor how long a picture is shown
-        states_times = not self._by_dts and self._container.format.name not in ("avi", "asf")
+        if self._container.format.flags & av.format.Flags.ts_discont.value:
+            longest_gap = LONGEST_GAP_WHERE_CLOCKS_CHANGE
         # what the clock shows at time 0; None: what it shows at the first picture
-        origin = start_of(self._container) if states_times else None
-        shown = None
-        now = expected = earliest = 0.0        # of the picture
+        origin = start_of(self._container) if self._states_times else None
+        claims = presented(self._claims(), origin, longest_gap, self.gaps)
+        before, begin = next(claims)
+        for claim, time in claims:
+            yield before.picture, time
+            before, begin = claim, time
+        yield before.picture, begin + max(before.step, 2 * TOLERANCE)
+
+    def _claims(self) -> Iterator[Decoded]:
+        """The pictures with the times that the file has for them."""
         for frame in self._pictures:
-            time = expected
             ticks = frame.dts if self._by_dts else frame.pts
-            if ticks is not None:              # raw streams have no times
+            clock = None                       # raw streams have no times
+            if ticks is not None:
                 clock = float(ticks * frame.time_base)
-                if origin is None:
-                    origin = clock
-                time = clock - origin
-                if time > now + longest_gap:
-                    # believed, it would turn a file of a few bytes into days of frames
-                    self.gaps.append(time - expected)
-                if not earliest <= time <= now + longest_gap:
-                    # a new clock: videos were concatenated, or the time is damaged
-                    origin = clock - expected
-                    time = expected
-            time = max(now, time)
-            if shown is not None:
-                yield shown, time
-            shown = frame
-            now = time
+                self._last_clock = max(self._last_clock, clock)
             stated = float((frame.duration or 0) * frame.time_base)
-            if 0 < stated <= longest_gap and states_times:
+            if 0 < stated <= LONGEST_GAP_IN_LONG_VIDEOS and self._states_times:
                 self._step = stated
-            expected = now + self._step
-            earliest = now - BACKWARDS
-        yield shown, now + max(self._step, 2 * TOLERANCE)
+            yield Decoded(frame, clock, self._step, frame.key_frame)
 
 
 def is_sorted(times: Iterable[int | None]) -> bool:
@@ -313,18 +308,25 @@ def promised(container, stream) -> float | None:
     return max(0.0, end - start)
 
 
-def scaled_size(frame: av.VideoFrame, largest: int | None) -> tuple[int, int]:
-    """Width and height of a picture, as stored, whose sides shall not be longer than `largest`."""
+def is_on_its_side(frame: av.VideoFrame) -> bool:
+    """Whether a picture, as stored, has to be turned by a quarter."""
+    return round(frame.rotation / 90) % 2 == 1
+
+
+def upright_size(frame: av.VideoFrame, largest: int | None) -> tuple[int, int]:
+    """Height and width of an upright picture whose sides shall not be longer than `largest`."""
     scale = min(1, (largest or inf) / max(frame.width, frame.height))
-    return max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+    width, height = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+    return (width, height) if is_on_its_side(frame) else (height, width)
 
 
-def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter, width: int,
-           height: int) -> np.ndarray:
-    """A frame as uint8 [H, W, 3], upright; scaled if it is not stored as width x height.
+def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
+           size: tuple[int, int]) -> np.ndarray:
+    """A frame as uint8 [H, W, 3], upright; scaled if it has another size than (H, W).
 
     This is by far the most expensive step after decoding: call it for frames that are kept.
     """
+    height, width = reversed(size) if is_on_its_side(frame) else size        # as stored
     scaling = {}
     if (frame.width, frame.height) != (width, height):
         scaling = {"interpolation": "BICUBIC"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.bitstream import BitStreamFilterContext
 
 from support.common.errors import BadData
 from support.files import video as decoder
@@ -219,6 +220,42 @@ def test_joined_files(tmp_path, second_start):
     assert (video.damaged, video.gaps) == (0, [])
 
 
+@pytest.mark.parametrize("seconds", [0.2, 0.4, 2.5])
+def test_joined_short_clips(tmp_path, seconds):
+    """Of a camera that records when something moves: each has a clock of its own."""
+    count = round(10 * seconds)
+    clips = []
+    for k in range(0, 60, count):
+        path = record(tmp_path / "a.ts", steady(count, 10), bframes=0,
+                      picture=lambda n, k=k: picture_of(k + n))
+        clips.append(path.read_bytes())
+    (tmp_path / "c.ts").write_bytes(b"".join(clips))
+    video = Video(tmp_path / "c.ts", 10)
+    numbers = numbers_in(video)
+    assert numbers == list(range(len(clips) * count))
+    assert (video.damaged, video.gaps) == (0, [])
+
+
+@pytest.mark.parametrize("seconds", [2, 40, 7200])
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
+def test_one_wrong_time_moves_its_picture_alone(tmp_path, name, seconds):
+    """The end is there, too, whatever duration the file states."""
+    times = steady(100, 10)
+    record(tmp_path / f"right-{name}", times, bframes=0)
+    with av.open(str(tmp_path / f"right-{name}")) as source, av.open(
+            str(tmp_path / name), "w") as target:
+        stream = source.streams.video[0]
+        copy = target.add_stream_from_template(stream)
+        for n, packet in enumerate(source.demux(stream)):
+            if packet.dts is not None:
+                packet.stream = copy
+                packet.pts += round(seconds / packet.time_base) * (n == 50)
+                target.mux(packet)
+    video = Video(tmp_path / name)
+    assert numbers_in(video) == on_screen(times, 2, 20)
+    assert (video.damaged, video.gaps) == (0, [])
+
+
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
 def test_a_slide_show_with_pictures_minutes_apart(tmp_path, name):
     times = [0, 200, 900, 1000, 1001]
@@ -277,6 +314,24 @@ def test_pictures_are_upright_and_no_larger_than_asked_for(tmp_path, turn):
     assert second is first
     assert np.abs(first.astype(int) - whole[2::4, 2::4]).mean() < 3
     assert next(iter(Video(path, largest=1))).shape == (1, 1, 3)
+
+
+def test_a_telephone_that_is_turned_on_the_way(tmp_path):
+    """The second file asks to be turned by a quarter. All pictures have the first one's shape."""
+    path = record(tmp_path / "a.ts", steady(20, 10), bframes=0)
+    with av.open(str(path)) as source, av.open(str(tmp_path / "b.ts"), "w") as target:
+        stream = source.streams.video[0]
+        turn = BitStreamFilterContext("h264_metadata=display_orientation=insert:rotate=90", stream)
+        copy = target.add_stream_from_template(stream)
+        for packet in source.demux(stream):
+            for turned in turn.filter(packet if packet.dts is not None else None):
+                turned.stream = copy
+                target.mux(turned)
+    (tmp_path / "c.ts").write_bytes(path.read_bytes() + (tmp_path / "b.ts").read_bytes())
+    pictures = list(Video(tmp_path / "c.ts", 10))
+    assert len(pictures) == 40
+    assert {picture.shape for picture in pictures} == {(64, 96, 3)}
+    assert not np.array_equal(pictures[0], pictures[20])
 
 
 def test_scaling_does_not_alias(tmp_path):
