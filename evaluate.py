@@ -467,8 +467,7 @@ def later_frames(narrator: nar.Narrator, x: Tensor, whole: Cache, n: int, more: 
         fed += layout.frame(n)
     e = narrator.embed(fed.ids, x[frame:frame + more])
     positions = torch.arange(position, position + len(fed))
-    mask = cache.mask(len(fed))
-    hidden = narrator.run(e, positions, mask, cache)
+    hidden = narrator.run(e, positions, cache=cache)
     per_frame = hidden.unflatten(0, (more, -1))                         # [more, J + 1, D_lm]
     return per_frame[:, -1]
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from clam import CLAM
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, lora, settings
+from support.engine import attention, checkpoint, family, lora, norms, settings
 from support.engine.pictures import letterbox
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
@@ -382,6 +382,7 @@ class Narrator(nn.Module):
         self.config = config
         family.check_family(llm)
         attention.install(llm)                      # its attention takes what `run` hands it
+        norms.fuse_norms(llm)
         self.cache_name = family.name_of_cache(llm.model)
         self.llm = llm.requires_grad_(False)
         hidden = llm.config.hidden_size             # D_lm
@@ -418,17 +419,21 @@ class Narrator(nn.Module):
         """One pass of the language model: embeddings [L, D_lm], positions [L] -> last hidden states
         [L, D_lm].
 
-        sees    what each token sees: a mask, bool [L, keys]; for long sequences, the same by
-                segments; None: all tokens up to itself
+        sees    what each token sees: a mask, bool [L, L]; for long sequences, the same by segments;
+                None: all that is in the cache, and all tokens up to itself
 
         In each layer, attention is softmax(q k^T / sqrt(c)) v over the keys that `sees` says
         (support/engine/attention.py).
         """
         mask, segments = None, None
+        old = 0 if cache is None else len(cache.tokens.ids)
         if isinstance(sees, Tensor):
-            mask = sees.to(e.device)[None, None]
-        else:
+            mask = attention.mask_of_rows(sees, self.llm)
+        elif sees is not None:
             segments = sees
+        elif old > 0 and len(e) > 1:            # row i sees columns 0 .. old + i
+            everything = torch.ones(len(e), old + len(e), dtype=torch.bool, device=e.device)
+            mask = attention.mask_of_rows(everything.tril(old), self.llm)
         output = self.llm.model(
             inputs_embeds=e[None],
             position_ids=positions[None].to(e.device),

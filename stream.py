@@ -84,16 +84,6 @@ class Cache:
         self.values[layer] = values
         return keys, values
 
-    def mask(self, new: int, device="cpu") -> Tensor | None:
-        """What each of `new` tokens sees: all that is in the cache, and what is fed up to itself,
-        bool [new, old + new]. None for a single one, which sees everything.
-        """
-        if new == 1:
-            return None
-        old = len(self.tokens.ids)
-        everything = torch.ones(new, old + new, dtype=torch.bool, device=device)
-        return everything.tril(old)                 # row i: columns 0 .. old + i
-
     def crop(self) -> None:
         """Remove keys and values that come after those of the tokens."""
         left = len(self.tokens.ids)
@@ -198,8 +188,7 @@ class Context:
         next_position = self.position + new
         positions = torch.arange(self.position, next_position, device=e.device)     # line 10
         self.position = next_position                                           # line 11
-        sees = self.cache.mask(new, e.device)
-        hidden = self.narrator.run(e, positions, sees, self.cache)              # line 12
+        hidden = self.narrator.run(e, positions, cache=self.cache)              # line 12
         self.cache.tokens += tokens
         return self.narrator.logits(hidden[-1:])[0]
 

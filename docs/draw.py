@@ -47,8 +47,8 @@ def box(x: float, y: float, width: float, words: str, colour: str, ink: str, loo
 def row_of_tokens(y: float, now: int, last_k: int | None, ink: str) -> tuple[list[str], float]:
     """What segment `now` feeds, sees and has lost, and where the row ends [pixels]."""
     layout, tokens = three_segments()
-    kind, segment, number = tokens.for_rule()
-    seen = visible(kind, segment, number, now, last_k)
+    segment = tokens.segment
+    seen = visible(tokens, now, last_k)
     svg = []
     x = LEFT
     frame = -1                                              # the latest one

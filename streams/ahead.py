@@ -144,8 +144,7 @@ class Ahead(Context):
         ids = tokens.ids + [i for piece in guesses for i in piece]
         e = self.narrator.embed(ids, x, self.memory)
         positions = torch.arange(self.position, self.position + len(ids), device=e.device)
-        sees = self.cache.mask(len(ids), e.device)
-        hidden = self.narrator.run(e, positions, sees, self.cache)
+        hidden = self.narrator.run(e, positions, cache=self.cache)
         # the last token of each piece
         lengths = torch.tensor([len(tokens), *map(len, guesses)])
         ends = lengths.cumsum(0) - 1

@@ -238,8 +238,8 @@ def record(model) -> list[torch.Tensor]:
     logits = []
     run = model.run
 
-    def recording(*arguments):
-        hidden = run(*arguments)
+    def recording(*arguments, **options):
+        hidden = run(*arguments, **options)
         logits.extend(model.logits(hidden))
         return hidden
 

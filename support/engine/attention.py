@@ -32,20 +32,27 @@ class Segments:
     """
 
     def __init__(self, segment: list[int], seen: Tensor, llm):
-        config = llm.config
-        shared = config.num_attention_heads // config.num_key_value_heads
         _, lengths = torch.tensor(segment).unique_consecutive(return_counts=True)
         self.queries = lengths.tolist()         # how many tokens each segment has
+        self.masks = []
         keys = []
-        self.masks = []                         # 0 or -inf, [shared * queries, keys]
         for tokens, seen_by_segment in zip(torch.arange(len(segment)).split(self.queries), seen):
             seen_keys = seen_by_segment[:tokens[-1] + 1].nonzero()[:, 0]
-            hidden = seen_keys > tokens[:, None]
-            mask = torch.zeros(hidden.shape, dtype=llm.dtype).masked_fill(hidden, float("-inf"))
             keys.append(seen_keys)
-            self.masks.append(mask.repeat(shared, 1).to(llm.device))
+            self.masks.append(mask_of_rows(seen_keys <= tokens[:, None], llm))
         self.keys = [len(seen_keys) for seen_keys in keys]
         self.all_keys = torch.cat(keys).to(llm.device)
+
+
+def mask_of_rows(sees: Tensor, llm) -> Tensor:
+    """A mask for `attend`, made once for all layers: 0 or -inf [1, 1, g Q, K], from bool [Q, K]: what
+    each query sees. g heads of queries share their keys.
+    """
+    config = llm.config
+    shared = config.num_attention_heads // config.num_key_value_heads
+    hidden = ~sees.to(llm.device).repeat(shared, 1)
+    zeros = torch.zeros(hidden.shape, dtype=llm.dtype, device=llm.device)
+    return zeros.masked_fill(hidden, float("-inf"))[None, None]
 
 
 def install(llm) -> None:
@@ -84,30 +91,26 @@ def attend_by_segments(query: Tensor, key: Tensor, value: Tensor, segments: Segm
     v_pieces = value.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     attended = []
     for q, k, v, mask in zip(q_pieces, k_pieces, v_pieces, segments.masks):
-        attended.append(attend_shared(q, k, v, mask, dropout, scale))
+        attended.append(attend(q, k, v, mask, dropout, scale))
     return torch.cat(attended, dim=2)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float,
            scale: float | None) -> Tensor:
-    """query [B, heads, Q, c], key and value [B, kv heads, K, c], mask [B, 1, Q, K] or None
-    -> [B, heads, Q, c].
+    """query [B, heads, Q, c], key and value [B, kv heads, K, c] -> [B, heads, Q, c].
+
+    mask    of `mask_of_rows`, or one row a query, as transformers makes it [B, 1, Q, K]. None: a
+            single token sees all keys, and one of several tokens those up to itself
     """
-    one_token = query.shape[2] == 1                         # it sees all keys
-    if mask is None and not one_token:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True,
-                                              scale=scale, enable_gqa=True)
-    if mask is not None:
-        shared = query.shape[1] // key.shape[1]
-        mask = mask.repeat(1, 1, shared, 1)
-    return attend_shared(query, key, value, mask, dropout, scale)
-
-
-def attend_shared(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float,
-                  scale: float | None) -> Tensor:
-    """The same with a mask for all heads that share their keys [.., shared * Q, K]."""
     shared = query.shape[1] // key.shape[1]
     rows = rearrange(query, "b (h g) q c -> b h (g q) c", g=shared)
+    several = query.shape[2] > 1
+    if mask is None and several:
+        out = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale,
+                                             is_causal=True, enable_gqa=True)
+        return out
+    if mask is not None and mask.shape[2] < rows.shape[2]:
+        mask = mask.repeat(1, 1, shared, 1)
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout,
                                          scale=scale)
     return rearrange(out, "b h (g q) c -> b (h g) q c", g=shared)
@@ -122,10 +125,9 @@ def cross_entropy(logits: Callable[[Tensor], Tensor], hidden: Tensor, labels: Te
 
     Only the logits of `rows` hidden states are held at once: the backward pass computes them again.
     """
-    def loss_of(hidden_rows: Tensor, label_rows: Tensor) -> Tensor:
-        return F.cross_entropy(logits(hidden_rows), label_rows, reduction="sum")
-
     total = 0
     for hidden_rows, label_rows in zip(hidden.split(rows), labels.split(rows)):
-        total = total + checkpoint(loss_of, hidden_rows, label_rows, use_reentrant=False)
+        total = total + checkpoint(lambda hidden, labels: F.cross_entropy(logits(hidden), labels,
+                                                                          reduction="sum"),
+                                   hidden_rows, label_rows, use_reentrant=False)
     return total

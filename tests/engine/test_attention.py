@@ -48,7 +48,7 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
     queries = torch.arange(len(tokens)).split(segments.queries)
     keys = segments.all_keys.split(segments.keys)
     for of_segment, seen_keys, hidden in zip(queries, keys, segments.masks):
-        first, second = hidden.chunk(2)
+        first, second = hidden[0, 0].chunk(2)
         assert torch.equal(first, second)
         mask[of_segment[:, None], seen_keys] = first == 0
     assert torch.equal(mask, nar.attention_mask(tokens, last_k))

@@ -48,9 +48,9 @@ def count_passes(model):
     lengths = []
     run = model.run
 
-    def counting(e, *arguments):
+    def counting(e, *arguments, **options):
         lengths.append(len(e))
-        return run(e, *arguments)
+        return run(e, *arguments, **options)
 
     model.run = counting
     return lengths

@@ -160,8 +160,8 @@ def test_the_formula_of_the_size():
     lengths = []                                            # of the cache, after each pass
     run = model.run
 
-    def counting(*arguments):
-        hidden = run(*arguments)
+    def counting(*arguments, **options):
+        hidden = run(*arguments, **options)
         lengths.append(context.cache.keys[0].shape[2])
         return hidden
 
