@@ -76,8 +76,15 @@ class CLAM(nn.Module):
     # (`Config.readout`). Memories without heads work frame by frame.
     HAS_HEADS = True
 
-    def __init__(self, width: int, M: int = 20, heads: int = 8, rank: int = 16, target: bool = True,
-                 dropout: float = 0.1):
+    def __init__(
+        self,
+        width: int,
+        M: int = 20,
+        heads: int = 8,
+        rank: int = 16,
+        target: bool = True,
+        dropout: float = 0.1,
+    ):
         super().__init__()
         if width % (2 * heads):
             raise ValueError(f"CLAM's width {width} is not a multiple of twice its {heads} heads")
@@ -159,8 +166,12 @@ class CLAM(nn.Module):
         log_gate = rearrange(log_gate, "... (h c) -> ... h c", h=self.heads)
         return k, v, log_gate
 
-    def recurrent(self, x: Tensor, read_at: Tensor,
-                  state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def recurrent(
+        self,
+        x: Tensor,
+        read_at: Tensor,
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Eq. 2 and M = Q S, token by token: the oracle for `chunked` and `step`.
 
         x [B, L, D], read_at [B, N] -> memory [B, N, M, D], the last state [B, h, c, e].
@@ -254,8 +265,12 @@ class CLAM(nn.Module):
         decay, update = self.absorb(k, v, log_gate)
         return decay[..., None] * state + update
 
-    def chunked(self, x: Tensor, read_at: Tensor,
-                state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def chunked(
+        self,
+        x: Tensor,
+        read_at: Tensor,
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Training: all tokens between two read-outs at once, see `absorb`. States exist at
         read-outs only.
 

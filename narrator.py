@@ -109,8 +109,13 @@ class VisionEncoder(nn.Module):
     preprocessor_config.json says.
     """
 
-    def __init__(self, source: str, grid: int = 3, device: str | torch.device = "cpu",
-                 dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        source: str,
+        grid: int = 3,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__()
         model, processor = checkpoint.load_vision_model(source, dtype)
         # `forward` keeps no gradients, so the model is frozen. (Its weights are not marked as such:
@@ -177,8 +182,14 @@ class Tokens:
     number: list[int] = field(default_factory=list)     # of its narration: n of y_n; -1: of none
     learn: list[bool] = field(default_factory=list)     # whether the model learns to predict it
 
-    def add(self, ids: list[int], kind: int, segment: int, number: int = -1,
-            learn: bool = False) -> Tokens:
+    def add(
+        self,
+        ids: list[int],
+        kind: int,
+        segment: int,
+        number: int = -1,
+        learn: bool = False,
+    ) -> Tokens:
         """Append tokens that have all but their ids in common."""
         self.ids += ids
         self.kind += [kind] * len(ids)
@@ -232,8 +243,14 @@ class Layout:
     its own, so that no two ever merge, and no id is written as a number.
     """
 
-    def __init__(self, tokenizer, J: int, M: int, keep_newline: bool = False,
-                 vocabulary: int | None = None):
+    def __init__(
+        self,
+        tokenizer,
+        J: int,
+        M: int,
+        keep_newline: bool = False,
+        vocabulary: int | None = None,
+    ):
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary        # rows of the language model's table of tokens
         self.J = J
@@ -330,8 +347,12 @@ class Layout:
 
 # ------------------------------------------------------ §3.4, §3.5 what a token sees
 
-def visible(tokens: Tokens, now: int | Tensor, last_k: int | None = None,
-            prune: bool = True) -> Tensor:
+def visible(
+    tokens: Tokens,
+    now: int | Tensor,
+    last_k: int | None = None,
+    prune: bool = True,
+) -> Tensor:
     """The one visibility rule: which tokens does a token see that is fed in segment `now`?
     Bool [L], or [N, L] where `now` has N segments [N, 1].
 
@@ -396,8 +417,12 @@ class Narrator(nn.Module):
         self.layout = Layout(tokenizer, config.J, self.memory.M, config.keep_newline, vocabulary)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
 
-    def embed(self, ids: list[int], x: Tensor | None = None,
-              memory: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        ids: list[int],
+        x: Tensor | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
         """Embeddings [L, D_lm] of L ids.
 
         The placeholders FRAME and MEMORY are replaced by E = MLP(X), for frame tokens x and memory
@@ -414,8 +439,13 @@ class Narrator(nn.Module):
                 e = e.masked_scatter(places, embedded.to(e.dtype))
         return e
 
-    def run(self, e: Tensor, positions: Tensor, sees: Tensor | attention.Segments | None = None,
-            cache=None) -> Tensor:
+    def run(
+        self,
+        e: Tensor,
+        positions: Tensor,
+        sees: Tensor | attention.Segments | None = None,
+        cache=None,
+    ) -> Tensor:
         """One pass of the language model: embeddings [L, D_lm], positions [L] -> last hidden states
         [L, D_lm].
 
@@ -450,8 +480,12 @@ class Narrator(nn.Module):
 
     # ------------------------------------------------------------------ §3.5 training
 
-    def forward(self, x: Tensor, narrations: Narrations,
-                cache=None) -> tuple[Tensor, Tensor, Tokens]:
+    def forward(
+        self,
+        x: Tensor,
+        narrations: Narrations,
+        cache=None,
+    ) -> tuple[Tensor, Tensor, Tokens]:
         """The parallel form: frame tokens x [T, J, D] and narrations (frame, ids without EOT).
 
         Returns the hidden states [L, D_lm] of all tokens, the labels [L] on the CPU and the tokens.
@@ -490,8 +524,14 @@ class Narrator(nn.Module):
         _, state = self.memory(x, read_nowhere)
         return state
 
-    def parallel(self, tokens: Tokens, x: Tensor, memory: Tensor, positions: Tensor,
-                 cache=None) -> Tensor:
+    def parallel(
+        self,
+        tokens: Tokens,
+        x: Tensor,
+        memory: Tensor,
+        positions: Tensor,
+        cache=None,
+    ) -> Tensor:
         """All tokens of a video in one pass: hidden states [L, D_lm]."""
         assert tokens.ids.count(FRAME) == x.shape[0] * x.shape[1], "a place for each frame token"
         e = self.embed(tokens.ids, x, memory)
@@ -541,8 +581,12 @@ class Narrator(nn.Module):
         lora.merge_lora(self.llm)
         return self
 
-    def save(self, folder: str | Path, dtype: torch.dtype | None = None,
-             **models: str | None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        **models: str | None,
+    ) -> None:
         """Write a checkpoint that `load` and PEFT read, in dtype if one is given; `models` replace
         those of Config.
         """
@@ -584,8 +628,14 @@ def new_narrator(llm: nn.Module, tokenizer, config: Config) -> Narrator:
     return NARRATORS[type(config)](llm, tokenizer, config)
 
 
-def load(source: str | Path, llm: str | None = None, device: str = "cpu",
-         dtype: torch.dtype | None = torch.float32, sees: bool = False, **changes) -> Narrator:
+def load(
+    source: str | Path,
+    llm: str | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    sees: bool = False,
+    **changes,
+) -> Narrator:
     """A trained narrator from a folder or hub id; `llm` and any setting can be replaced.
 
     A folder without narrator.json is a checkpoint of the authors: its settings are inferred from

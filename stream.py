@@ -73,7 +73,14 @@ class Cache:
         tensors = [*self.keys.values(), *self.values.values()]
         return sum(tensor.nbytes for tensor in tensors)
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
+    def update(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        layer: int,
+        *_,
+        **__,
+    ) -> tuple[Tensor, Tensor]:
         """Called by each attention layer of transformers: append the keys and values
         [1, heads, N, c] of new tokens; returns those of all tokens.
         """
@@ -249,9 +256,13 @@ def end_segment(c: Context, t: int, given: list[int] | None = None) -> tuple[Nar
 
 
 @torch.no_grad()
-def narrate(narrator: Narrator, frames: Iterable[Tensor], static: bool = False,
-            given: dict[int, list[int] | None] | None = None,
-            context: Context | None = None) -> Iterator[Decision]:
+def narrate(
+    narrator: Narrator,
+    frames: Iterable[Tensor],
+    static: bool = False,
+    given: dict[int, list[int] | None] | None = None,
+    context: Context | None = None,
+) -> Iterator[Decision]:
     """Algorithm 2: frame tokens x [J, D] in, one Decision a frame out, with the narration if there
     is one.
 
