@@ -66,29 +66,6 @@ def test_pieces_are_what_streaming_feeds():
     assert streamed == layout.sequence([(0, ids), (2, ids)])
 
 
-def test_what_is_learned():
-    """Not frame 0's trigger; for every later frame [SKIP] or "]", predicted from its last token;
-    narrations and EOT."""
-    layout = tiny().layout
-    look = layout.encode(" You look.")
-    wipe = layout.encode(" You wipe the sink.")
-    tokens = layout.sequence([(0, look), (3, wipe)])
-    before = []                     # what the triggers are predicted from
-    triggers = []
-    learned = []
-    for i, learn in enumerate(tokens.learn):
-        if not learn:
-            continue
-        learned.append(tokens.ids[i])
-        if tokens.ids[i - 1] < 0:
-            before.append(tokens.ids[i - 1])
-            triggers.append(tokens.ids[i])
-    assert before == [nar.FRAME] * 3
-    assert triggers == [layout.skip, layout.skip, layout.close[0]]
-    assert decode(layout, learned) == (
-        "Assistant: You look.<|eot_id|>,,]\nAssistant: You wipe the sink.<|eot_id|>")
-
-
 @pytest.mark.parametrize("frames", [(), (1,), (0, 0), (0, 3, 2)])
 def test_narrations_must_come_in_order(frames):
     narrations = [(frame, [5]) for frame in frames]
@@ -246,17 +223,6 @@ def test_nothing_is_on_another_device():
         state = memory.initial_state().to("meta")
         state = memory.step(torch.zeros(1, 10, 32, device="meta"), state)
         assert memory.read(state).device.type == "meta"
-
-
-def test_the_loss_weighs_words_and_trigger_alike():
-    """§3.5: the cross entropy of all learned tokens, and their number."""
-    model = tiny()
-    x, narrations = video(model)
-    loss, learned = model.loss(x, narrations)
-    hidden, labels, _ = model(x, narrations)
-    of_all = torch.nn.functional.cross_entropy(model.logits(hidden), labels, reduction="sum")
-    assert loss.item() == pytest.approx(of_all.item(), rel=1e-5)
-    assert learned == (labels != -100).sum()
 
 
 # ------------------------------------------------------------------ LoRA

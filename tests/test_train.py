@@ -48,46 +48,6 @@ def test_defaults_are_the_paper():
     assert (recipe.memory, recipe.memory_tokens, recipe.last_k) == ("clam", 20, None)
 
 
-def test_schedule():
-    """5 % warm-up, then half a cosine."""
-    rates = [train.schedule(step, 200, 0.05) for step in range(200)]
-    assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
-    assert rates[10] == pytest.approx(1)
-    assert rates[105] == pytest.approx(0.5)
-    assert rates[-1] < 1e-3
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-
-
-@pytest.mark.parametrize("size", [0.3, 40.0])
-def test_the_loop_schedules_and_clips(tmp_path, monkeypatch, size):
-    """What the optimizer sees at each step: the scheduled rate, and a gradient of the norm that it has,
-    but of 1 at most; zero where a step has no gradient."""
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    seen = []
-    step_of_adam = torch.optim.AdamW.step
-
-    def watched(optimizer):
-        group, = optimizer.param_groups
-        seen.append((group["lr"], group["weight_decay"], weight.grad.norm().item()))
-        step_of_adam(optimizer)
-
-    def backward(step):
-        if step != 3:
-            (weight.sum() * size / 2).backward()       # a gradient of norm `size`
-        return float(step)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    options = Options(output=str(tmp_path), warmup=0.2)
-    train.fit("narrator", {"weight": weight}, backward, 10, 2e-4, options)
-    rates, decays, norms = zip(*seen)
-    cosine = [1e-4 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
-    assert rates == pytest.approx([1e-4, 2e-4, *cosine])
-    assert set(decays) == {0.0}
-    norm = min(size, 1.0)
-    assert norms == pytest.approx([norm] * 3 + [0] + [norm] * 6, rel=1e-5)
-    assert losses(tmp_path) == list(range(10))
-
-
 def test_order_covers_every_epoch():
     indices = []
     for step in range(6):
@@ -97,22 +57,6 @@ def test_order_covers_every_epoch():
     assert first != second
     assert engine.order(8, 4, 1, seed=3) == first[4:]        # at any step
     assert engine.order(8, 4, 1, seed=4) != first[4:]
-
-
-def test_the_loss_of_a_batch_is_the_mean_of_its_videos():
-    """Videos of different lengths count the same; gradients accumulate."""
-    model = tiny()
-    videos = examples(model, 2) + examples(model, 1, at=(0,))
-    means = []
-    for one in videos:
-        loss, learned = model.loss(one.x, one.narrations)
-        means.append(loss / learned)
-    mean = sum(means) / 3
-    parameters = model.trainable()
-    expected = torch.autograd.grad(mean, list(parameters.values()))
-    assert train.loss_of_batch(model, videos, 3) == pytest.approx(mean.item(), rel=1e-5)
-    for (name, p), gradient in zip(parameters.items(), expected):
-        assert torch.allclose(p.grad, gradient, atol=1e-5), name
 
 
 @pytest.mark.parametrize("variant", [{}, {"memory": "none", "prune": False, "mod_keep": 0.2}])

@@ -1,6 +1,10 @@
 """Algorithm 2 (App. B.3), written a second time from the paper alone: the loop of stream.py gives the
 same probabilities, thresholds, positions, contexts and narrations.
 
+The tests of this folder prove the method; about two hours. Read them in this order: this file;
+test_equalities.py, from top to bottom; test_learning.py (§3.5); test_teacher_forcing.py (§4.1);
+test_what_is_read_runs.py; test_golden.py (the authors' code's numbers).
+
 Nothing here is taken from stream.py or from the rule `visible`. There is no cache: at every step all
 tokens go through the language model again, each seeing what was in C^vid and C^nar when it came.
 """
