@@ -159,7 +159,7 @@ def few(monkeypatch, tmp_path):
     file = tmp_path / "overwriting.jsonl"
     arms = {"delta, place": Arm("delta", "place"), "clam, mimetic": Arm("clam", "mimetic")}
     for name, value in {"FILE": file, "ARMS": arms, "SWEPT": ["delta, place"], "BASE": TINY,
-                        "COMPARED": [], "SWEEPS": {"hidden for": ("gap", [TINY])}, "RATES": (0.003,), "TRIAL": 3,
+                        "COMPARED": [], "WORLDS": {"tiny": TINY}, "RATES": (0.003,), "TRIAL": 3,
                         "LONG": 2, "SHORT": 1, "SEEDS": (0,)}.items():
         monkeypatch.setattr(overwriting, name, value)
     return file
@@ -192,7 +192,7 @@ def test_the_rate_is_that_which_learned_first(few, monkeypatch):
 
 
 def test_the_delta_rule_learns_at_once():
-    run = MemoryTraining("delta, place", TINY, 0, 0.003, 150)
+    run = MemoryTraining("gateddelta, place", TINY, 0, 0.01, 150)
     result = overwriting.train_memory(run)
     assert result["right"] > 0.95
     assert result["curve"][0][1] < result["right"] or result["curve"][-1][0] < 150
