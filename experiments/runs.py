@@ -1,12 +1,10 @@
 """Carries out the experiments of `paper.py`: trains and evaluates the narrators that lack a result.
 
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a line of
-experiments/results/EVALUATION.jsonl: its commands, its commit and its seed, the recipe (paper.py),
-fingerprints of the toy's worlds and of the base, the losses at the end of the training's stages,
-the measures, and some of them for each video. Results of other commands, recipes, worlds or bases
-are not shown.
+experiments/results/EVALUATION.jsonl: its commands, its commit and its seed, the measures, and some
+of them for each video. Its commands are what it is known by: results of others are not shown.
+(Lines from before carry a recipe's number and hashes of the toy's worlds and of the base, too.)
 """
-import hashlib
 import json
 import subprocess
 import sys
@@ -15,19 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.paper import (
-    EVALUATIONS, LLM, LOOK, RECIPE, TRAININGS, VIDEOS, VISION, Row, Table,
-)
+from experiments.paper import EVALUATIONS, LLM, LOOK, TRAININGS, VIDEOS, VISION, Row, Table
 from support.common.disk import is_number, read_json, read_jsonl, write_json
 from support.common.errors import BadData
-from toy import world
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 FOLDER = "out/tables"           # of trained narrators, unless another one is given
-MADE = "training.json"          # beside a trained narrator: how it was trained
+MADE = "training.json"          # beside a trained narrator: its command
 EACH = ("memory_words", "exact", "f1", "ppl")         # measures that are kept for each video
-LAST_STEPS = 50                 # of a stage, whose losses are averaged
 
 
 class Experiment(NamedTuple):
@@ -59,12 +53,11 @@ def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Expe
 
 def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
     """All experiments whose results a table shows, each once."""
-    evaluations = dict.fromkeys(column.evaluation for column in table.columns)
     experiments = []
     for seed in seeds:
         for row in table.rows:
-            for evaluation in evaluations:
-                experiments += experiments_of(row, evaluation, [seed])
+            for column in table.columns:
+                experiments += experiments_of(row, column.evaluation, [seed])
     return list(dict.fromkeys(experiments))
 
 
@@ -100,46 +93,12 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
 
 # ------------------------------------------------------------------------------- results
 
-@cache
-def fingerprint_of_worlds() -> str:
-    """A hash over two test videos of every world: all of their narrations, one picture of each."""
-    digest = hashlib.sha256()
-    for variant in world.WORLDS.values():
-        for kitchen in world.kitchens("test", 2, world=variant):
-            narrations = [(narration.frame, narration.text) for narration in kitchen.narrations]
-            digest.update(repr(narrations).encode())
-            digest.update(kitchen.render(len(kitchen) // 2).tobytes())
-    return digest.hexdigest()[:12]
-
-
-@cache
-def fingerprint_of_base() -> str:
-    """A hash over the encoder, the language model and the stage `look` of all narrators."""
-    digest = hashlib.sha256()
-    for file in (f"{VISION}/model.safetensors", f"{LLM}/model.safetensors", LOOK):
-        digest.update((ROOT / file).read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def origin(command: list[str]) -> dict:
-    """What a narrator is made by: its `train_command`, and what that does today."""
-    return {
-        "train": " ".join(["python", *command]),
-        "recipe": RECIPE,
-        "worlds": fingerprint_of_worlds(),
-        "base": fingerprint_of_base(),
-    }
-
-
 def identity_of(experiment: Experiment) -> dict:
     """The fields of a result that tell of which experiment it is."""
+    train = train_command(experiment.training, experiment.seed, FOLDER)
     evaluate = evaluate_command(experiment, FOLDER)
-    return {
-        "name": experiment.name,
-        "evaluate": " ".join(["python", *evaluate]),
-        "seed": experiment.seed,
-        **origin(train_command(experiment.training, experiment.seed, FOLDER)),
-    }
+    return {"name": experiment.name, "seed": experiment.seed,
+            "train": " ".join(["python", *train]), "evaluate": " ".join(["python", *evaluate])}
 
 
 @cache
@@ -163,14 +122,12 @@ def add_line(file: Path, line: dict) -> None:
 
 
 def result(experiment: Experiment) -> dict | None:
-    """The result of an experiment. None if there is none, or if other commands, another recipe,
-    world or base has made it."""
+    """The result of an experiment. None if there is none, or if other commands have made it."""
     return find_result(RESULTS / f"{experiment.evaluation}.jsonl", identity_of(experiment))
 
 
 def add_result(experiment: Experiment, numbers: dict) -> None:
-    line = identity_of(experiment) | numbers
-    add_line(RESULTS / f"{experiment.evaluation}.jsonl", line)
+    add_line(RESULTS / f"{experiment.evaluation}.jsonl", identity_of(experiment) | numbers)
 
 
 def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:
@@ -183,16 +140,6 @@ def measures_of_videos(file: Path) -> dict[str, dict[str, float | None]]:
                 rounded = None if value is None else round(value, 4)
                 kept.setdefault(measure, {})[video] = rounded
     return kept
-
-
-def losses_of(folder: Path) -> dict[str, float]:
-    """{stage: the mean loss of its last steps} of a training."""
-    losses = {}
-    for log in sorted(folder.glob("*-log.jsonl")):
-        rows = read_jsonl(log)[-LAST_STEPS:]
-        stage = log.name.removesuffix("-log.jsonl")
-        losses[stage] = round(sum(row["loss"] for row in rows) / len(rows), 4)
-    return losses
 
 
 def measures(printed: dict) -> dict[str, float | None]:
@@ -216,14 +163,9 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     if result(experiment):
         return
     training, evaluation, _, seed = experiment
-    commit = TRAININGS[training].commit
-    if commit:
-        raise BadData(f"{experiment.name} is of commit {commit}, whose code trains another "
-                      f"narrator than today's: check it out to make such results")
     if "{videos}" in EVALUATIONS[evaluation]:
         for line in VIDEOS:                    # the command leaves videos that are there
-            words = [word.format(videos=f"{folder}/videos") for word in line.split()]
-            run_command(words, folder)
+            run_command([word.format(videos=f"{folder}/videos") for word in line.split()], folder)
     init = TRAININGS[training].init
     if init:
         train_once(train_command(init, seed, folder), folder)
@@ -236,7 +178,6 @@ def carry_out(experiment: Experiment, folder: str) -> None:
         videos = measures_of_videos(ROOT / command[command.index("--per-video") + 1])
     add_result(experiment, {
         "commit": present_commit(),
-        "losses": losses_of(ROOT / folder / f"{training}-{seed}"),
         "measures": measures(json.loads(printed.splitlines()[-1])),
         "videos": videos,
     })
@@ -245,13 +186,13 @@ def carry_out(experiment: Experiment, folder: str) -> None:
 def train_once(command: list[str], folder: str) -> None:
     """Carry out a `train_command`, unless that is done.
 
-    BadData if the narrator there was not made as it would be today.
+    BadData if the narrator there is of another command.
     """
     output = ROOT / command[-1]
-    file = output / MADE
+    made = {"train": " ".join(["python", *command])}
     if not output.exists():
-        write_json(file, origin(command))      # before the training: an interrupted one has it, too
-    elif not file.exists() or read_json(file) != origin(command):
+        write_json(output / MADE, made)        # before the training: an interrupted one has it, too
+    elif not (output / MADE).exists() or read_json(output / MADE)["train"] != made["train"]:
         raise BadData(f"{output} was not trained as it would be today; delete it, or choose "
                       "another --output")
     else:

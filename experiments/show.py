@@ -8,7 +8,7 @@ several. GMACs are of 240 frames, the cache is that after 480 (`experiments.cost
 """
 import numpy as np
 
-from experiments.paper import EARLIER, TABLES, TRAININGS, Claim, Column, Row, Table
+from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import experiments_of, result
 from support.common.intervals import ConfidenceInterval, compare_means
 
@@ -57,12 +57,8 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     title = f"{name}. {table.title}"
     if table.paper:
         title += f" (paper: {DATA[table.data]})"
-    if any(TRAININGS[row.training].commit for row in table.rows):
-        title += f" (†: made at commit {EARLIER})"
-    headers = [title]
-    headers += [f"*{header}*" for header in table.paper.split()]
-    headers += [column.header for column in table.columns]
-    headers.append("seeds")
+    headers = [title, *(f"*{header}*" for header in table.paper.split()),
+               *(column.header for column in table.columns), "seeds"]
     lines = [headers, ["---"] * len(headers)]
     lines += [cells_of(row, table, seeds) for row in table.rows]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -86,11 +82,8 @@ def numbers_of_seeds(name: str, seeds: list[int] | None = None) -> dict[str, dic
 def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
     number for all columns, or "from-to"."""
-    cells = [row.label]
-    if TRAININGS[row.training].commit:
-        cells[0] += " †"
     paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
-    cells += [f"*{number}*" for number in paper_numbers]
+    cells = [row.label, *(f"*{number}*" for number in paper_numbers)]
     counts = []
     for column in table.columns:
         numbers = measured(row, column, seeds)

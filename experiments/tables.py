@@ -10,15 +10,13 @@
 Trained narrators, predictions and the messages of the present command are kept in --output; an
 interrupted run goes on where it stopped. For several processors start several of these, each with
 seeds of its own and an --output of its own. Results are lines of experiments/results/*.jsonl.
-Results of other commands, another recipe (paper.py), world or base are not shown, and are made anew
-when the table is completed.
+Results of other commands are not shown, and are made anew when the table is completed.
 """
 import argparse
 import json
 import re
 from pathlib import Path
 
-from experiments import rates, starts
 from experiments.paper import TABLES
 from experiments.runs import FOLDER, carry_out, needed, result
 from experiments.show import markdown, numbers_of_seeds, seeds_of
@@ -27,21 +25,18 @@ from support.common.errors import BadData, command_line
 from support.common.options import Parser, non_negative_int
 
 PAGE = Path(__file__).with_name("README.md")
-# tables of the page that other experiments make
-FURTHER = {"starts": starts.table_of_starts, "rates": rates.table_of_rates}
 
 
 # ------------------------------------------------------------------------------- --page
 
-TABLE_OF_PAGE = re.compile(r"<!-- ([\w-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)    # name, table
+# A name, and its table. Tables that stay as they are have two words there: "dated T13".
+TABLE_OF_PAGE = re.compile(r"<!-- (?!end )([\w-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 
 
 def update_page() -> None:
     """Write the tables of PAGE anew, each between its two comments."""
     def table(match: re.Match) -> str:
-        name = match[1]
-        content = FURTHER[name]() if name in FURTHER else markdown(name)
-        return f"<!-- {name} -->\n{content}\n<!-- end -->"
+        return f"<!-- {match[1]} -->\n{markdown(match[1])}\n<!-- end -->"
 
     write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8")))
 
