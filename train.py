@@ -42,7 +42,9 @@ from support.common.options import (
 from support.common.processes import process_group, sum_of
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
-from support.engine.run import Run, order, paths_of_models, seed_dropout
+from support.engine.run import (
+    Run, begin_together, check_weights, order, paths_of_models, seed_dropout,
+)
 from support.engine.run_options import option
 from support.engine.start import start_as_authors
 
@@ -225,6 +227,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     ones.
     """
     narrator.train()
+    parameters = narrator.trainable()
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
     of_step = batches(examples, options)
@@ -239,12 +242,12 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
 
     def validate(step: int) -> dict:
         steps_done = step + 1
-        is_due = steps_done % steps_to_validation == 0 or steps_done == steps
-        if is_due and len(held_out):
-            return {"val_loss": mean_loss(narrator, held_out)}
-        return {}
+        if steps_done % steps_to_validation and steps_done != steps:
+            return {}
+        check_weights(parameters, step)                 # all processes must still have the same
+        return {"val_loss": mean_loss(narrator, held_out)} if len(held_out) else {}
 
-    fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
+    fit("narrator", parameters, backward, steps, options.lr, options, validate)
     narrator.eval()
 
 
@@ -298,27 +301,29 @@ def train(options: Recipe, start: Callable = start_as_authors, learn: Callable =
                 those of the authors' code
     learn       in place of `train_narrator`
     """
-    # load
     torch.manual_seed(options.seed)
     device, dtype = device_and_dtype(options.device, options.dtype)
-    samples = load_samples(options, "train", options.limit)
-    held_out = load_samples(options, "val", options.val_limit) if options.val_limit else []
-
     with process_group(device):
+        # load
+        samples = load_samples(options, "train", options.limit)
+        held_out = []
+        if options.val_limit:
+            held_out = load_samples(options, "val", options.val_limit)
+
         # make
         if options.init:
             narrator = pretrained(options, dtype)
         else:
             narrator = narrator_for(options, samples[0], dtype)
         examples = Examples(samples, narrator)
-        held_out = Examples(held_out, narrator)
         if not options.init:
             start(narrator, examples, options)
         narrator.to(device)
+        begin_together(narrator, samples, held_out)
         speed_up(narrator, learns=True)
 
         # train
-        learn(narrator, examples, options, held_out)
+        learn(narrator, examples, options, Examples(held_out, narrator))
 
         # save
         if rank()[0] == 0:

@@ -65,19 +65,23 @@ def ranks(processes: int) -> list[dict[str, str]]:
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def run_together(words, processes: int = 2, folders=None) -> list[tuple[int, str]]:
-    """Runs a command in several processes -> exit code and stderr of each.
+def start_together(*lines, folders=None) -> list[subprocess.Popen]:
+    """Start a command in several processes; each has a line of its own.
 
     folders     where each runs; default: the project's root
     """
-    folders = folders or [ROOT] * processes
-    running = [subprocess.Popen([sys.executable, *map(str, words)], cwd=folder, env=environment,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-               for environment, folder in zip(ranks(processes), folders)]
+    folders = folders or [ROOT] * len(lines)
+    return [subprocess.Popen([sys.executable, *map(str, line)], cwd=folder, env=environment,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for line, environment, folder in zip(lines, ranks(len(lines)), folders)]
+
+
+def run_together(*lines, folders=None) -> list[tuple[int, list[str]]]:
+    """The same, to their ends -> exit code and lines on stderr of each."""
     ended = []
-    for process in running:
+    for process in start_together(*lines, folders=folders):
         _, errors = process.communicate(timeout=200)
-        ended.append((process.returncode, errors))
+        ended.append((process.returncode, errors.splitlines()))
     return ended
 
 

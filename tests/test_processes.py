@@ -2,14 +2,21 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from helpers import ROOT, TOY, run_together
+from commands import train_command
+from helpers import ROOT, TOY, run_together, start_together
 from support.common import devices
+from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.common.locks import Locked, locked
+from support.engine.run import order
 from support.files.video import write_video
+from test_train import arguments, epic
 
 # ------------------------------------------------------------------ launchers
 
@@ -104,10 +111,168 @@ def test_a_bad_video_costs_no_other_one(videos, tmp_path):
     """The only video that the first process has still to do is damaged: the second one goes on."""
     line = ["data.py", "encode", *videos, "--vision", TOY / "vision", "--device", "cpu",
             "--output", tmp_path / "features"]
-    for code, errors in run_together(line):
+    for code, errors in run_together(line, line):
         assert code == 1
-        assert "Traceback" not in errors
-        assert errors.splitlines()[-1] == ("error: 1 of 4 videos could not be encoded (named "
-                                           "above); the others are done")
+        assert errors[-1] == ("error: 1 of 4 videos could not be encoded (named above); the others "
+                              "are done")
+        assert len(errors) <= 2                # and the video's name
     made = sorted(file.name for file in (tmp_path / "features").iterdir())
     assert made == ["v1.safetensors", "v2.safetensors", "v3.safetensors"]
+
+
+# ------------------------------------------------------------------ train.py
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The data set in root/, and in out/ what the command makes of it in one process: six steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    epic(folder / "root", videos=12)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", arguments(folder))
+        train_command.main()
+    assert end.value.code == 0
+    assert not list((folder / "out").glob("*-state.safetensors"))
+    return folder
+
+
+def training(whole, **given):
+    """`train.py ...` on the same data, from any folder."""
+    words = arguments(whole, **given)
+    return [ROOT / words[0], *words[1:]]
+
+
+def assert_as_in_one_process(whole, output):
+    """Losses, validation losses and weights."""
+    log = read_jsonl(output / "narrator-log.jsonl")
+    expected = read_jsonl(whole / "out" / "narrator-log.jsonl")
+    assert len(log) == len(expected) == 6
+    for row, expected_row in zip(log, expected):
+        assert row == pytest.approx(expected_row, abs=1e-6)
+    assert [row["step"] for row in log if "val_loss" in row] == [2, 5]         # after each epoch
+    weights = load_file(output / "adapter_model.safetensors")
+    for name, weight in load_file(whole / "out" / "adapter_model.safetensors").items():
+        assert torch.allclose(weight, weights[name], rtol=0, atol=1e-6), name
+
+
+def test_a_damaged_file_costs_no_steps(whole, tmp_path):
+    """Two processes on two machines that share no disk. One reads a damaged file: the other saves the
+    steps. Both go on from there, and what they train is what one process trains.
+    """
+    machines = [tmp_path / "0", tmp_path / "1"]
+    for machine in machines:
+        machine.mkdir()
+    root = tmp_path / "root"
+    epic(root, videos=12)
+    features = load_file(root / "features.safetensors")
+    of_second_process = f"train_{order(12, 4, 2, 0)[1]}"                      # at step 2
+    damaged = {name: x.clone() for name, x in features.items()}
+    damaged[of_second_process][3] = float("nan")
+    save_file(damaged, root / "features.safetensors")
+    line = training(whole, root=root, output="out", save_every=50)
+    (first, said), (second, said_by_second) = run_together(line, line, folders=machines)
+    assert (first, second) == (1, 1)
+    assert "contain NaN" in said_by_second[-1]
+    assert said[-2:] == [
+        "narrator: 2 of 6 steps are saved; the same command with --resume goes on from there",
+        "error: another process of this run cannot go on; its own message says why"]
+    assert len(said_by_second) == 1
+
+    save_file(features, root / "features.safetensors")
+    for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines):
+        assert code == 0, errors
+    assert_as_in_one_process(whole, machines[0] / "out")
+    assert not (machines[1] / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_costs_no_steps(whole, tmp_path):
+    """kill -9 of the second one: the first one saves its steps, and says one line of it. One process
+    goes on alone.
+    """
+    line = training(whole, output=tmp_path, save_every=50)
+    first, second = start_together(line, line)
+    log = tmp_path / "narrator-log.jsonl"
+    while first.poll() is None and not (log.exists() and log.read_text()):
+        time.sleep(0.005)
+    second.kill()
+    _, said = first.communicate(timeout=100)
+    second.communicate()
+    assert first.returncode == 1, said
+    saved, error = said.splitlines()[-2:]
+    assert "of 6 steps are saved" in saved
+    assert error == "error: another process of this run has ended; its own message says why"
+    assert "Traceback" not in said
+    assert not (tmp_path / "adapter_model.safetensors").exists()
+    assert subprocess.run([sys.executable, *line, "--resume"], cwd=ROOT).returncode == 0
+    assert_as_in_one_process(whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes_are_one(whole, tmp_path):
+    """Uneven shares: four processes for batches of four, then three, then one."""
+    line = training(whole, output=tmp_path, save_every=1)
+    for processes in (4, 3):
+        running = start_together(*[line] * processes)
+        steps = 2 if processes == 4 else 4
+        log = tmp_path / "narrator-log.jsonl"
+        while running[0].poll() is None and not (log.exists() and len(read_jsonl(log)) >= steps):
+            time.sleep(0.005)
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.communicate(timeout=100)
+        if processes == 4:
+            line = [*line, "--resume"]
+    assert subprocess.run([sys.executable, *line], cwd=ROOT).returncode == 0
+    assert_as_in_one_process(whole, tmp_path)
+
+
+@pytest.mark.parametrize("change, named", [
+    ({"batch": 3}, "process 1 has batch 3, and process 0 has 4"),
+    pytest.param({"root": "other"}, "process 1 has the training videos 12 of hash",
+                 marks=pytest.mark.slow),
+])
+def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, named):
+    """On both, in one line; nothing is written."""
+    if "root" in change:
+        epic(tmp_path / "other", videos=12)
+        change = {"root": tmp_path / "other"}
+        sentences = tmp_path / "other" / "annotations" / "refined_train_narrations.json"
+        sentences.write_text(sentences.read_text().replace("knife", "fork"))
+    lines = [training(whole, output=tmp_path / "out"),
+             training(whole, output=tmp_path / "out", **change)]
+    for code, errors in run_together(*lines):
+        assert code == 1
+        assert errors[-1].startswith("error: at the start, ")
+        assert named in errors[-1]
+        assert "Traceback" not in "".join(errors)
+    assert not (tmp_path / "out").exists()
+
+
+WEIGHTS = """
+import sys, torch
+from support.common.devices import rank
+from support.common.errors import command_line
+from support.common.processes import process_group
+from support.engine.run import check_weights, checksum, Run
+process, _ = rank()
+weights = {"a": torch.arange(6.), "b": torch.ones(3, 2), "c": torch.ones(2, dtype=torch.bfloat16)}
+assert checksum(weights.values()) == checksum(w.clone() for w in weights.values())
+before = checksum(weights.values())
+weights["b"][2, 1] += process * 2 ** -14
+assert (checksum(weights.values()) == before) == (process == 0)
+def main():
+    with process_group("cpu"):
+        check_weights(weights, 3)          # they differ by rounding
+        weights["a"][5] += process
+        check_weights(weights, 4)
+command_line(main)
+"""
+
+
+def test_weights_that_drift_apart_are_named():
+    for code, errors in run_together(["-c", WEIGHTS], ["-c", WEIGHTS]):
+        assert code == 1
+        assert errors == ["error: after step 4, process 1 has other weights than process 0: a has "
+                          "norm 8.12404, not 7.4162; go on from the last saved state (--resume)"]

@@ -2,9 +2,7 @@
 import json
 import math
 import shutil
-import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +18,7 @@ import train
 from narrator import load
 from commands import train_command
 from commands.train_command import Options, options_from
-from helpers import ROOT, TOY, tiny, two_ranks, video
+from helpers import TOY, tiny, video
 from streams.late import LateBatches, LateExample, memory_after
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
@@ -282,54 +280,6 @@ def arguments(folder, **given):
     given = given_for(folder, vision=str(TOY / "vision"), memory_dropout=0, lora_dropout=0,
                       epochs=2, lr=1e-4, val_limit=2, **given)
     return ["train.py", *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The data set in root/, and in out/ what the command makes of it in one process."""
-    folder = tmp_path_factory.mktemp("whole")
-    epic(folder / "root", videos=12)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(sys, "argv", arguments(folder))
-        train_command.main()
-    assert end.value.code == 0
-    assert not list((folder / "out").glob("*-state.safetensors"))
-    return folder
-
-
-def start_training(line):
-    """Two processes, as torchrun starts them."""
-    return [subprocess.Popen([sys.executable, *line], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-                             env=environment) for environment in two_ranks()]
-
-
-def test_two_processes_killed_and_resumed_are_one(whole, tmp_path):
-    """Two processes get kill -9 in the middle; two resume. Losses and weights are those of one
-    process with twice the accumulation, which was never killed.
-    """
-    line = arguments(whole, output=str(tmp_path), save_every=1)
-    processes = start_training(line)
-    state = tmp_path / "narrator-state.safetensors"
-    while processes[0].poll() is None and not state.exists():
-        time.sleep(0.005)
-    for process in processes:
-        process.kill()
-        process.communicate()
-    assert not (tmp_path / "adapter_model.safetensors").exists()
-    assert 1 <= len(losses(tmp_path)) < 6
-
-    for process in start_training([*line, "--resume"]):
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors[-2000:]
-    log = read_jsonl(tmp_path / "narrator-log.jsonl")
-    expected = read_jsonl(whole / "out" / "narrator-log.jsonl")
-    assert len(log) == len(expected) == 6
-    for row, expected_row in zip(log, expected):
-        assert row == pytest.approx(expected_row, abs=1e-4)
-    assert [row["step"] for row in log if "val_loss" in row] == [2, 5]         # after each epoch
-    weights = load_file(tmp_path / "adapter_model.safetensors")
-    for name, weight in load_file(whole / "out" / "adapter_model.safetensors").items():
-        assert torch.allclose(weight, weights[name], atol=1e-4), name
 
 
 def test_examples_read_only_their_range(tmp_path):

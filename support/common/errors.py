@@ -73,7 +73,20 @@ def command_line(main: Callable[[], None]) -> None:
                    f"use a smaller model or --dtype bfloat16")
     if message:
         print(message, file=sys.stderr)
+    if ends_at_once:
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
+
+
+# Whether a command ends without cleaning up: several processes after an error in one, because what
+# connects them can crash when Python takes it down alone.
+ends_at_once = False
+
+
+def end_at_once() -> None:
+    global ends_at_once
+    ends_at_once = True
 
 
 @contextmanager

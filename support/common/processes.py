@@ -6,12 +6,13 @@ line, and none waits for a process that is gone.
 from __future__ import annotations
 
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import cache
 from itertools import count
+from math import inf
 from typing import Any
 
 import torch
@@ -19,18 +20,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from support.common.devices import rank
-from support.common.errors import BadData
+from support.common.errors import BadData, end_at_once
 
 
 class PeerFailed(BadData):
     """Another process of the command cannot go on, and has said so."""
+    known_to_all = True
 
 
 class PeerGone(BadData):
     """Another process of the command has ended without a word."""
 
 
-LONGEST_SAVING = timedelta(seconds=60)                   # of a state, after an error
+class Different(BadData):
+    """The processes do not have in common what they must."""
+    known_to_all = True
+
+
+LONGEST_SAVING = 300.0                                   # [s] of a state, after an error
+PAUSE = 0.2                                              # [s] between two looks at the others
 
 
 @cache
@@ -43,20 +51,47 @@ def common_store() -> dist.Store:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """A context in which the processes of torchrun can exchange tensors of `device`."""
-    if rank() == (0, 1):
+    """A context in which the processes of torchrun can exchange tensors.
+
+    After an error that all know of, none leaves before the others: torchrun ends all processes as
+    soon as one has ended, and the first one may still write a state.
+    """
+    process, processes = rank()
+    if processes == 1:
         yield
         return
     backend = "gloo"
     if device.startswith("cuda"):
         torch.cuda.set_device(device)                    # this process's GPU
-        backend = "nccl"
-    process, processes = rank()
+        backend = "cpu:gloo,cuda:nccl"                   # gloo notices at once that a process died
     with peers("cannot be reached"):
         dist.init_process_group(backend, store=common_store(), rank=process, world_size=processes)
-    yield
-    # not after an error: the others may be gone, and would be waited for
+    try:
+        yield
+    except BaseException as error:
+        end_at_once()
+        if getattr(error, "known_to_all", False):
+            leave_together()
+        raise
     dist.destroy_process_group()
+
+
+def leave_together() -> None:
+    """Wait until all processes are here; torchrun's signal is not needed any more."""
+    _, processes = rank()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        common_store().add("leaving", 1)
+        wait_for("leaving", processes, LONGEST_SAVING)
+    except RuntimeError:                                 # the process that holds the store has left
+        pass
+
+
+def wait_for(key: str, number: int, longest: float = inf) -> None:
+    """Wait until a number of the store is reached."""
+    began = time.monotonic()
+    while common_store().add(key, 0) < number and time.monotonic() - began < longest:
+        time.sleep(PAUSE)
 
 
 @contextmanager
@@ -73,8 +108,7 @@ def summed(*numbers: float) -> list[float]:
     _, processes = rank()
     if processes == 1:
         return list(numbers)
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    total = torch.tensor(numbers, dtype=torch.float32, device=device)
+    total = torch.tensor(numbers, dtype=torch.float64)
     with peers():
         dist.all_reduce(total)
         return total.tolist()
@@ -91,16 +125,20 @@ def sum_tensors(tensors: list[Tensor]) -> None:
 
 def together(call: Callable, *values) -> Any:
     """call(*values) of this process. If it fails in one of the processes, all fail."""
+    _, processes = rank()
+    if processes == 1:
+        return call(*values)
     failed = None
     result = None
     try:
         result = call(*values)
-    except PeerGone:
+    except (PeerGone, PeerFailed, Different):            # all know of it
         raise
     except Exception as error:
         failed = error
     failures, = summed(failed is not None)
     if failed is not None:
+        failed.known_to_all = True
         raise failed
     if failures:
         raise PeerFailed("another process of this run cannot go on; its own message says why")
@@ -112,21 +150,26 @@ def sum_of(call: Callable, *values) -> list[float]:
     return summed(*together(call, *values))
 
 
-def leave_after_first() -> None:
-    """After an error: wait until the first process has written what it can.
-
-    torchrun ends all processes soon after one has ended.
-    """
-    process, processes = rank()
+def gathered(value: Any) -> list[Any]:
+    """The value of each process, in all processes."""
+    _, processes = rank()
     if processes == 1:
-        return
-    try:
-        if process == 0:
-            common_store().set("may leave", "")
-        else:
-            common_store().wait(["may leave"], LONGEST_SAVING)
-    except RuntimeError:                                 # the first process is gone
-        pass
+        return [value]
+    values = [None] * processes
+    with peers():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def check_equal(facts: dict[str, Any], where: str) -> None:
+    """Different, in all processes, if one has another value of something than the first one."""
+    first, *others = gathered(facts)
+    for process, of_process in enumerate(others, 1):
+        for name in first | of_process:
+            value, expected = of_process.get(name), first.get(name)
+            if value != expected:
+                raise Different(f"{where}, process {process} has {name} {value!s:.100}, and process "
+                                f"0 has {expected!s:.100}: all must have the same")
 
 
 def from_first(value: Any) -> Any:
@@ -150,7 +193,6 @@ def tensor_from_first(tensor: Tensor) -> None:
 
 # ---------------------------------------------------------------------- work in shares
 
-PAUSE = 0.2                                              # [s] between two looks at the others
 numbers = count()                                        # of what is done in shares
 
 
@@ -181,12 +223,12 @@ def in_shares(work: Callable[[], Any]) -> list[Any]:
     with peers():
         store.set(f"{name} {process}", pickle.dumps((failed is not None, result)))
         store.add(f"{name} through", 1)
-        wait_for(store, f"{name} through", processes)
+        wait_for(f"{name} through", processes)
         all_of_them = [pickle.loads(store.get(f"{name} {n}")) for n in range(processes)]
         # the first process can hold the store, so it leaves last
         store.add(f"{name} read", 1)
         if process == 0:
-            wait_for(store, f"{name} read", processes)
+            wait_for(f"{name} read", processes)
     if failed is not None:
         raise failed
     if any(others_failed for others_failed, _ in all_of_them):
@@ -194,7 +236,3 @@ def in_shares(work: Callable[[], Any]) -> list[Any]:
                          "why")
     return [given for _, given in all_of_them]
 
-
-def wait_for(store: dist.Store, key: str, number: int) -> None:
-    while store.add(key, 0) < number:
-        time.sleep(PAUSE)

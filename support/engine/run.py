@@ -6,9 +6,11 @@ No section of the paper, and nothing about narrators.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from hashlib import sha256
+from math import isclose
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
 from support.common.processes import (
-    PeerGone, from_first, leave_after_first, sum_tensors, summed, tensor_from_first, together,
+    Different, check_equal, from_first, gathered, sum_tensors, summed, tensor_from_first, together,
 )
 from support.common.progress import progress, say
 from support.engine.run_options import RunOptions
@@ -79,6 +81,52 @@ def seed_dropout(seed: int, step: int) -> None:
     torch.manual_seed((seed * 1_000_003 + step) * processes + process)
 
 
+# ------------------------------------------------------------------ several processes
+
+def checksum(weights: Iterable[Tensor]) -> int:
+    """A number that depends on each bit of the weights, and not on the device."""
+    total = 0
+    for weight in weights:
+        bits = {4: torch.int32, 2: torch.int16}[weight.element_size()]
+        total += weight.detach().contiguous().view(bits).sum(dtype=torch.int64).item()
+    return total
+
+
+def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence) -> None:
+    """All processes get the first one's trainable weights. Different if something else that they
+    must have in common is not the same: settings, videos, frozen weights.
+    """
+    _, processes = rank()
+    if processes == 1:
+        return
+    facts = {f"the setting {name} of the narrator:": value
+             for name, value in asdict(narrator.config).items()}
+    for title, videos in (("training", samples), ("validation", held_out)):
+        hashed = sha256()
+        for sample in videos:
+            hashed.update(repr((sample.name, sample.num_frames, sample.narrations)).encode())
+        facts[f"the {title} videos"] = f"{len(videos)} of hash {hashed.hexdigest()[:16]}"
+    check_equal(facts, "at the start")
+    for weight in narrator.trainable().values():
+        tensor_from_first(weight)
+    check_equal({"the weights, whose checksum is": checksum(narrator.parameters())}, "at the start")
+
+
+@torch.no_grad()
+def check_weights(parameters: dict[str, Tensor], step: int) -> None:
+    """Different if a weight's norm is not that of the first process, up to rounding: GPUs of several
+    kinds round differently.
+    """
+    norms = torch.stack([p.float().norm() for p in parameters.values()]).tolist()
+    first, *others = gathered(norms)
+    for process, of_process in enumerate(others, 1):
+        for name, norm, expected in zip(parameters, of_process, first):
+            if not isclose(norm, expected, rel_tol=1e-3):
+                raise Different(f"after step {step}, process {process} has other weights than "
+                                f"process 0: {name} has norm {norm:.6g}, not {expected:.6g}; go on "
+                                f"from the last saved state (--resume)")
+
+
 # ------------------------------------------------------------------ one training
 
 class Run:
@@ -119,6 +167,7 @@ class Run:
         optimizer.register_step_post_hook(self.after_update)
 
     def __enter__(self) -> Run:
+        check_equal(self.settings, "at the start")
         # One state for all, though the folder may be another one on each machine.
         if self.resume and from_first(self.state.exists()):
             self.read_state()
@@ -185,11 +234,9 @@ class Run:
             if self.is_first_process:
                 report_losses(self.log)
             return
-        with uninterrupted():
-            if self.is_first_process:
+        if self.is_first_process and kind is not Different:
+            with uninterrupted():
                 self.save_what_is_done()
-            if not issubclass(kind, PeerGone | KeyboardInterrupt):
-                leave_after_first()
 
     def save_what_is_done(self) -> None:
         if self.steps_done and self.steps_done != self.saved:
