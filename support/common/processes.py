@@ -78,13 +78,23 @@ def process_group(device: str) -> Iterator[None]:
 
 def leave_together() -> None:
     """Wait until all processes are here; torchrun's signal is not needed any more."""
-    _, processes = rank()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        common_store().add("leaving", 1)
-        wait_for("leaving", processes, LONGEST_SAVING)
-    except RuntimeError:                                 # the process that holds the store has left
+        meet("leaving", LONGEST_SAVING)
+    except RuntimeError:                                 # another one has not waited
         pass
+
+
+def meet(name: str, longest: float = inf) -> None:
+    """Wait for all processes, at most `longest` seconds. The first one, which can hold the store,
+    goes on last.
+    """
+    process, processes = rank()
+    common_store().add(name, 1)
+    wait_for(name, processes, longest)
+    common_store().add(f"{name}: seen", 1)
+    if process == 0:
+        wait_for(f"{name}: seen", processes, longest)
 
 
 def wait_for(key: str, number: int, longest: float = inf) -> None:
@@ -222,13 +232,9 @@ def in_shares(work: Callable[[], Any]) -> list[Any]:
         failed = error
     with peers():
         store.set(f"{name} {process}", pickle.dumps((failed is not None, result)))
-        store.add(f"{name} through", 1)
-        wait_for(f"{name} through", processes)
+        meet(f"{name} through")
         all_of_them = [pickle.loads(store.get(f"{name} {n}")) for n in range(processes)]
-        # the first process can hold the store, so it leaves last
-        store.add(f"{name} read", 1)
-        if process == 0:
-            wait_for(f"{name} read", processes)
+        meet(f"{name} read")
     if failed is not None:
         raise failed
     if any(others_failed for others_failed, _ in all_of_them):
