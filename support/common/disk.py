@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from support.common.errors import BadData, first_line, is_full
+from support.common.signatures import what_is
 
 
 @contextmanager
@@ -120,15 +121,40 @@ def write_json(path: str | Path, content) -> None:
 def read_text(path: Path) -> str:
     """UTF-8 text; BadData if there is no such file, or if it is not text."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
+        reason = "it has bytes of zero or changes of the encoding"
+        if not re.search("\0|\x1b[$][@AB()]", text):
+            return text
     except OSError as error:
         raise BadData(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        encoding = "latin1"
-        if error.object[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            encoding = "utf-16"
-        raise BadData(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); convert "
-                      f"it: iconv -f {encoding} -t utf-8 FILE > NEW") from None
+        reason = f"{error.reason} at byte {error.start}"
+    with path.open("rb") as file:
+        encoding = encoding_of(file.read(4096))
+    what = what_is(path, quotes=False)
+    if what and not encoding:
+        raise BadData(f"{path}: is no text; it {what}")
+    cure = f"convert it: iconv -f {encoding} -t utf-8 FILE > NEW"
+    if encoding is None:
+        cure = ("convert it from the encoding in which it was written, which its bytes do not "
+                "tell: iconv -f ENCODING -t utf-8 FILE > NEW")
+    raise BadData(f"{path}: is not UTF-8 text ({reason}); {cure}")
+
+
+def encoding_of(head: bytes) -> str | None:
+    """The encoding that the first bytes of a text tell, if they do."""
+    marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16",
+             b"\xfe\xff": "utf-16", b"\x84\x31\x95\x33": "gb18030"}
+    for mark, encoding in marks.items():
+        if head.startswith(mark):
+            return encoding
+    if change := re.search(rb"\x1b\$(\)C|\)A)?", head):
+        return {b")C": "iso-2022-kr", b")A": "iso-2022-cn"}.get(change[1], "iso-2022-jp")
+    # without a mark: which bytes of a character are zero, in most of a text's first ones
+    zeros = [head[place::4].count(0) > len(head) / 8 for place in range(4)]
+    return {(False, True, True, True): "utf-32le", (True, True, True, False): "utf-32be",
+            (False, True, False, True): "utf-16le",
+            (True, False, True, False): "utf-16be"}.get(tuple(zeros))
 
 
 def read_json(path: Path):
@@ -137,7 +163,9 @@ def read_json(path: Path):
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadData(f"{path}: is not JSON ({first_line(error)})") from None
+        what = what_is(path, quotes=False)
+        reason = f"; it {what}" if what else f" ({first_line(error)})"
+        raise BadData(f"{path}: is not JSON{reason}") from None
 
 
 @contextmanager

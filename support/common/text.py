@@ -3,21 +3,24 @@ secrets."""
 from __future__ import annotations
 
 import re
-import unicodedata
 from urllib.parse import unquote
+
+# line breaks of every kind, tabs and ordinary blanks
+BLANKS = re.compile(r"[ \t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
+# What terminals and pages obey instead of showing it: control characters, halves of characters,
+# and what turns the direction of the text that follows.
+OBEYED = re.compile(
+    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def one_line(text: str) -> str:
-    """Generated text for files and terminals, in one line.
+    """A text for files and terminals, in one line.
 
-    White space is collapsed; control and format characters are removed.
+    A text is its writer's: nothing but OBEYED is taken out, in no script, and BLANKS become one
+    blank. Joiners, soft hyphens, marks, emoji and other blanks are parts of words.
     """
-    characters = []
-    for character in text:
-        is_control = unicodedata.category(character).startswith("C")
-        if character.isspace() or not is_control:
-            characters.append(character)
-    return " ".join("".join(characters).split())
+    return BLANKS.sub(" ", OBEYED.sub("", text)).strip(" ")
 
 
 def without_controls(text: str) -> str:

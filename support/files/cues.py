@@ -16,18 +16,24 @@ from html import unescape
 from io import StringIO
 from pathlib import Path
 
+import regex
+
 from support.common.disk import read_text
 from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.tracks import Notes, Sentence
 
-# {\p1} and the drawing after it, {\an8}, {y:i}, <i>, <v Ann>, <00:01.5>
-MARKUP = re.compile(r"\{\\p[1-9].*|\{[^{}]*\}|</?[A-Za-z][^<>]*>|<\d[\d:.]*>")
+# {\p1} and the drawing after it, {\an8}, {y:i}, <i>, <v Ann>, <c.red>, <00:01.5>
+MARKUP = re.compile(
+    r"\{\\p[1-9].*|\{(?:\\|[A-Za-z]:)[^{}]*\}|<\d[\d:.]*>"
+    r"|</?(?i:[biscuv]|br|em|font|lang|rt|ruby|span|strong)(?:[\s./][^<>]*)?>"
+)
 # 00:00:01,500 --> 00:00:02,000 and settings. Some write another arrow, or begin before time 0
 TIMES = re.compile(r"\s*(-?[\d:.,]+)\s*(?:-+>|→)\s*([\d:.,]+)(?:\s.*)?")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
-END_OF_SENTENCE = re.compile(r"""[.!?…。！？]['")\]’”»]*$""")
+# in any script (Unicode's Sentence_Terminal), and quotes and brackets after it
+END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}'"]*$""")
 
 
 def read_cues(path: Path, notes: Notes) -> list[Sentence]:
@@ -86,7 +92,7 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
     cues = []                                  # (end, lines)
     in_cue = False
     for number, line in enumerate(lines, 1):
-        text = line.strip()
+        text = line.strip(" \t")
         next_line_has_times = number < len(lines) and has_times(lines[number])
         if has_times(line):
             cues.append((end_of_cue(line, f"{path}, line {number}"), []))
@@ -97,7 +103,7 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
             in_cue = False                     # a number without an empty line before it
         elif in_cue:
             with_breaks = re.sub(r"\\[Nnh]", " ", MARKUP.sub("", text))
-            cues[-1][1].append(unescape(with_breaks).strip())
+            cues[-1][1].append(unescape(with_breaks).strip(" \t"))
         elif text and not is_vtt and not next_line_has_times:
             raise BadData(f"{path}, line {number}: expected a cue's number and times, "
                           f"not {line[:60]!r}; is there an empty line inside a text?")

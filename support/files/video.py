@@ -27,6 +27,7 @@ from av.video.reformatter import VideoReformatter
 from support.common.disk import replacing
 from support.common.errors import BadData
 from support.common.progress import say
+from support.common.signatures import codec_of, what_is
 from support.common.text import without_secrets
 from support.files.clock import Decoded, presented
 
@@ -46,6 +47,8 @@ ENCODER = "libx264"
 COPY_SIZE = 480
 COPY_RATE = 25
 COPY_CRF = 30
+# of a playlist without its last line: all of it, until it has been asked in vain so often for more
+PLAYLIST_OPTIONS = {"live_start_index": "0", "m3u8_hold_counters": "2"}
 PIPE_OR_URL = re.compile(r"(?is)-|https?://.*")
 
 
@@ -93,7 +96,8 @@ class Video:
         pictures = self._decode()
         first = list(islice(pictures, 16))     # these show the size and the clock
         if not first:
-            cure = "damaged? get the file again"
+            what = what_is(path)
+            cure = f"it {what}" if what else "damaged? get the file again"
             if is_pipe_or_url(str(path)):      # FFmpeg cannot go back in it
                 cure = ("if it is an .mp4 whose index stands at its end, give the file itself, or "
                         "rewrite it (ffmpeg -i IN -c copy -movflags +faststart OUT)")
@@ -124,6 +128,9 @@ class Video:
         """
         assert not self._read, "a video is read once; open it again"
         self._read = True
+        if self._container.format.name == "hls" and self._container.duration is None:
+            say(f"{self.name}: the playlist has no end (#EXT-X-ENDLIST); it is read from its first "
+                f"segment until no more are added to it")
         reformatter = VideoReformatter()
         index = 0                              # of the next frame to give; its time is index / fps
         with self._container:
@@ -243,7 +250,7 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
     """
     source = str(path)
     name = without_secrets(source)
-    options = options or {}
+    options = PLAYLIST_OPTIONS | (options or {})
     timeout = None                             # whoever writes into a pipe may rest
     if source == "-":
         file = "pipe:0"
@@ -261,8 +268,10 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         # a tag that is not UTF-8 must not stop us
         return av.open(file, options=options, timeout=timeout, metadata_errors="replace")
     except av.FFmpegError as error:
+        what = what_is(path)
         hint = "check the address" if "://" in name else "truncated? not a video?"
-        raise BadData(f"{name}: cannot be opened as a video ({error.strerror}); {hint}") from error
+        reason = f": it {what}" if what else f" ({error.strerror}); {hint}"
+        raise BadData(f"{name}: cannot be opened as a video{reason}") from error
 
 
 def video_stream(container, name: str, threads: str):
@@ -276,6 +285,10 @@ def video_stream(container, name: str, threads: str):
     # an attached picture is the cover of an audio file
     if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
         raise BadData(f"{name}: has no video stream (audio or subtitles only); give a video file")
+    if stream.codec_context is None:
+        codec = codec_of(container.name.removeprefix("file:")) or "whose name is not known"
+        raise BadData(f"{name}: this FFmpeg has no decoder for its video (codec {codec}); the file "
+                      f"may be whole: convert it by a program that plays it")
     stream.thread_type = threads
     return stream
 

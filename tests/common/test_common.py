@@ -2,12 +2,15 @@
 options, texts."""
 import argparse
 import errno
+import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
+import unicodedata
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,7 +31,7 @@ from support.common.options import (
     non_negative, non_negative_int, positive_float, positive_int,
 )
 from support.common.progress import progress
-from support.common.text import without_secrets
+from support.common.text import one_line, without_secrets
 
 
 # ---------------------------------------------------------------------- how commands end
@@ -184,11 +187,57 @@ def test_what_json_may_hold(tmp_path):
         assert read_jsonl(tmp_path / "a.jsonl") == rows
 
 
-@pytest.mark.parametrize("encoding, named", [("latin1", "latin1"), ("utf-16", "utf-16")])
-def test_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path, encoding, named):
-    (tmp_path / "a.srt").write_text("Öffne.", encoding=encoding)
-    with pytest.raises(BadData, match=f"is not UTF-8 .*: iconv -f {named} -t utf-8 FILE > NEW"):
-        read_text(tmp_path / "a.srt")
+TEXTS = ["You wash it.", "Öffne – “café”, 5 €.", "Ты моешь красную чашку.", "赤いカップを洗う。", "لا تغسل.",
+         "ご飯", "설거지를 한다."]
+ENCODINGS = ["latin1", "cp1252", "cp1251", "koi8-r", "shift_jis", "euc-jp", "iso-2022-jp", "gb18030",
+             "big5", "euc-kr", "iso-2022-kr", "cp1256", "utf-16", "utf-16-le", "utf-16-be", "utf-32",
+             "utf-32-le", "utf-32-be"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_no_text_is_garbled(tmp_path, encoding):
+    """A text in another encoding is refused, and if the line names an encoding, it is the right one:
+    decoded by it, the text is there."""
+    for text in TEXTS:
+        cue = f"1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
+        try:
+            content = cue.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        (tmp_path / "a.srt").write_bytes(content)
+        try:
+            assert read_text(tmp_path / "a.srt") == cue
+        except BadData as error:
+            named = re.search("iconv -f ([a-z0-9-]+) -t utf-8", str(error))
+            assert named is None or content.decode(named[1]) == cue
+            assert named or "iconv -f ENCODING" in str(error) and not encoding.startswith("utf")
+            assert "\n" not in str(error)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    for content, words in ((gzip.compress(b"x"), "is no text; it is compressed"),
+                           (b"<html>\xff", "is no text; it is a web page"),
+                           (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte")):
+        (tmp_path / "a.json").write_bytes(content)
+        with pytest.raises(BadData, match=re.escape(words)):
+            read_json(tmp_path / "a.json")
+    for content, words in ((b"<html>", "is not JSON; it is a web page"), (b"[1", "is not JSON (")):
+        (tmp_path / "a.json").write_bytes(content)
+        with pytest.raises(BadData, match=re.escape(words)):
+            read_json(tmp_path / "a.json")
+
+
+def test_what_is_taken_out_of_a_text():
+    """Of all characters, those that terminals obey, and no other; line breaks become blanks."""
+    for code in range(0x110000):
+        character = chr(code)
+        bidirectional = 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
+        expected = f"a{character}b"
+        if character == " " or len(f"a{character}b".splitlines()) > 1 or character in "\t\x1f":
+            expected = "a b"
+        elif unicodedata.category(character) in ("Cc", "Cs") or bidirectional:
+            expected = "ab"
+        assert one_line(expected) == one_line(f"a{character}b") == expected, hex(code)
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "100%", "..", "厨" * 60, "厨/" * 40])

@@ -256,6 +256,26 @@ def test_one_wrong_time_moves_its_picture_alone(tmp_path, name, seconds):
     assert (video.damaged, video.gaps) == (0, [])
 
 
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("has_end", [True, False])
+def test_all_of_a_playlist(tmp_path, capsys, has_end, grows):
+    """From its first segment, with or without its last line, and what is added meanwhile."""
+    path = record(tmp_path / "a.m3u8", steady(60, 10), bframes=0, gop=10, container="hls",
+                  options={"hls_time": "1", "hls_list_size": "0"})
+    whole = path.read_text()
+    lines = whole.removesuffix("#EXT-X-ENDLIST\n").split("#EXTINF")
+    text = "#EXTINF".join(lines[:4]) if grows else "#EXTINF".join(lines)
+    path.write_text(text + "#EXT-X-ENDLIST\n" * (has_end and not grows))
+    numbers = []
+    for picture in Video(path, 10):
+        numbers.append(number(picture))
+        if grows and len(numbers) == 15:
+            path.write_text(whole if has_end else "#EXTINF".join(lines))
+    assert numbers == list(range(60))
+    err = capsys.readouterr().err
+    assert err.count("\n") == err.count("the playlist has no end") == (grows or not has_end)
+
+
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
 def test_a_slide_show_with_pictures_minutes_apart(tmp_path, name):
     times = [0, 200, 900, 1000, 1001]
@@ -519,9 +539,9 @@ def write_diary(path: Path) -> None:
 @pytest.mark.parametrize("name, make, message", [
     ("gone.mp4", lambda path: None, "no such file"),
     ("folder", Path.mkdir, r"folder is a folder; give its videos, as in .*folder/\*.mp4"),
-    ("cut.mp4", write_without_index, r"cannot be opened.*truncated\?"),
-    ("empty.mp4", Path.touch, "cannot be opened"),
-    ("text.mp4", write_diary, "cannot be opened"),
+    ("cut.mp4", write_without_index, "cannot be opened as a video: it is cut off"),
+    ("empty.mp4", Path.touch, "cannot be opened as a video: it is empty"),
+    ("text.mp4", write_diary, "cannot be opened as a video: it is text, and begins with 'dear"),
     ("text.txt", write_diary, "text file"),
     ("pipe.mp4", os.mkfifo, "no such file"),
     ("hollow.mp4", write_hollow, "not one picture"),
