@@ -263,8 +263,8 @@ class ScalarGate(CLAM):
 
 
 class DeltaNet(CLAM):
-    """The delta rule (Yang et al., 2024, arXiv 2406.06484): what the state holds at a key is erased,
-    and the new value written there. Per head, with keys of norm 1,
+    """The delta rule (Yang et al., 2024, arXiv 2406.06484): what the state holds at a key is
+    erased, and the new value written there. Per head, with keys of norm 1,
 
         S_j = S_{j-1} + beta_j k_j^T (v_j - k_j S_{j-1})        beta = sigmoid(W_beta x + b)
 
@@ -311,9 +311,10 @@ class DeltaNet(CLAM):
         """L tokens at once, CHUNK by CHUNK: x [B, L, D], state [B, h, c, e] -> the new state.
 
         What each token writes depends on what those before it wrote: in a chunk, with gamma_i the
-        product of alpha_1 to alpha_i, the u_i = beta_i (v_i - k_i alpha_i S_{i-1}) solve
+        product of alpha_1 to alpha_i and S the state before the chunk, the
+        u_i = beta_i (v_i - k_i alpha_i S_{i-1}) solve
 
-            u_i + beta_i sum_{j < i} (gamma_i / gamma_j) (k_i k_j) u_j = beta_i (v_i - gamma_i k_i S)
+            u_i + beta_i sum_{j < i} gamma_i / gamma_j (k_i k_j) u_j = beta_i (v_i - gamma_i k_i S)
 
         and then S <- gamma_C S + sum_j (gamma_C / gamma_j) k_j^T u_j.
         """

@@ -57,7 +57,8 @@ def test_the_answer_is_what_was_shown_last(world):
 def test_one_in_eight_can_be_guessed():
     """All things come last equally often, whatever the thing before and the times are."""
     _, things, _ = drawn(BASE, 4000)
-    share = torch.bincount(things[:, -1].flatten(), minlength=THINGS + 1)[1:] / things[:, -1].numel()
+    last = things[:, -1].flatten()
+    share = torch.bincount(last, minlength=THINGS + 1)[1:] / len(last)
     assert torch.allclose(share, torch.full((THINGS,), 1 / THINGS), atol=0.01)
 
 
@@ -159,7 +160,7 @@ def few(monkeypatch, tmp_path):
     file = tmp_path / "overwriting.jsonl"
     arms = {"delta, place": Arm("delta", "place"), "clam, mimetic": Arm("clam", "mimetic")}
     for name, value in {"FILE": file, "ARMS": arms, "SWEPT": ["delta, place"], "BASE": TINY,
-                        "COMPARED": [], "WORLDS": {"tiny": TINY}, "RATES": (0.003,), "TRIAL": 3,
+                        "COMPARED": [], "NOT_YET_FLAT": [], "WORLDS": {"tiny": TINY}, "RATES": (0.003,), "TRIAL": 3,
                         "LONG": 2, "SHORT": 1, "SEEDS": (0,)}.items():
         monkeypatch.setattr(overwriting, name, value)
     return file
