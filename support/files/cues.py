@@ -2,8 +2,8 @@
 
     cue     a text that is on screen from one time to another. As a narration it is placed at its
             end, as stream.py does
-    .csv    rows time,text. A first line that names the columns is optional. Times are seconds or
-            h:m:s
+    .csv    rows time,text, or start,end,text. Without a first line that names the columns, other
+            tables are refused. Times are seconds or h:m:s
 
 Corrections are counted in Notes (tracks.py). Other errors raise BadData with file and line.
 """
@@ -20,6 +20,7 @@ import regex
 
 from support.common.disk import read_text
 from support.common.errors import BadData
+from support.common.signatures import what_is
 from support.common.text import one_line
 from support.files.tracks import Notes, Sentence
 
@@ -32,6 +33,21 @@ MARKUP = re.compile(
 TIMES = re.compile(r"\s*(-?[\d:.,]+)\s*(?:-+>|→)\s*([\d:.,]+)(?:\s.*)?")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
+# what the text of subtitles of other kinds begins with
+OTHER_KINDS = {
+    r"\[Script Info\]|Dialogue:|\[V4": "SubStation Alpha (.ass)",
+    r"\d+:\d\d:\d\d\.\d{3},\d+:\d\d:\d\d\.\d{3}\s": "YouTube's (.sbv)",
+    r"\[INFORMATION\]|\d\d:\d\d:\d\d\.\d\d,\d\d:": "SubViewer (.sub)",
+    r"\{\d+\}\{\d*\}": "MicroDVD (.sub), which counts frames",
+    r"\[\d+\]\[\d*\]": "MPL2 (.txt)",
+    r"\[(?:ti|ar|al|by|la|re|ve|offset|length):|\[\d+:\d\d[.:]\d+\]|\[\d+:\d\d\]": "lyrics (.lrc)",
+    r"<SAMI": "SAMI (.smi)",
+    r"<\?xml|<tt[\s>]|<transcript|<timedtext": "XML (.ttml)",
+    r"Scenarist_SCC": "Scenarist's (.scc)",
+    r"# VobSub": "the index of pictures (.idx)",
+    r"\d\d:\d\d:\d\d:": "TMPlayer (.txt)",
+    r"[{[]\s*[\"{\[]": "JSON (.json)",
+}
 # in any script (Unicode's Sentence_Terminal), and quotes and brackets after it
 END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}'"]*$""")
 
@@ -87,7 +103,8 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         lines = lines[::2]
     is_vtt = lines[0].startswith("WEBVTT")
     if path.suffix.lower() == ".vtt" and not is_vtt:
-        raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT")
+        kind = other_kind("\n".join(lines), path) or "is it an .srt file?"
+        raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT; {kind}")
 
     cues = []                                  # (end, lines)
     in_cue = False
@@ -105,8 +122,11 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
             with_breaks = re.sub(r"\\[Nnh]", " ", MARKUP.sub("", text))
             cues[-1][1].append(unescape(with_breaks).strip(" \t"))
         elif text and not is_vtt and not next_line_has_times:
+            hint = "is there an empty line inside a text?"
+            if not cues:
+                hint = other_kind("\n".join(lines), path) or "it is no SubRip file"
             raise BadData(f"{path}, line {number}: expected a cue's number and times, "
-                          f"not {line[:60]!r}; is there an empty line inside a text?")
+                          f"not {line[:60]!r}; {hint}")
 
     shown = []
     texts = []
@@ -119,6 +139,17 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         texts.append((end, " ".join(fresh)))
         shown = lines
     return texts
+
+
+def other_kind(text: str, path: Path) -> str | None:
+    """What subtitles of another kind are, and what to do; None if that is not known."""
+    if what := what_is(path, quotes=False):
+        return f"it {what}"
+    for pattern, kind in OTHER_KINDS.items():
+        if re.match(rf"\s*{pattern}", text):
+            return (f"it is no SubRip file, but {kind}; convert it by a subtitle editor, or, of "
+                    f".ass, .lrc, .scc, .smi and .sub, by ffmpeg -i FILE NEW.srt")
+    return None
 
 
 def has_times(line: str) -> bool:
@@ -147,40 +178,74 @@ def end_of_cue(line: str, place: str) -> float:
 
 
 def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
-    """(time, text) of the rows of a .csv file.
+    """(time, text) of the rows of a .csv file, whatever separates its cells.
 
     The first line may name the columns: "time" (or "end") and "text" are read, others ignored.
-    Without such a line, the columns are time and text.
+    Without such a line there are two columns, time and text, or three, of which the second is a
+    time, too: as in start,end,text.
     """
     content = read_text(path)
-    # the separator follows the first cell, which may be a time with a decimal comma
-    match = re.match(r'"?[\w:.]*(?:,\d+(?=[;\t]))?"?\s*([,;\t])', content.lstrip())
-    separator = match[1] if match else ","
+    rows = read_rows(path, content, separator_of(path, content))
+    if not rows:
+        return []
+    names = [cell.strip().lower() for cell in rows[0][1]]
+    columns = len(names)
+    time_name = "time" if "time" in names else "end"
+    time_column, text_column = columns - 2, columns - 1
+    if time_name in names and "text" in names:
+        time_column, text_column = names.index(time_name), names.index("text")
+        rows = rows[1:]
+    elif columns > 2:
+        times = [n for n in range(columns) if all(is_time(row[n:]) for _, row in rows)]
+        if columns > 3 or times != [0, 1]:
+            given = ["other"] * columns
+            lengths = [sum(len(row[n]) for _, row in rows if n < len(row)) for n in range(columns)]
+            given[max([n for n in times if n < columns - 1], default=0)] = "time"
+            others = set(range(columns)) - set(times) or {columns - 1}
+            given[max(others, key=lengths.__getitem__)] = "text"
+            raise BadData(f"{path}: its first line does not name its {columns} columns, and what "
+                          f"they are cannot be known; add one, such as {','.join(given)} (with the "
+                          f"separator of the file; sentences with it stand in quotes)")
+
+    texts = []
+    for line, row in rows:
+        if len(row) != columns or columns < 2 or not is_time(row[time_column:]):
+            raise BadData(f"{path}, line {line}: expected time,text: a time in seconds or h:m:s, "
+                          f"and a sentence (in quotes, if it has commas); or a first line that "
+                          f"names the columns time and text")
+        texts.append((read_clock(row[time_column]), row[text_column]))
+    if texts and all(is_time([text]) for _, text in texts):
+        raise BadData(f"{path}: the sentences are numbers; which column is the text? A first line "
+                      f"can name the columns time and text")
+    return texts
+
+
+def is_time(cells: list[str]) -> bool:
+    """Whether there is a first cell, and a time in it."""
+    return bool(cells) and read_clock(cells[0]) is not None
+
+
+def separator_of(path: Path, content: str) -> str:
+    """What separates the cells of a table: of each row equally many, with a time in the last row.
+    """
+    for separator in "\t;,|":
+        try:
+            rows = [row for _, row in read_rows(path, content, separator)]
+        except BadData:
+            continue
+        widths = {len(row) for row in rows}
+        if len(widths) == 1 and min(widths) > 1 and any(is_time([cell]) for cell in rows[-1]):
+            return separator
+    # the one after the first cell, which may be a time with a decimal comma
+    match = re.match(r'"?[\w:.]*(?:,\d+(?="?[;\t]))?"?\s*([,;\t])', content.lstrip())
+    return match[1] if match else ","
+
+
+def read_rows(path: Path, content: str, separator: str) -> list[tuple[int, list[str]]]:
+    """(line, cells) of the rows of a table that are not empty."""
     # strict: an unbalanced quote is an error, and does not take in the lines that follow
-    reader = csv.reader(StringIO(content), delimiter=separator, strict=True)
-    time_column, text_column = 0, 1
-    columns = None                             # how many there are
-    rows = []
+    reader = csv.reader(StringIO(content), delimiter=separator, strict=True, skipinitialspace=True)
     try:
-        for row in reader:
-            names = [cell.strip().lower() for cell in row]
-            if not any(names):
-                continue
-            place = f"{path}, line {reader.line_num}"
-            if columns is None:
-                columns = len(row)
-                time_name = "time" if "time" in names else "end"
-                if time_name in names and "text" in names:
-                    time_column, text_column = names.index(time_name), names.index("text")
-                    continue
-            time = None
-            if len(row) == columns and columns > 1:
-                time = read_clock(row[time_column])
-            if time is None:
-                raise BadData(f"{place}: expected time,text: a time in seconds or h:m:s, and a "
-                              f"sentence (in quotes, if it has commas); or a first line that names "
-                              f"the columns time and text")
-            rows.append((time, row[text_column]))
+        return [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise BadData(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
-    return rows

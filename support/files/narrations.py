@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
+from support.common.text import one_line
 from support.files.cues import read_cues
 from support.files.tracks import Notes, Sentence
 
@@ -157,6 +158,16 @@ def rows_of_video(content) -> list | None:
     return None
 
 
+def rows_of_file(content, path: Path) -> list:
+    """The narrations in a JSON file of one video; BadData says what the file has instead."""
+    rows = rows_of_video(content)
+    if rows is None:
+        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
+        raise BadData(f'{path}: expected a list of {{"time": seconds, "text": str}}, alone or as '
+                      f'"narrations" or "segments"; it has {keys[:100] or "nothing"}')
+    return rows
+
+
 def to_sentences(rows, where: str) -> list[Sentence]:
     """[{"time": seconds, "text": str, "memory": [words]}, ...] -> sentences, sorted by time.
 
@@ -171,9 +182,10 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         text = fields.get("text")
         memory = fields.get("memory", [])
         if not (is_number(time) and isinstance(text, str) and is_list_of(memory, str)):
+            there = f"its keys are {', '.join(fields)}" if fields else f"not {str(row)[:60]}"
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
-                          f'and perhaps "memory": [words], not {str(row)[:60]}')
-        sentences.append(Sentence(float(time), text, tuple(memory)))
+                          f'(or "end", "timestamp") and perhaps "memory": [words]; {there[:100]}')
+        sentences.append(Sentence(float(time), one_line(text), tuple(memory)))
     return sorted(sentences, key=lambda sentence: sentence.time)
 
 

@@ -28,7 +28,7 @@ from support.common.errors import BadData
 from support.files.cues import read_cues, whole_sentences
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
-from support.files.narrations import rows_of_video, to_sentences
+from support.files.narrations import rows_of_file, to_sentences
 from support.files.tracks import Notes, Sentence, frame_at, one_frame_each
 
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv",
@@ -152,7 +152,7 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
     Raises BadData naming the entry or the line that is wrong.
     """
     if path.suffix.lower() == ".json":
-        narrations = to_sentences(rows_of_video(read_json(path)), str(path))
+        narrations = to_sentences(rows_of_file(read_json(path), path), str(path))
         if narrations and narrations[0].time < 0:
             raise BadData(f"{path}: {narrations[0].time:g} s is before the start of the video")
         sentences = whole_sentences(narrations, notes)

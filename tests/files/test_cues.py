@@ -1,0 +1,210 @@
+"""support/files/cues.py and narrations.py: tables of every form, texts of every script, and subtitles and
+transcripts of other programs."""
+import csv
+import io
+import json
+import random
+import re
+
+import pytest
+
+from streams.inputs import Input
+from streams.subtitles import Writers
+from support.common.errors import BadData
+from support.files.cues import read_cues
+from support.files.narrations import read_predictions
+from support.files.own_videos import read_sentences
+from support.files.tracks import Notes
+
+TEXTS = ["You fill the rack.", "You cut, then stir; or not.", 'You say "go!"', "You wash 3 cups|pans.",
+         "Вы режете лук."]
+ROWS = [(1.5 * n, 1.5 * n + 1, text) for n, text in enumerate(TEXTS)]
+
+
+def clock(seconds: float, comma: bool) -> str:
+    text = f"{int(seconds) // 3600:02}:{int(seconds) // 60 % 60:02}:{seconds % 60:06.3f}"
+    return text.replace(".", ",") if comma else text
+
+
+TIMES = {"seconds": str, "six digits": "{:.6f}".format, "clock": lambda x: clock(x, False),
+         "decimal comma": lambda x: str(x).replace(".", ","), "clock, comma": lambda x: clock(x, True)}
+
+
+def table(rows, separator: str, quoting=csv.QUOTE_MINIMAL) -> str:
+    file = io.StringIO()
+    csv.writer(file, delimiter=separator, quoting=quoting, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def read(path, content: str):
+    path.write_text(content, encoding="utf-8")
+    return [(sentence.time, sentence.text) for sentence in read_cues(path, Notes())]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("time", TIMES)
+def test_tables_without_a_head(tmp_path, separator, time):
+    """Two columns, or three of which the second is a time; with blanks behind separators, in quotes."""
+    form = TIMES[time]
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        for cells in (lambda a, b, text: [form(b), text], lambda a, b, text: [form(a), form(b), text],
+                      lambda a, b, text: [int(a), form(b), text]):
+            content = table([cells(*row) for row in ROWS], separator, quoting)
+            expected = [(end, text) for _, end, text in ROWS]
+            assert read(tmp_path / "a.csv", content) == expected
+            if quoting == csv.QUOTE_ALL:
+                spaced = content.replace(f'"{separator}"', f'"{separator} "')
+                assert read(tmp_path / "a.csv", spaced) == expected
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_columns_that_nobody_can_know_are_asked_for(tmp_path, separator):
+    """More columns, or three of another kind: refused, with a head to add; with it, all is read."""
+    for cells in (lambda n, a, b, text: [n, a, b, text], lambda n, a, b, text: [b, text, "left"],
+                  lambda n, a, b, text: [b, "me", text], lambda n, a, b, text: ["me", b, text],
+                  lambda n, a, b, text: [n, a, b, "me", text]):
+        rows = [cells(n, *row) for n, row in enumerate(ROWS)]
+        with pytest.raises(BadData, match="its first line does not name its .* columns") as error:
+            read(tmp_path / "a.csv", table(rows, separator))
+        names = re.search("such as ([a-z,]+)", str(error.value))[1].split(",")
+        right = ["time" if cell == ROWS[0][1] else "text" if cell == TEXTS[0] else "other"
+                 for cell in rows[0]]
+        assert names == right
+        assert read(tmp_path / "a.csv", table([right, *rows], separator)) == [(end, text) for _, end, text in ROWS]
+
+
+@pytest.mark.parametrize("content", [
+    "0.5,2.0\n2.0,4.0\n", "0:01;0:02\n", "1,5\n", "time,text\n1,2\n3,4\n"])
+def test_numbers_are_no_sentences(tmp_path, content):
+    with pytest.raises(BadData, match="the sentences are numbers"):
+        read(tmp_path / "a.csv", content)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_table_is_read_or_refused(tmp_path, seed):
+    """Cells of every kind, in rows that may not match."""
+    rng = random.Random(seed)
+    cells = ["", "1", "2.5", "0:01", "1,5", "x", "You sit.", '"', '"a, b"', "time", "text", "end", " "]
+    for _ in range(300):
+        separator = rng.choice(",;\t|")
+        content = "\n".join(separator.join(rng.choices(cells, k=rng.randint(1, 4)))
+                            for _ in range(rng.randint(0, 4)))
+        try:
+            sentences = read(tmp_path / "a.csv", content)
+        except BadData as error:
+            assert "\n" not in str(error)
+        else:
+            assert not sentences or any(re.search("[a-z]", text) for _, text in sentences), content
+
+
+# ------------------------------------------------------------------------------ texts
+
+SCRIPTS = [
+    "دست را می\u200cشویید.",                    # Persian: a joiner inside a word
+    "आप क\u094d\u200dष काटते हैं।",                # Hindi, with its own full stop
+    "അവന\u0d4d\u200d വന്നു.", "你洗红色的杯子。", "빨간 컵을 씻는다.", "あなたは「洗う」。",
+    "Ты моешь чашку!", "אתה שוטף כוס?", "คุณล้างถ้วย.", "আপনি ধোয়।", "تم دھوتے ہو۔", "እርስዎ ይታጠባሉ።",
+    "Դու լվանում ես։", "អ្នកលាង។", "सः गच्छति॥",
+    "You open the re\u00adfrigerator.",         # a soft hyphen
+    "Vous dites\u202f: «\u00a0non\u00a0».", "Zoë cuts the cre\u0300me bru\u0302le\u0301e.",
+    "You cook \U0001f469\u200d\U0001f373 with \u2764\ufe0f and \U0001f44d\U0001f3fd.",
+    "You wave \U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f.",
+    "\u200fאתה \u200eA\u200f שוטף.", "You take 2\u2009ml\u3000now.", "You use \ue000 and \U0001fae8.",
+    "葛\U000e0100飾区で洗う。", "You press <Enter>, {x} and a < b > c.",
+]
+
+
+def written(path, text: str) -> None:
+    """A file of one narration at 2 s, by the ending of its name."""
+    cue = f"00:00:01.000 --> 00:00:02.000\n{text}\n"
+    rows = [{"time": 2.0, "text": text}]
+    contents = {".srt": f"1\n{cue}", ".vtt": f"WEBVTT\n\n{cue}", ".csv": table([[2, text]], ","),
+                ".json": json.dumps({"narrations": rows}, ensure_ascii=False),
+                ".jsonl": json.dumps(rows[0])}
+    path.write_text(contents[path.suffix], encoding="utf-8")
+
+
+@pytest.mark.parametrize("ending", [".srt", ".vtt", ".csv", ".json", ".jsonl"])
+def test_texts_of_all_scripts_are_read_as_they_were_written(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    for text in SCRIPTS:
+        written(path, text)
+        sentence, = read_predictions(path)["a"]
+        assert sentence.text == text
+        if ending != ".jsonl":
+            sentence, = read_sentences(path, Notes())
+            assert sentence.text == text
+            written(path, f"\u202e {text}\x1b\x9b\u2066")
+            sentence, = read_sentences(path, Notes())
+            assert sentence.text == text
+
+
+def test_texts_of_all_scripts_are_written_as_they_are(tmp_path):
+    """And read again, from each file."""
+    files = {form: str(tmp_path / f"a.{form}") for form in ("jsonl", "srt", "vtt")}
+    with Writers(Input("a.mp4", "", files)) as writers:
+        for n, text in enumerate(SCRIPTS):
+            writers.sentence({"n": n, "start": n, "end": n + 1.0, "text": text})
+    for form in files:
+        sentences = read_predictions(tmp_path / f"a.{form}")["a"]
+        assert [sentence.text for sentence in sentences] == SCRIPTS
+
+
+# ------------------------------------------------------------------------------ other programs
+
+CUES = [("0:00:00.50", "0:00:02.00"), ("0:00:02.00", "0:00:04.00")]
+OTHER = {
+    ".ass": "[Script Info]\nScriptType: v4.00+\n\n[Events]\nDialogue: 0,0:00:00.50,0:00:02.00,A,,0,0,0,,Hi.\n",
+    ".sbv": "0:00:00.500,0:00:02.000\nYou fill.\n\n0:00:02.000,0:00:04.000\nYou sit.\n",
+    ".sub": "{1}{1}25\n{12}{50}You fill.\n",
+    "SubViewer": "[INFORMATION]\n[TITLE]\n00:00:01.00,00:00:02.00\nYou fill.\n",
+    "MPL2": "[10][20]You fill.\n",
+    ".lrc": "[ti:Kitchen]\n[00:01.50]You fill.\n",
+    "lyrics": "[00:01.50]You fill.\n[00:03.00]You sit.\n",
+    ".smi": "<SAMI><BODY><SYNC Start=100><P>You fill.</BODY></SAMI>",
+    ".ttml": "<?xml version='1.0'?><tt xmlns='http://www.w3.org/ns/ttml'><body/></tt>",
+    "XML": "<transcript><text start='1'>You fill.</text></transcript>",
+    ".scc": "Scenarist_SCC V1.0\n\n00:00:00:00\t9420 94ae\n",
+    "TMPlayer": "00:00:01:You fill.\n00:00:02:You sit.\n",
+    "JSON": '{"segments": [{"start": 1, "end": 2, "text": "You fill."}]}',
+    "web page": "<!DOCTYPE html>\n<html>",
+    "Git LFS": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+    "no SubRip": "You fill the rack.\nYou sit.\n",
+}
+
+
+@pytest.mark.parametrize("ending", [".srt", ".vtt"])
+@pytest.mark.parametrize("kind", OTHER)
+def test_subtitles_of_another_kind_are_named(tmp_path, kind, ending):
+    (tmp_path / f"a{ending}").write_text(OTHER[kind])
+    kind = "SubRip|srt" if kind == "no SubRip" else re.escape(kind)
+    with pytest.raises(BadData, match=f"line 1: .*(it is|is it) .*{kind}") as error:
+        read_cues(tmp_path / f"a{ending}", Notes())
+    assert "empty line" not in str(error.value)
+
+
+S = "You fill the rack."
+
+
+@pytest.mark.parametrize("content, keys", [
+    ({"transcription": [{"offsets": {"from": 500, "to": 2000}, "text": S}]}, ["transcription"]),
+    ({"text": S, "chunks": [{"timestamp": [0.5, 2.0], "text": S}]}, ["text", "chunks"]),
+    ({"events": [{"tStartMs": 500, "segs": [{"utf8": S}]}]}, ["events"]),
+    ({"results": {"channels": []}, "metadata": {}}, ["results", "metadata"]),
+    ({"utterances": [{"start": 500, "end": 2000, "text": S}]}, ["utterances"]),
+    ({"monologues": []}, ["monologues"]),
+    ([{"start": 0.5, "duration": 1.5, "text": S}], ["start, duration, text"]),
+    ([{"end": 2.0, "transcript": S}], ["end, transcript"]),
+    ({"segments": [{"start": 0.5, "words": []}]}, ["start, words"]),
+    ([[0.5, S]], ["[0.5"]),
+    ({}, ["nothing"]),
+    (S, ["str"]),
+    (None, ["NoneType"]),
+])
+def test_transcripts_of_other_programs_are_told_what_is_read(tmp_path, content, keys):
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(BadData) as error:
+        read_sentences(tmp_path / "a.json", Notes())
+    message = str(error.value)
+    assert all(key in message for key in keys), message
+    assert '"time"' in message and '"text"' in message and "\n" not in message
