@@ -159,7 +159,7 @@ class Claim(NamedTuple):
     """Two rows whose difference in a column, first - second, is shown with its interval."""
     first: str                                 # labels of rows
     second: str
-    column: str                                # header of a column, of a measure in runs.EACH
+    column: str                                # header of a column
 
 
 class Table(NamedTuple):
@@ -170,6 +170,7 @@ class Table(NamedTuple):
     rows: list[Row]
     seeds: int = 1
     claims: list[Claim] = []
+    percent: int = 95                          # of the claims' intervals
 
 
 def columns_of(entries: list) -> list[Column]:

@@ -9,8 +9,8 @@ several. GMACs are of 240 frames, the cache is that after 480 (`experiments.cost
 import numpy as np
 
 from experiments.paper import TABLES, Claim, Column, Row, Table
-from experiments.runs import experiments_of, result
-from support.common.intervals import ConfidenceInterval, compare_means
+from experiments.runs import EACH, experiments_of, result
+from support.common.intervals import ConfidenceInterval, compare_means, half_width
 
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
@@ -28,11 +28,16 @@ def results_of(row: Row, column: Column, seeds: list[int]) -> list[dict]:
     return [kept for kept in results if kept is not None]
 
 
-def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
-    """The numbers of a cell: one for each seed that has a result."""
+def numbers_by_seed(row: Row, column: Column, seeds: list[int]) -> dict[int, float]:
+    """{seed: the number of a cell}; one for each seed that has a result."""
     measure = column.measure.format(row.group)
-    numbers = [kept["measures"].get(measure) for kept in results_of(row, column, seeds)]
-    return [number for number in numbers if number is not None]
+    numbers = {kept["seed"]: kept["measures"].get(measure)
+               for kept in results_of(row, column, seeds)}
+    return {seed: number for seed, number in numbers.items() if number is not None}
+
+
+def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
+    return list(numbers_by_seed(row, column, seeds).values())
 
 
 def digits(value: float) -> str:
@@ -64,6 +69,8 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     intervals = [(claim, interval_of(claim, table, seeds)) for claim in table.claims]
     claims = [say_claim(claim, interval) for claim, interval in intervals if interval]
+    if table.percent != 95 and claims:
+        claims.insert(0, f"With {table.percent} %:\n")
     if claims:
         text += "\n\n" + "\n".join(claims)
     return text
@@ -96,26 +103,44 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     return cells
 
 
-def videos_of(label: str, column: Column, table: Table,
-              seeds: list[int]) -> dict[int, dict[str, float | None]]:
-    """{seed: {video: the measure of a column}} of the row with this label"""
-    row, = (row for row in table.rows if row.label == label)
+def videos_of(row: Row, column: Column, seeds: list[int]) -> dict[int, dict[str, float | None]]:
+    """{seed: {video: the measure of a column}} of a row."""
     return {kept["seed"]: kept["videos"][column.measure]
             for kept in results_of(row, column, seeds)}
 
 
 def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
-    """The difference of a claim's two rows in its column. None without results of both."""
+    """The difference of a claim's two rows in its column. None without results of both.
+
+    Over videos and trainings where each video's measure is kept (runs.EACH), else over trainings.
+    """
     column, = (column for column in table.columns if column.header == claim.column)
-    first = videos_of(claim.first, column, table, seeds)
-    second = videos_of(claim.second, column, table, seeds)
-    training = {row.label: row.training for row in table.rows}
-    same_trainings = training[claim.first] == training[claim.second]
+    first_row, = (row for row in table.rows if row.label == claim.first)
+    second_row, = (row for row in table.rows if row.label == claim.second)
+    kept = videos_of if column.measure in EACH else numbers_by_seed
+    first = kept(first_row, column, seeds)
+    second = kept(second_row, column, seeds)
+    same_trainings = first_row.training == second_row.training
     if same_trainings:                         # they are compared seed by seed
         both = [seed for seed in first if seed in second]
         first = {seed: first[seed] for seed in both}
         second = {seed: second[seed] for seed in both}
-    return compare_means(list(first.values()), list(second.values()), same_trainings)
+    compare = compare_means if column.measure in EACH else compare_trainings
+    return compare(list(first.values()), list(second.values()), same_trainings, table.percent)
+
+
+def compare_trainings(first: list[float], second: list[float], same_trainings: bool,
+                      percent: int) -> ConfidenceInterval | None:
+    """The difference of two means over trainings. None with fewer than two on a side."""
+    if min(len(first), len(second)) < 2:
+        return None
+    samples = [np.subtract(first, second)] if same_trainings else [np.array(first), np.array(second)]
+    variances = np.array([sample.var(ddof=1) / len(sample) for sample in samples])
+    freedoms = np.array([len(sample) - 1 for sample in samples])
+    mean = float(np.mean(first) - np.mean(second))
+    error = half_width(variances, freedoms, percent)
+    seeds = len(first), len(second)
+    return ConfidenceInterval(mean, mean - error, mean + error, seeds, of_these_videos=True)
 
 
 def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
@@ -126,5 +151,7 @@ def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
         limits += ", cannot be told apart"
     if interval.of_these_trainings:
         limits += ", of these trainings alone"
+    if interval.of_these_videos:
+        limits += ", of these videos alone"
     return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
             f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{limits}")

@@ -17,6 +17,7 @@ import json
 import re
 from pathlib import Path
 
+from experiments.claims import table_of_claims
 from experiments.paper import TABLES
 from experiments.runs import FOLDER, carry_out, needed, result
 from experiments.show import markdown, numbers_of_seeds, seeds_of
@@ -34,11 +35,14 @@ TABLE_OF_PAGE = re.compile(r"<!-- (?!end )([\w-]+) -->\n(.*?)\n?<!-- end -->", r
 
 
 def update_page() -> None:
-    """Write the tables of PAGE anew, each between its two comments."""
+    """Write the tables of PAGE anew, each between its two comments; the claims last, of these."""
     def table(match: re.Match) -> str:
-        return f"<!-- {match[1]} -->\n{markdown(match[1])}\n<!-- end -->"
+        content = match[2] if match[1] == "claims" else markdown(match[1])
+        return f"<!-- {match[1]} -->\n{content}\n<!-- end -->"
 
-    write_text(PAGE, TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8")))
+    page = TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8"))
+    claims = f"<!-- claims -->\n{table_of_claims(page)}\n<!-- end -->"
+    write_text(PAGE, re.sub("<!-- claims -->.*?<!-- end -->", lambda _: claims, page, flags=re.DOTALL))
 
 
 # ------------------------------------------------------------------------------- the command line

@@ -18,16 +18,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-# 97.5 % quantiles of Student's t distribution, by its degrees of freedom
+# Quantiles of Student's t distribution, by its degrees of freedom: 97.5 % and 99.5 %, beyond which
+# an interval of 95 % and of 99 % ends
 FREEDOMS = np.array([1, 2, 3, 4, 5, 6, 8, 10, 15, 30, np.inf])
-STUDENT = np.array([12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.042, 1.960])
+STUDENT = {
+    95: np.array([12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.042, 1.960]),
+    99: np.array([63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.355, 3.169, 2.947, 2.750, 2.576]),
+}
 
 
 class ConfidenceInterval(NamedTuple):
     mean: float                                # the difference
-    low: float                                 # with 95 %, it lies between these
+    low: float                                 # with 95 % (or 99 %), it lies between these
     high: float
     seeds: tuple[int, int]                     # of the first narrator, and of the second
+    of_these_videos: bool = False              # says nothing of how other videos differ
 
     @property
     def shown(self) -> bool:
@@ -41,11 +46,12 @@ class ConfidenceInterval(NamedTuple):
 
 
 def compare_means(first: list[dict[str, float | None]], second: list[dict[str, float | None]],
-                  same_trainings: bool = False) -> ConfidenceInterval | None:
+                  same_trainings: bool = False, percent: int = 95) -> ConfidenceInterval | None:
     """The difference first - second of the means over videos of a measure, with its interval.
 
     first, second       of each seed, {video: the measure; None where there is nothing to measure}
     same_trainings      both are of the same trainings, seed by seed
+    percent             95 or 99: of how many intervals hold the difference
 
     None without results of both. Videos count that have the measure in every result; None if these
     are fewer than two.
@@ -71,7 +77,7 @@ def compare_means(first: list[dict[str, float | None]], second: list[dict[str, f
         if len(measured) > 1:                  # of one training nothing is known
             variances.append(variance_of_trainings(measured))
             freedoms.append(len(measured) - 1)
-    error = half_width(np.array(variances), np.array(freedoms))
+    error = half_width(np.array(variances), np.array(freedoms), percent)
     return ConfidenceInterval(mean, mean - error, mean + error, seeds)
 
 
@@ -85,7 +91,7 @@ def variance_of_trainings(measured: np.ndarray) -> float:
     return max(0.0, variance) / n
 
 
-def half_width(variances: np.ndarray, freedoms: np.ndarray) -> float:
+def half_width(variances: np.ndarray, freedoms: np.ndarray, percent: int = 95) -> float:
     """Of an interval, from the parts of its variance and their degrees of freedom."""
     variance = variances.sum()
     if variance == 0:
@@ -93,5 +99,5 @@ def half_width(variances: np.ndarray, freedoms: np.ndarray) -> float:
     # Welch and Satterthwaite: the freedom of the sum lies near that of its largest part.
     freedom = variance ** 2 / (variances ** 2 / freedoms).sum()
     # Over 1 / freedom, quantiles lie nearly on a line.
-    student = np.interp(-1 / freedom, -1 / FREEDOMS, STUDENT)
+    student = np.interp(-1 / freedom, -1 / FREEDOMS, STUDENT[percent])
     return float(student * np.sqrt(variance))
