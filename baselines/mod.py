@@ -9,7 +9,7 @@ its own paper, except for g, which is ours.
     s = w . RMSNorm(h)                          the router's score, in fp32
     g = 2 sigmoid(s); for text 1                its factor, through which w learns: 1 at the start,
                                                 so that a pretrained layer starts as it was
-                                                (published: s, which would switch it off)
+                                                (in its paper: s, which would switch it off)
     h' = h + g (layer(h[kept]) - h[kept])       for the kept tokens; for the others h' = h
 
 Which tokens are kept depends only on the frame's own hidden states, and kept tokens keep their

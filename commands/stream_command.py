@@ -42,7 +42,7 @@ from toy.probe import Probe, in_words, load_probe, recalled
 
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model
-PUBLISHED = "zeyun-zhong/flownar-1B-ego4d"
+AUTHORS = "zeyun-zhong/flownar-1B-ego4d"
 LICENCE = "https://huggingface.co/meta-llama/Llama-3.2-1B-Instruct"
 TOY_SIZE = (96, 96)                     # pixels of the toy's videos
 
@@ -245,19 +245,19 @@ def run_inputs(args: argparse.Namespace) -> None:
 
 def default_model(args: argparse.Namespace, live: bool) -> str:
     """The narrator of a command without --model: the bundled one for the toy's videos and for
-    features, the published one for all other videos.
+    features, the authors' one for all other videos.
     """
     for source in args.input:
         if is_features(source):
             continue
         if live or is_pipe_or_url(source):
-            return PUBLISHED
+            return AUTHORS
         try:
             size = Video(source).size
         except BadData:                                 # said when it is its turn
             continue
         if size != TOY_SIZE:
-            return PUBLISHED
+            return AUTHORS
     return DEFAULT_MODEL
 
 
@@ -265,7 +265,7 @@ def load_models(model: str, args: argparse.Namespace,
                 live: bool) -> tuple[Narrator, VisionEncoder | None]:
     """The narrator of a command line, and its vision encoder if there are pictures to encode.
 
-    Of the published narrator, which nobody may have asked for, BadData says how to get it, and
+    Of the authors' narrator, which nobody may have asked for, BadData says how to get it, and
     what else there is.
     """
     device, dtype = device_and_dtype(args.device, args.dtype)
@@ -280,7 +280,7 @@ def load_models(model: str, args: argparse.Namespace,
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
-        raise BadData(f"a video that is not the toy's needs the published narrator: {error}. "
+        raise BadData(f"a video that is not the toy's needs the authors' narrator: {error}. "
                       f"Accept Meta's licence at {LICENCE}, run `hf auth login` and try again; or "
                       f"give --model toy/checkpoint, which knows only the words of a miniature "
                       f"kitchen") from error
@@ -380,7 +380,7 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
         help="beyond position N, turn back to the prompt (default: live 16384, else never)")
     parser.add_argument(
         "--keep-newline", action="store_true", default=None,
-        help="with --last-k: keep every newline, as the published code does (the cache then "
+        help="with --last-k: keep every newline, as the authors' code does (the cache then "
              "grows)")
 
 
@@ -408,7 +408,7 @@ def make_parser() -> Parser:
              "the output options name folders")
     models = parser.add_argument_group("model")
     model_options(models, help="checkpoint folder or hub id (default: the bundled one for the "
-                               f"toy's videos and for features, else {PUBLISHED})")
+                               f"toy's videos and for features, else {AUTHORS})")
     models.add_argument(
         "--fps", type=frame_rate, help="frames per second (default: the checkpoint's, 2)")
     trigger_options(parser.add_argument_group("when it narrates"))

@@ -1,8 +1,8 @@
-"""The options of a training that are not the paper's: those of the published code, of runs and of
+"""The options of a training that are not the paper's: those of the authors' code, of runs and of
 the toy. (Those of baselines are in baselines/options.py.)
 
 Each class is a group of `python train.py --help`, and a base of commands/train_command.py's
-Options: one object, one command line. "Published" means: of the authors' code, not in the paper.
+Options: one object, one command line.
 """
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def flag_of(name: str, default) -> str:
 
 @dataclass
 class FurtherOptions:
-    """Not in the paper, but in the published code; and --long, which is ours."""
+    """Not in the paper, but in the authors' code; and --long, which is ours."""
     start: str = option("published",
-        "first weights: as in the published code, or such that CLAM learns from few videos, too "
-        "(clam.py: initialise; not the paper's), and a connector that standardises the features; "
+        "first weights: as in the authors' code, or such that CLAM learns from few videos, too "
+        "(support/engine/start.py; not the paper's), and a connector that standardises the features; "
         "own videos: mimetic",
         ("published", "mimetic"),
     )
     readout: str = option("frame",
         "the memory is read after the whole frame (the paper) or after its first token (the "
-        "published code)",
+        "authors' code)",
         ("frame", "cls"),
     )
     memory_heads: int = option(8, "heads of the memory, if it has any", positive_int)
