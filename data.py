@@ -1,4 +1,4 @@
-"""Narrated videos: Ego4D, EgoExo4D, EPIC-Kitchens-100 and the toy world (paper §4.1, App. B.4).
+"""Narrated videos: Ego4D, EgoExo4D, EPIC-Kitchens-100 and your own (paper §4.1, App. B.4).
 
     python data.py toy --seed 7 --minutes 3 --output kitchen.mp4
                                                     a toy video and its ground truth, kitchen.json
@@ -13,12 +13,10 @@ Glossary
 fps         frames a second that the narrator sees (2 in the paper), whatever the rate of the file
 frame i     the picture on screen i / fps seconds after the first one; it stands for the time up to
             (i + 1) / fps
-narration   (frame, text): the sentence written after its frame; for training, the first is at
-            frame 0
+sentence    text at a time [s] of the video
+narration   (frame, text): a sentence on the frame after which it is written, counted from the first
+            frame of its sample; for training, the first is at frame 0
 segment     the frames after one narration up to the next: as many segments as narrations
-memory_words
-            words of a narration that only visual memory can give; () if there are none: only the
-            toy has such words
 
 support/files reads annotation files (annotations.py), videos (video.py) and features (features.py).
 """
@@ -39,8 +37,7 @@ from support.common.errors import BadData
 from support.common.options import DATASETS, dataset_folder
 from support.files import annotations, own_videos
 from support.files.features import Features, Store, encode_pictures
-from support.files.tracks import Interval, Notes, Track, assign_frames
-from toy.files import ToyVideo, toy_videos
+from support.files.tracks import NarratedVideo, Notes, assign_frames, at_frames, frame_at
 
 FPS = 2                 # frames a second of the three data sets (§4.1)
 
@@ -49,28 +46,29 @@ FPS = 2                 # frames a second of the three data sets (§4.1)
 
 
 @dataclass
-class Sample:
-    """A narrated video, or a part of one.
+class Sample(NarratedVideo):
+    """A narrated video, or a part of one, with its frames.
 
     It has pictures or features. Both are read from the disk while they are used, so a video is
     never in memory as a whole.
     """
-    name: str
-    narrations: list[tuple[int, str]]       # (frame, text), frames strictly increasing
-    memory_words: list[tuple[str, ...]]     # of each narration: the words that need visual memory
-    fps: float
-    num_frames: int
-    duration: float                         # seconds of the whole video
+    fps: float = FPS
+    num_frames: int = 0
+    duration: float = 0.0                   # seconds of the whole video
     # () -> pictures, uint8 [H, W, 3]; None where there are features
     source: Callable[[], Iterator[np.ndarray]] | None = None
     # (start, stop) -> features of these frames [stop - start, J, D]; None where there are pictures
     read: Callable[[int, int], Tensor] | None = None
-    # for streaming from a published data set: (seconds, text) of the narrations of each annotator
-    tracks: list[list[tuple[float, str]]] | None = None
-    # [s] of the video where a streamed sample starts, which is added to streamed times; as
-    # published, the start of an annotated interval itself, not of its first frame
-    offset: float = 0.0
-    origin: float = 0.0                     # [s] of the video at the first segment's start
+
+    def __post_init__(self):
+        self.seconds = self.num_frames / self.fps
+
+    @property
+    def narrations(self) -> list[tuple[int, str]]:
+        """(frame, text) of the sentences of the first annotator."""
+        sentences = self.annotators[0] if self.annotators else []
+        return [(frame_at(sentence.time - self.start, self.fps), sentence.text)
+                for sentence in sentences]
 
     def frames(self) -> Iterator[np.ndarray]:
         """num_frames pictures, uint8 [H, W, 3]."""
@@ -88,56 +86,52 @@ class Sample:
             yield from self.read(start, stop)
 
 
-def load_dataset(name: str, root: str | Path | None = None, split: str = "val",
-                 limit: int | None = None, streaming: bool = False,
-                 variant: str = "plain") -> Iterator[Sample]:
-    """The samples of a data set, one after the other.
+def load_dataset(
+    name: str,
+    root: str | Path | None = None,
+    split: str = "val",
+    limit: int | None = None,
+    streaming: bool = False,
+) -> list[Sample]:
+    """The samples of a data set.
 
-    name        "ego4d", "egoexo4d", "ek100", "toy", or a folder of your own videos
-    root        folder of the data set; default data/NAME, and the toy is rendered
-    limit       the largest number of samples; None: all, or world.VIDEOS of a rendered toy
-    streaming   for the self-conditioned protocol: each video once, with the tracks of all its
-                annotators; otherwise, one sample per annotator and video, from the first narration
+    name        "ego4d", "egoexo4d", "ek100", or a folder of your own videos
+    root        folder of the data set; default data/NAME
+    limit       the largest number of samples; None: all
+    streaming   for the self-conditioned protocol: each video once, with the sentences of all its
+                annotators; otherwise, one sample per annotator and video, from the first sentence
                 to the last
-    variant     name of the world (toy/world.py: WORLDS) of the toy's rendered videos
 
     Raises BadData for unknown names and splits, for a root without samples, and for damaged files.
     """
-    if variant != "plain" and (name != "toy" or root):
-        raise BadData(f"--world {variant} is for the toy's rendered videos, without --root")
-    if name == "toy":
-        return map(toy_sample, toy_videos(root, split, limit, variant))
-
     folder = dataset_folder(name, root)
     notes = Notes()
     if name not in DATASETS:
         videos = own_videos.read_folder(folder, split, limit, notes)
-        samples = [own_sample(video) for video in videos]
+        samples = [own_sample(video, features) for video, features in videos]
     else:
-        samples = published_samples(name, folder, split, limit, streaming, notes)
+        samples = samples_of_data_set(name, folder, split, limit, streaming, notes)
     if not samples:
         raise BadData(f"{folder}: the {split} split of {name} has no narrations")
     process, _ = rank()
     if process == 0:
         print(notes.after(f"{name} {split}: {len(samples)} samples"), file=sys.stderr)
-    return iter(samples)
+    return samples
 
 
 def shorten(sample: Sample, max_frames: int) -> Sample:
     """At most `max_frames` frames of a sample.
 
-    As published, a shortened sample ends with the last narration that fits.
+    As in the authors' code, a shortened sample ends with the last narration that fits.
     """
     if sample.num_frames <= max_frames:
         return sample
-    narrations = [(frame, text) for frame, text in sample.narrations if frame < max_frames]
     num_frames = max_frames
-    if narrations:
-        last_frame, _ = narrations[-1]
-        num_frames = last_frame + 1
-
-    memory_words = sample.memory_words[:len(narrations)]
-    return replace(sample, narrations=narrations, memory_words=memory_words, num_frames=num_frames)
+    frames = [frame for frame, _ in sample.narrations if frame < max_frames]
+    if frames:
+        num_frames = frames[-1] + 1
+    sentences = sample.annotators[0][:len(frames)]
+    return replace(sample, annotators=[sentences], num_frames=num_frames)
 
 
 def check_sample(sample: Sample, config) -> None:
@@ -158,8 +152,14 @@ def check_sample(sample: Sample, config) -> None:
 # ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100
 
 
-def published_samples(name: str, root: Path, split: str, limit: int | None, streaming: bool,
-                      notes: Notes) -> list[Sample]:
+def samples_of_data_set(
+    name: str,
+    root: Path,
+    split: str,
+    limit: int | None,
+    streaming: bool,
+    notes: Notes,
+) -> list[Sample]:
     """Annotations joined with features.
 
     Training takes what has features, and counts what has none. Evaluation needs the features of
@@ -201,31 +201,30 @@ def no_features(root: Path, video: str) -> BadData:
                    f"VIDEO... --output {root / 'features'}")
 
 
-def track_sample(track: Track, features: Features, notes: Notes) -> Sample:
+def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Sample:
     """One annotator's narrations of one video, from the first narration to the last."""
-    # As published: on the first frame that is not shown before the narration. That is one frame
-    # later than `frame_at` (support/files/tracks.py) would have it, for each narration after 0 s.
-    on_frames = assign_frames(track.narrations, features.duration, FPS, notes, features.frames)
-    first, _ = on_frames[0]
-    last, _ = on_frames[-1]
+    # As in the authors' code: on the first frame that is not shown before the narration. That is
+    # one frame later than `frame_at` (support/files/tracks.py) would have it, for each narration
+    # after 0 s.
+    sentences, = track.annotators
+    placed = assign_frames(sentences, features.duration, FPS, notes, features.frames)
+    first, _ = placed[0]
+    last, _ = placed[-1]
     return Sample(
-        name=f"{track.video}/{track.annotator}",
-        narrations=[(frame - first, text) for frame, text in on_frames],
-        memory_words=[()] * len(on_frames),
-        fps=FPS,
+        [at_frames(placed, FPS)],
+        name=track.name,
+        start=first / FPS,
         num_frames=last - first + 1,
         duration=features.duration,
         read=partial(features.read, first=first),
     )
 
 
-def interval_sample(interval: Interval, features: Features) -> Sample:
-    """An interval of a video, with the tracks of all annotators.
-
-    The times of its narrations count from the start of the video.
-    """
+def interval_sample(interval: NarratedVideo, features: Features) -> Sample:
+    """An interval of a video, with the sentences of all annotators at their own times."""
     video = interval.video
-    # As published, the first frame is rounded down (for training, up); the last one is included.
+    # As in the authors' code, the first frame is rounded down (for training, up); the last one is
+    # included.
     first = int(interval.start * FPS)
     stop = int(interval.end * FPS) + 1
     # the features can be shorter than the annotated interval
@@ -234,50 +233,32 @@ def interval_sample(interval: Interval, features: Features) -> Sample:
         raise BadData(f"{features.path}, video {video}: ends before its narrations begin "
                       f"({interval.start} s)")
     return Sample(
+        interval.annotators,
+        interval.origin,
         name=f"{video}_{first}_{stop}",
-        narrations=[],
-        memory_words=[],
-        fps=FPS,
+        # the start of the interval itself, not of its first frame: added to streamed times
+        start=interval.start,
+        end=interval.end,
         num_frames=num_frames,
         duration=features.duration,
         read=partial(features.read, first=first),
-        tracks=[track.narrations for track in interval.tracks],
-        offset=interval.start,
-        origin=interval.origin,
     )
 
 
-# ------------------------------------------------------ your own videos, and the toy's
-
-
-def own_sample(video: own_videos.Narrated) -> Sample:
+def own_sample(video: NarratedVideo, features: Features) -> Sample:
     """A video of a folder, from its first narration to its end, for training and for streaming."""
-    features = video.features
-    first, _ = video.narrations[0]
-    start_of_sample = first / features.fps                          # seconds
+    sentences, = video.annotators
+    first = frame_at(sentences[0].time, features.fps)
+    start = first / features.fps                                    # seconds
     return Sample(
+        [sentences],
+        start,
         name=video.name,
-        narrations=[(frame - first, sentence.text) for frame, sentence in video.narrations],
-        memory_words=[sentence.memory_words for _, sentence in video.narrations],
+        start=start,
         fps=features.fps,
         num_frames=features.frames - first,
         duration=features.duration,
         read=partial(features.read, first=first),
-        offset=start_of_sample,
-        origin=start_of_sample,
-    )
-
-
-def toy_sample(video: ToyVideo) -> Sample:
-    """A video of the toy, for training and for streaming."""
-    return Sample(
-        name=video.name,
-        narrations=[(frame, text) for frame, text, _ in video.narrations],
-        memory_words=[memory_words for _, _, memory_words in video.narrations],
-        fps=video.fps,
-        num_frames=video.num_frames,
-        duration=video.num_frames / video.fps,
-        source=video.pictures,
     )
 
 
@@ -309,13 +290,11 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
     lengths = []                        # seconds of each video
     narrations_per_video = []
     words = []                          # of each narration
-    with_memory_words = 0               # narrations that need visual memory
     segment_seconds = []
     for sample in samples:
         lengths.append(sample.num_frames / sample.fps)
         narrations_per_video.append(len(sample.narrations))
         words += [words_in(text) for _, text in sample.narrations]
-        with_memory_words += sum(1 for memory_words in sample.memory_words if memory_words)
         frames = [frame for frame, _ in sample.narrations]
         segment_seconds += (np.diff(frames) / sample.fps).tolist()
     narrations = max(1, len(words))     # no division by zero where no video has a narration
@@ -326,7 +305,6 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
         "segments_per_video": float(np.mean(narrations_per_video)),
         "segment_duration": sum(lengths) / narrations,
         "words_per_narration": sum(words) / narrations,
-        "memory_share": with_memory_words / narrations,
     }
     if segment_seconds:
         columns["longest_segment"] = max(segment_seconds)
@@ -336,5 +314,5 @@ def statistics(samples: Iterable[Sample], words_in: Callable[[str], int] = numbe
 
 
 if __name__ == "__main__":
-    from commands.data import main
+    from commands.data_command import main
     main()

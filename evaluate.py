@@ -6,12 +6,10 @@
     python evaluate.py teacher    teacher-forced: true narrations and segment ends are given, and
                                   the model predicts the next token
 
-Here are the measures; commands/evaluate.py holds the commands, and what is told beside the paper's
-measures (each video, narrations a minute, the toy's memory words). Every narration closes a
-segment that began at the narration before it. Segments give precision, recall and F1. The sentence
-of every true segment is compared with the sentence of the predicted segment that fits it best
-(GIoU), by caption scores. Videos without a true narration are left out, and their number is
-reported.
+Every narration closes a segment that began at the narration before it. Segments give precision,
+recall and F1. The sentence of every true segment is compared with the sentence of the predicted
+segment that fits it best (GIoU), by caption scores. Videos without a true narration are left out,
+and their number is reported.
 
 Glossary (P predicted, N true segments):
     segments    (start, end) in seconds                                   [P or N, 2]
@@ -21,10 +19,11 @@ Does not include: what streaming costs and what narrations attend to (experiment
 experiments/attention.py).
 """
 from collections import Counter
-from copy import deepcopy
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import exp, log
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,10 +31,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import narrator as nar
-from stream import Cache
+from data import Sample, shorten
+from stream import Cache, Context, narrate
 from support.common.errors import BadData
-from support.common.java import java_line, java_problem
-from support.files.narrations import Sentence, Truth
+from support.common.java import java_problem, run_meteor
+from support.common.processes import in_shares, my_share
+from support.common.progress import progress, say
+from support.files.tracks import NarratedVideo, Sentence
 
 TAU = 0.5                     # IoU from which two segments match
 
@@ -92,19 +94,17 @@ def precision_recall_f1(iou: np.ndarray) -> dict[str, float]:
     return {"precision": precision, "recall": recall, "f1": f1}
 
 
-def measure_video(truth: Truth, predicted: list[Sentence],
-                  ) -> tuple[dict[str, float], list[tuple[Sentence, str]]]:
+def measure_video(
+    truth: NarratedVideo,
+    predicted: list[Sentence],
+) -> tuple[dict[str, float], list[tuple[Sentence, str]]]:
     """Precision, recall and F1 of one video, and its pairs (true sentence, predicted text).
 
     Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
     "" if nothing is predicted. Each annotator's narrations make their own segments.
     """
-    sentences = []
-    for annotator in truth.annotators:
-        sentences += annotator
-    times = [sentence.time for sentence in predicted]
-    predicted_segments = segments(times, truth.start)
-    iou, giou = overlaps(true_segments(truth), predicted_segments)
+    sentences = sum(truth.annotators, [])
+    iou, giou = overlaps(true_segments(truth), predicted_segments(truth, predicted))
     pairs = []
     for n, sentence in enumerate(sentences):
         text = ""
@@ -115,13 +115,18 @@ def measure_video(truth: Truth, predicted: list[Sentence],
     return precision_recall_f1(iou), pairs
 
 
-def true_segments(truth: Truth) -> np.ndarray:
+def true_segments(truth: NarratedVideo) -> np.ndarray:
     """Of all annotators, one after the other [N, 2]."""
     of_annotators = []
     for annotator in truth.annotators:
         times = [sentence.time for sentence in annotator]
-        of_annotators.append(segments(times, truth.start))
+        of_annotators.append(segments(times, truth.origin))
     return np.concatenate(of_annotators)
+
+
+def predicted_segments(truth: NarratedVideo, predicted: list[Sentence]) -> np.ndarray:
+    """[P, 2]"""
+    return segments([sentence.time for sentence in predicted], truth.origin)
 
 
 class Evaluation(NamedTuple):
@@ -132,11 +137,14 @@ class Evaluation(NamedTuple):
     captions: dict[str, list[float]]                    # by score: of each pair of all videos
 
 
-def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]]) -> Evaluation:
+def evaluate(
+    truths: dict[str, NarratedVideo],
+    predictions: dict[str, list[Sentence]],
+) -> Evaluation:
     """All measures of a set of videos.
 
     Temporal alignment is a mean over videos. Captions are scored over the pairs of all videos;
-    METEOR is None where it cannot be computed. As published, a video without any true narration is
+    METEOR is None where it cannot be computed. As in the authors' code, a video without any true narration is
     left out; BadData if no video is left.
     """
     alignment = {}
@@ -168,6 +176,56 @@ def evaluate(truths: dict[str, Truth], predictions: dict[str, list[Sentence]]) -
 def average(values) -> float | None:
     """None if there is nothing to average."""
     return float(np.mean(values)) if len(values) else None
+
+
+class Measured(NamedTuple):
+    """The measures of a set of videos, and what else its readers want to know."""
+    result: dict[str, float | None]                     # of all videos together
+    each: dict[str, dict[str, float | None]]            # of each video
+    pairs: dict[str, list[tuple[Sentence, str]]]        # by video: (true sentence, predicted text)
+
+
+def all_measures(
+    truths: dict[str, NarratedVideo],
+    predictions: dict[str, list[Sentence]],
+) -> Measured:
+    """The measures of `evaluate`, and the pace (Fig. 9): of all videos together, and of each."""
+    result, alignment, pairs, captions = evaluate(truths, predictions)
+    each = {}
+    begin = 0                                  # of the video's pairs among those of all videos
+    for name, measures in alignment.items():
+        end = begin + len(pairs[name])
+        pace = measure_pace(truths[name], predictions[name])
+        each[name] = measures | pace | {"narrations": len(pairs[name])}
+        for score, values in captions.items():
+            each[name][score] = average(values[begin:end])
+        begin = end
+    for quantity in pace:
+        known = [measures[quantity] for measures in each.values() if measures[quantity] is not None]
+        result[quantity] = average(known)
+    return Measured(result, each, pairs)
+
+
+def measure_pace(truth: NarratedVideo, predicted: list[Sentence]) -> dict[str, float | None]:
+    """Narrations a minute, and the mean length of segments in seconds (Fig. 9), of one video.
+
+    If the length of the video is not known (`score`), it is the span of the true narrations. The
+    true number is the mean over annotators.
+    """
+    true = true_segments(truth)
+    streamed = predicted_segments(truth, predicted)
+    minutes = (truth.seconds or true.max() - truth.origin) / 60
+    annotators = sum(1 for annotator in truth.annotators if annotator)
+    pace = {
+        "narrations_per_minute": None,
+        "segment_s": average(np.diff(streamed)),
+        "true_narrations_per_minute": None,
+        "true_segment_s": average(np.diff(true)),
+    }
+    if minutes > 0:
+        pace["narrations_per_minute"] = len(streamed) / minutes
+        pace["true_narrations_per_minute"] = len(true) / annotators / minutes
+    return pace
 
 
 def by_duration(minutes: dict[str, float]) -> list[tuple[str, list[str]]]:
@@ -227,7 +285,7 @@ def cider(pairs: list[Pair]) -> list[float]:
         cos_n   = sum_w min(g_s(w), g_r(w)) * g_r(w) / (|g_r| * |g_s|)
         CIDEr-D = 10 * mean_n(cos_n) * exp(-(length of s - length of r)^2 / (2 * 6^2))
 
-    Lengths are numbers of bigrams, as published. A single pair scores 0, because all weights are 0.
+    Lengths are numbers of bigrams, as in the authors' code. A single pair scores 0, because all weights are 0.
     """
 
     def count_all(text: str) -> list[Counter]:
@@ -282,7 +340,7 @@ def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
         recall    = LCS / words of r
         ROUGE-L   = (1 + beta^2) * precision * recall / (recall + beta^2 * precision)
 
-    As published, words are split at single blanks here, elsewhere at any whitespace: two blanks
+    As in the authors' code, words are split at single blanks here, elsewhere at any whitespace: two blanks
     have an empty word between them.
     """
     scores = []
@@ -321,14 +379,7 @@ def meteor(pairs: list[Pair]) -> tuple[list[float], float]:
     score is the weighted harmonic mean of precision and recall of the aligned words, times a
     penalty on their breaks in order. Computed by the authors' program, which needs Java.
     """
-    from pycocoevalcap.meteor.meteor import Meteor
-    true = {}
-    predicted = {}
-    for i, (true_text, predicted_text) in enumerate(pairs):
-        true[i] = [java_line(true_text)]
-        predicted[i] = [java_line(predicted_text)]
-    corpus, scores = Meteor().compute_score(true, predicted)
-    return [float(score) for score in scores], float(corpus)
+    return run_meteor(pairs)
 
 
 # ------------------------------------------------------ teacher forcing (§4.1)
@@ -342,10 +393,10 @@ class SegmentScores:
                     and the end of text
     correctness     LM-Correctness: share of these tokens before the first wrong one
     difference      frames by which the model would end the segment too early (> 0) or too late
-                    (< 0). As published, also 0 where it does not end a segment and no later frame
+                    (< 0). As in the authors' code, also 0 where it does not end a segment and no later frame
                     can be fed: in the last segment, and in one of a single frame
     fluency         share of all decisions (frames and words) before the first wrong one. As
-                    published, an end that comes too early counts as right itself, one that comes
+                    the authors' code, an end that comes too early counts as right itself, one that comes
                     too late does not; with difference 0, all frames count as right
     """
     ppl: float
@@ -360,7 +411,7 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or
-    where p([SKIP]) < reply_theta (published results: 0, that is, never). If it has not ended the
+    where p([SKIP]) < reply_theta (the authors' results: 0, that is, never). If it has not ended the
     segment by its true end, it is fed frames of the next segment until it does, at most F - 1 for a
     segment of F frames. Segments are never restarted: `max_segment` is for streams, where nobody
     says that a segment ends.
@@ -369,7 +420,7 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
     """
     if cache is None:
         cache = Cache()
-    hidden, labels, tokens = narrator(x, narrations, cache=cache)
+    hidden, labels, tokens = narrator(x, narrations, cache)
     cache.tokens += tokens
     segment = torch.tensor(tokens.segment)                          # on the CPU, as the labels are
     of_frame = torch.tensor(tokens.ids) == nar.FRAME
@@ -401,7 +452,10 @@ def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations
                 can_be_fed = min(next_frame - frame, frames - 1)
             frames_late = can_be_fed                                # if it ends at none of these
             if can_be_fed:
-                later = later_frames(narrator, x, cache, n, can_be_fed)
+                # They come after the segment's last frame, in place of its closing.
+                last_token = int((of_frame & (segment == n)).nonzero()[-1])
+                later = later_frames(narrator, cache, last_token + 1, n,
+                                     x[frame + 1:frame + 1 + can_be_fed])
                 ends = ends_segment(narrator, later, reply_theta)
                 if True in ends:
                     frames_late = ends.index(True) + 1
@@ -428,52 +482,54 @@ def ends_segment(narrator: nar.Narrator, hidden: Tensor, reply_theta: float) -> 
 def frames_decided_rightly(frames: int, difference: int) -> int:
     """How many decisions at the frames of a segment count as right before the first wrong one.
 
-    At each frame but the last of a segment, [SKIP] is right; at the last one, to end it. As
-    published; the examples are of a segment of 5 frames. difference: see SegmentScores.
+    At each frame but the last of a segment, [SKIP] is right; at the last one, to end it. As in the
+    authors' code; the examples are of a segment of 5 frames. difference: see SegmentScores.
     """
     if difference == 0:
         return frames                   # ended at the fifth frame: 5 are right
     elif difference > 0:
-        # ended two frames too early, at the third frame: 2 x [SKIP] are right, and as published the
-        # end itself counts as right: 3
+        # ended two frames too early, at the third frame: 2 x [SKIP] are right, and as in the
+        # authors' code the end itself counts as right: 3
         return frames - difference
     else:
         return frames - 1               # ended too late: 4 x [SKIP] are right, the fifth is not
 
 
-def later_frames(narrator: nar.Narrator, x: Tensor, whole: Cache, n: int, more: int) -> Tensor:
-    """The last hidden state of each of `more` frames that follow segment n in place of its closing
-    [more, D_lm].
+def later_frames(
+    narrator: nar.Narrator,
+    whole: Cache,
+    position: int,
+    n: int,
+    x: Tensor,
+) -> Tensor:
+    """The last hidden state [F, D_lm] of each of F frames x [F, J, D] that follow segment n at
+    `position`, in place of its closing.
 
     They are fed in segment n, so they see what its last frame saw in the parallel form, that frame,
-    and each other. whole: the cache of all tokens of the video.
+    and each other. whole: the cache of all tokens of the video, which stays as it is.
     """
     config = narrator.config
-    layout = narrator.layout
-
-    # Back to the moment at which the last frame of segment n had been fed.
-    cache = deepcopy(whole)
-    tokens = cache.tokens
-    numbers = range(len(tokens))
-    position = 1 + max(i for i in numbers
-                       if tokens.ids[i] == nar.FRAME and tokens.segment[i] == n)
-    cache.tokens = tokens.select([i < position for i in numbers])
+    # Back to the moment at which the last frame of segment n had been fed: first without what came
+    # later, because a baseline's layers hold fewer tokens than the sequence has.
+    cache = copy(whole)
+    cache.keys = dict(whole.keys)
+    cache.values = dict(whole.values)
+    cache.tokens = whole.tokens.select([i < position for i in range(len(whole.tokens))])
     cache.crop()
-    frame = cache.tokens.ids.count(nar.FRAME) // layout.J               # the number of the next one
     cache.keep(nar.visible(cache.tokens, n, config.last_k, config.prune))
 
     fed = nar.Tokens()
-    for _ in range(more):
-        fed += layout.frame(n)
-    e = narrator.embed(fed.ids, x[frame:frame + more])
+    for _ in x:
+        fed += narrator.layout.frame(n)
+    e = narrator.embed(fed.ids, x)
     positions = torch.arange(position, position + len(fed))
     hidden = narrator.run(e, positions, cache=cache)
-    per_frame = hidden.unflatten(0, (more, -1))                         # [more, J + 1, D_lm]
+    per_frame = hidden.unflatten(0, (len(x), -1))                       # [F, J + 1, D_lm]
     return per_frame[:, -1]
 
 
 def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
-    """A sample's values: means over its segments, as published (without any segment it counts as
+    """A sample's values: means over its segments, as in the authors' code (without any segment it counts as
     perfect).
     """
     if not scores:
@@ -493,6 +549,94 @@ def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
     }
 
 
+# ------------------------------------------------------ both protocols, over a data set (§4.1)
+
+
+def self_conditioned(
+    narrator: nar.Narrator,
+    sample: Sample,
+    vision: nar.VisionEncoder | None = None,
+    static: bool = False,
+    context: Context | None = None,
+    batch: int = 1,
+) -> list[dict]:
+    """The model's own narrations of a sample, each of which depends on those before it: rows as
+    stream.py writes them, times in seconds of the video.
+
+    context     how to stream; batch: pictures that `vision` encodes at once
+    """
+    rows = []
+    frames = sample.tokens(vision, batch)
+    for decision in narrate(narrator, frames, static, context=context):
+        if decision.narration:
+            row = dict(vars(decision.narration))
+            row["start"] += sample.start
+            row["end"] += sample.start
+            rows.append(row)
+    return rows
+
+
+def to_predictions(rows: list[dict]) -> list[Sentence]:
+    return [Sentence(row["end"], row["text"]) for row in rows]
+
+
+def true_narrations(narrator: nar.Narrator, sample: Sample) -> nar.Narrations:
+    """(frame, ids) of a sample's narrations. Raises BadData if the first is not at frame 0."""
+    if not sample.narrations or sample.narrations[0][0] != 0:
+        raise BadData(f"{sample.name}: teacher forcing needs a narration at the first frame; "
+                      f"annotate one")
+    return [(frame, narrator.layout.encode(" " + text)) for frame, text in sample.narrations]
+
+
+def teacher_forced(
+    narrator: nar.Narrator,
+    sample: Sample,
+    vision: nar.VisionEncoder | None = None,
+    max_frames: int = 1200,
+    reply_theta: float = 0.0,
+    cache: Cache | None = None,
+) -> dict[str, float]:
+    """PPL, TimeDiff, Fluency and LM-Correctness of a sample; as in the authors' code, of at most
+    1,200 frames.
+    """
+    sample = shorten(sample, max_frames)
+    narrations = true_narrations(narrator, sample)
+    x = torch.stack(list(sample.tokens(vision)))                        # [T, J, D]
+    return summary(score_segments(narrator, x, narrations, reply_theta, cache), sample.fps)
+
+
+Made = TypeVar("Made")
+
+
+def of_each(
+    samples: Sequence[Sample],
+    make: Callable[[Sample], Made],
+    title: str,
+) -> tuple[dict[str, Made], dict[str, str]]:
+    """make(sample) of each sample, by name; and why it cannot be made of others, by name.
+
+    Under torchrun each process makes a part, and all get everything.
+    """
+    def share() -> tuple[dict[str, Made], dict[str, str]]:
+        made = {}
+        failed = {}
+        for sample in progress(my_share(samples), title, unit="video"):
+            try:
+                made[sample.name] = make(sample)
+            except (BadData, OSError) as error:     # of this video; the others go on
+                say(f"{sample.name}: {error}")
+                failed[sample.name] = str(error)
+        return made, failed
+
+    made = {}
+    failed = {}
+    for made_by_one, failed_in_one in in_shares(share):
+        made |= made_by_one
+        failed |= failed_in_one
+    in_order = {sample.name: made[sample.name] for sample in samples if sample.name in made}
+    return in_order, failed
+
+
 if __name__ == "__main__":
-    from commands.evaluate import main
+    from commands.evaluate_command import main
     main()

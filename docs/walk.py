@@ -26,14 +26,14 @@ HERE = Path(globals().get("__file__", "walk.py"))       # a notebook has none, a
 ROOT = HERE.resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from narrator import load
 from commands.drawing import spell
-from data import Sample, load_dataset
+from data import Sample
 from evaluate import N_GRAMS, cider, ngrams, overlaps, precision_recall_f1, segments
-from narrator import NARRATION, Narrator, Tokens, attention_mask, visible
+from narrator import NARRATION, Narrator, Tokens, attention_mask, load, visible
 from stream import Context, generate, narrate
 from support.engine.checkpoint import load_llm
-from support.files.narrations import Sentence
+from support.engine.start import start_mimetic
+from toy.files import toy_samples
 from toy.probe import in_words, load_probe
 from toy.world import JITTER
 from train import Example, loss_of_batch, schedule
@@ -55,12 +55,10 @@ def example_of(sample: Sample) -> Example:
     return Example(x, narrations)
 
 
-video = next(load_dataset("toy", root=ROOT / "toy"))    # toy/kitchen.mp4
+video = next(toy_samples(ROOT / "toy", "val"))          # toy/kitchen.mp4
 kitchen = example_of(video)
 x = kitchen.x                                           # X_t of all frames [T, J, D]
-truth = []                                              # the true narrations
-for (frame, text), memory_words in zip(video.narrations, video.memory_words):
-    truth.append(Sentence((frame + 1) / config.fps, text, memory_words))
+truth, = video.annotators                               # the true sentences
 
 
 class Watched(Context):
@@ -76,7 +74,7 @@ class Watched(Context):
         return super().feed(tokens, x)
 
     def discard(self, now: int) -> int:
-        stays = visible(*self.cache.tokens.for_rule(), now, config.last_k).tolist()
+        stays = visible(self.cache.tokens, now, config.last_k).tolist()
         self.after = [p if stay else None for p, stay in zip(self.positions, stays)]
         self.positions = [p for p in self.after if p is not None]
         return super().discard(now)
@@ -150,7 +148,7 @@ def print_scores(label: str, texts: list[str]) -> tuple[int, int]:
 print("1. From pixels to logits")
 picture = torch.from_numpy(next(video.frames()))
 x_0 = encoder(picture[None])[0]                                 # X_t
-e_0 = narrator.embed_visual(x_0)                                # E_t = MLP(X_t)
+e_0 = narrator.connector(x_0)                                   # E_t = MLP(X_t)
 hidden = narrator.run(e_0, positions=torch.arange(len(e_0)))
 logits = narrator.logits(hidden[-1])
 print(f"a picture                  {list(picture.shape)}: red, green and blue of each pixel")
@@ -413,8 +411,8 @@ assert abs(score - cider(list(zip(true, made_up)))[7]) < 1e-6
 # video each. The loss begins above 4 and ends below 0.5.
 
 learner = Narrator(*load_llm(str(CHECKPOINT / "llm")), config)
-examples = [example_of(sample) for sample in load_dataset("toy", split="train", limit=50)]
-learner.initialise(torch.cat([example.x for example in examples]))
+examples = [example_of(sample) for sample in toy_samples(None, "train", limit=50)]
+start_mimetic(learner, torch.cat([example.x for example in examples]))
 optimizer = torch.optim.AdamW(learner.trainable().values(), weight_decay=0.0)
 losses = []
 for step in trange(200, desc="training", leave=False, disable=None):    # None: only in a terminal

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 import narrator as nar
-from commands.evaluate import narrator_and_samples, true_narrations
+from commands.evaluate_command import narrator_and_samples
+from evaluate import true_narrations
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, data_options, model_options

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-import data
-from commands.evaluate import split_of, truth_of
+from commands.evaluate_command import samples_of
 from evaluate import average, measure_video
 from experiments.answers import answers_for, question_options
 from support.common.errors import command_line
@@ -28,7 +27,8 @@ from support.common.figures import print_table
 from support.common.options import Parser, data_options
 from support.common.progress import progress
 from support.common.text import one_line
-from support.files.narrations import Truth, is_list_of, paired, read_predictions, read_truth
+from support.files.narrations import is_list_of, paired, read_predictions, read_truth
+from support.files.tracks import NarratedVideo
 
 OBJECTS = """\
 List the objects that the person in the sentence touches or uses, as a JSON list of short singular nouns.
@@ -142,13 +142,11 @@ def object_measures(rows: list[Judged]) -> dict:
 
 # ------------------------------------------------------------- the command line
 
-def known_truth(args: argparse.Namespace) -> dict[str, Truth]:
+def known_truth(args: argparse.Namespace) -> dict[str, NarratedVideo]:
     """The ground truth of --gt, or of the streamed videos of --data."""
     if args.gt:
         return read_truth(Path(args.gt))
-    samples = data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming=True,
-                                variant=args.world)
-    return {sample.name: truth_of(sample) for sample in samples}
+    return {sample.name: sample for sample in samples_of(args, streaming=True)}
 
 
 def run_objects(args: argparse.Namespace) -> None:

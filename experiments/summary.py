@@ -28,7 +28,7 @@ from support.common.progress import progress
 from support.common.text import one_line
 from support.files.annotations import summarised
 from support.files.narrations import Sentence, paired, read_predictions
-from support.files.tracks import Interval, Notes
+from support.files.tracks import NarratedVideo, Notes
 from toy.world import FPS
 
 PROMPT = """Below are notes on what a person did, one (seconds, note) each. A machine took them while watching a video:
@@ -84,7 +84,7 @@ def clean_summary(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def of_intervals(annotated: list[Interval]) -> dict[str, list[str]]:
+def of_intervals(annotated: list[NarratedVideo]) -> dict[str, list[str]]:
     """Ego4D's summaries, by the names of streamed intervals (data.py: interval_sample)."""
     summaries = {}
     for interval in annotated:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import narrator as nar
-from commands import data as data_command, stream_command
+from commands import data_command, stream_command
 from helpers import ROOT, TOY
 from narrator import Narrator
 from support.common.errors import BadData, command_line

@@ -15,14 +15,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import data
-from commands import data as data_command
+from commands import data_command
 from helpers import ROOT, TOY
 from narrator import VisionEncoder
 from support.common.errors import BadData
 from support.files.features import Store
-from support.files.tracks import frame_at, time_of
+from support.files.tracks import Sentence, frame_at, time_of
 from support.files.video import Video, write_video
 from toy import world
+from toy.files import toy_samples
+from toy.words import words_asked_for
 
 
 # ---------------------------------------------------------------------- samples
@@ -36,11 +38,11 @@ def test_a_frame_covers_the_time_up_to_its_end(fps):
 
 
 def test_rendered_samples_are_the_kitchens():
-    samples = list(data.load_dataset("toy", split="test", limit=3))
+    samples = list(toy_samples(split="test", limit=3))
     for sample, kitchen in zip(samples, world.kitchens("test", 3), strict=True):
         assert sample.name == f"toy-{kitchen.seed}"
         assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
-        assert sample.memory_words == [n.memory_words for n in kitchen.narrations]
+        assert words_asked_for(sample) == [n.memory_words for n in kitchen.narrations]
         assert sample.duration == sample.num_frames / 2
         pictures = list(sample.frames())
         assert len(pictures) == len(kitchen)
@@ -48,7 +50,7 @@ def test_rendered_samples_are_the_kitchens():
 
 
 def test_samples_of_another_world():
-    night, = data.load_dataset("toy", limit=1, variant="night")
+    night, = toy_samples(limit=1, world="night")
     kitchen, = world.kitchens("val", 1)
     assert [text for _, text in night.narrations] == [n.text for n in kitchen.narrations]
     assert night.num_frames == len(kitchen) + 240
@@ -66,14 +68,14 @@ def test_toy_videos_on_disk(tmp_path):
     for name in ("b", "a", "test/c"):
         write_toy(tmp_path / f"{name}.mp4")
     (tmp_path / "._a.json").write_bytes(b"\x00\x05Mac OS X")
-    assert [sample.name for sample in data.load_dataset("toy", tmp_path)] == ["a", "b"]
-    assert [sample.name for sample in data.load_dataset("toy", tmp_path, limit=1)] == ["a"]
-    sample, = data.load_dataset("toy", tmp_path, "test")
+    assert [sample.name for sample in toy_samples(tmp_path)] == ["a", "b"]
+    assert [sample.name for sample in toy_samples(tmp_path, limit=1)] == ["a"]
+    sample, = toy_samples(tmp_path, "test")
     assert sample.name == "c"
 
     kitchen = world.lasting(5, 6)
     assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
-    assert sample.memory_words == [n.memory_words for n in kitchen.narrations]
+    assert words_asked_for(sample) == [n.memory_words for n in kitchen.narrations]
     assert (sample.fps, sample.num_frames, sample.duration) == (2, len(kitchen), len(kitchen) / 2)
     rendered = [kitchen.render(frame).astype(int) for frame in range(len(kitchen))]
     read = list(sample.frames())
@@ -90,7 +92,7 @@ GOOD = {"video": "v.mp4", "fps": 2, "duration": 10,
 def described(folder: Path, **changes) -> data.Sample:
     """The sample of a .json file that describes v.mp4."""
     (folder / "v.json").write_text(json.dumps(GOOD | changes))
-    sample, = data.load_dataset("toy", folder)
+    sample, = toy_samples(folder)
     return sample
 
 
@@ -128,7 +130,7 @@ def test_shorten(tmp_path, max_frames, narrations, frames):
     pictures = (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20))
     write_video(tmp_path / "v.mp4", pictures, 2)
     short = data.shorten(sample, max_frames)
-    assert len(short.narrations) == len(short.memory_words) == narrations
+    assert len(short.narrations) == len(words_asked_for(short)) == narrations
     assert (short.num_frames, short.duration) == (frames, 10)
     assert [round(picture.mean() / 10) for picture in short.frames()] == list(range(frames))
 
@@ -139,9 +141,8 @@ def test_shorten(tmp_path, max_frames, narrations, frames):
     ("egoexo4d", {"split": "tran"}, "no split 'tran'; choose one of train, val"),
     ("ego5d", {}, "choose one of toy, ego4d"),
     ("toy", {"split": "dev"}, "unknown split"),
-    ("toy", {"variant": "noon"}, "choose one of plain, idle"),
-    ("toy", {"root": ".", "variant": "idle"}, "without --root"),
-    ("ek100", {"variant": "idle"}, "toy's rendered"),
+    ("toy", {"world": "noon"}, "choose one of plain, idle"),
+    ("toy", {"root": ".", "world": "idle"}, "without --root"),
     ("toy", {"root": "gone"}, "gone: no such folder; make some"),
     ("toy", {"root": "."}, "has no toy videos; make some"),
     ("ek100", {"root": "gone"}, "ek100 is not in gone, which does not exist"),
@@ -150,7 +151,10 @@ def test_shorten(tmp_path, max_frames, narrations, frames):
 def test_data_sets_that_cannot_be_loaded(tmp_path, monkeypatch, name, settings, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadData, match=message):
-        data.load_dataset(name, **settings)
+        if name == "toy":
+            toy_samples(**settings)
+        else:
+            data.load_dataset(name, **settings)
 
 
 # ---------------------------------------------------------------------- encode
@@ -329,11 +333,12 @@ def test_the_command_line_writes_and_counts(tmp_path):
 def test_statistics_of_segments():
     """Numbers to choose options by."""
     frames = np.cumsum([0] + [2] * 150 + [12] * 49 + [60]).tolist()
-    sample = data.Sample("a", [(frame, "x") for frame in frames], [()] * 201, 2, 1000, 500.0)
+    sentences = [Sentence(time_of(frame, 2), "x") for frame in frames]
+    sample = data.Sample([sentences], num_frames=1000)
     stats = data.statistics([sample])
     assert stats["longest_segment"] == 30.0
     assert stats["segments_within_4_s"] == 0.75
-    only_one = data.Sample("a", [(0, "x")], [()], 2, 1000, 500.0)
+    only_one = data.Sample([sentences[:1]], num_frames=1000)
     assert "segments_within_4_s" not in data.statistics([only_one])
 
 

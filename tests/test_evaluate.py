@@ -19,14 +19,22 @@ from safetensors.torch import load_file, save_file
 import evaluate
 import narrator as nar
 from baselines import context_class
-from commands import evaluate as evaluate_command, scores
-from commands.scores import all_measures
+from commands import evaluate_command
 from helpers import ROOT, tiny, two_ranks, video
 from support.common.disk import read_jsonl
 from support.common.options import config_changes
-from support.files.narrations import Sentence, Truth, read_predictions
+from support.files.narrations import read_predictions
+from support.files.tracks import NarratedVideo as Truth, Sentence
+from toy.words import ToySentence
 from support.files.predictions import Predictions
 from test_train import epic
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """Where an evaluation of a data set keeps its predictions."""
+    monkeypatch.setattr(evaluate_command, "KEPT", tmp_path / "kept")
+    return tmp_path / "kept"
+
 
 def command(*args, ok=True, main=evaluate_command.main):
     """Run a command in this process -> its output, parsed with --json. With ok=False: its one line
@@ -65,7 +73,7 @@ def test_segments_are_chained_and_turned():
 
 
 def test_several_annotators_are_chained_apart():
-    truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], start=1.0)
+    truth = Truth([[Sentence(2, "a"), Sentence(4, "b")], [Sentence(3, "c")]], origin=1.0)
     row, matched = evaluate.measure_video(truth, [Sentence(2, "p"), Sentence(4, "q")])
     assert [(true.text, said) for true, said in matched] == [("a", "p"), ("b", "q"), ("c", "p")]
     assert row["recall"] == 1 and row["precision"] == 1
@@ -80,7 +88,7 @@ def test_several_annotators_are_chained_apart():
     [Sentence(3, "a b c"), Sentence(1, "d")],
 ])
 def test_edges_give_finite_numbers(true, predicted):
-    result, _ = all_measures({"v": Truth([true])}, {"v": predicted})
+    result, _ = evaluate_command.measures_of({"v": Truth([true])}, {"v": predicted})
     assert all(np.isfinite(value) for value in result.values() if value is not None)
     assert 0 <= result["f1"] <= 1 and result["narrations"] == len(true)
     if not predicted and all(sentence.text for sentence in true):
@@ -91,14 +99,14 @@ def test_the_toys_own_measures_by_hand():
     """Of video v, the first sentence is right, one memory word of two is right in the second, and
     the third is wrong without memory. Video w has only the first.
     """
-    true = [Sentence(0.5, "You look."),
-            Sentence(2, "You tap the fridge hiding the red cup.", ("red", "cup")),
-            Sentence(4, "You wash the pan.")]
+    true = [ToySentence(0.5, "You look."),
+            ToySentence(2, "You tap the fridge hiding the red cup.", ("red", "cup")),
+            ToySentence(4, "You wash the pan.")]
     predicted = [Sentence(0.5, "You look."),
                  Sentence(2, "You tap the fridge hiding the red pan."),
                  Sentence(4, "You wash the cup.")]
     truths = {"v": Truth([true]), "w": Truth([true[:1]])}
-    result, each = all_measures(truths, {"v": predicted, "w": predicted[:1]})
+    result, each = evaluate_command.measures_of(truths, {"v": predicted, "w": predicted[:1]})
     assert result["f1"] == 1
     assert result["exact"] == 0.5
     assert result["exact_without_memory"] == pytest.approx(2 / 3)
@@ -112,7 +120,7 @@ def test_a_video_without_truth_is_left_out():
     """As published. A video with truth but without predictions counts as 0."""
     truths = {"a": Truth([[Sentence(2, "x")]]), "b": Truth([[]]), "c": Truth([[Sentence(2, "x")]])}
     predictions = {"a": [Sentence(2, "x")], "b": [Sentence(1, "y")], "c": []}
-    result, each = all_measures(truths, predictions)
+    result, each = evaluate_command.measures_of(truths, predictions)
     assert set(each) == {"a", "c"}
     assert (result["videos"], result["without_truth"], result["predicted"]) == (2, 1, 1)
     assert result["precision"] == result["recall"] == result["f1"] == 0.5
@@ -128,7 +136,7 @@ def test_pace_by_hand():
     predicted = [Sentence(n, "x") for n in (2, 3, 4)]
 
     def pace(truth, predicted):
-        return list(scores.measure_pace(truth, predicted).values())
+        return list(evaluate.measure_pace(truth, predicted).values())
 
     # an annotator without a narration does not count
     assert pace(Truth([annotator, []], 1.0), predicted) == [30, 1, 20, 3]
@@ -137,7 +145,7 @@ def test_pace_by_hand():
     assert pace(Truth([[Sentence(1, "x")]], 1.0), predicted) == [None, 1, None, 0]     # no length
 
     truths = {"a": Truth([annotator], 1.0), "b": Truth([[Sentence(6, "x")]])}
-    result, each = all_measures(truths, {"a": predicted, "b": []})
+    result, each = evaluate_command.measures_of(truths, {"a": predicted, "b": []})
     assert (each["a"]["segment_s"], each["b"]["segment_s"]) == (1, None)
     assert (result["segment_s"], result["true_segment_s"]) == (1, (3 + 6) / 2)
 
@@ -249,8 +257,6 @@ def test_files_that_cannot_be_compared(tmp_path, second, says):
     ({"a": [{"time": "2", "text": "x"}]}, TRUE, "narr"),
     ({"a": [{"time": True, "text": "x"}]}, TRUE, "narr"),
     ({"a": [{"time": 10 ** 400, "text": "x"}]}, TRUE, "narr"),
-    ({"a": [{"time": 2, "text": "x", "memory": None}]}, TRUE, "memory"),
-    ({"a": [{"time": 2, "text": "x", "memory": 5}]}, TRUE, "memory"),
     ({"b": [], "c": []}, TRUE, "are not in"),
     ({"a": [], "b": []}, TRUE, "are not in"),
     ({}, {}, "nothing to score"),
@@ -373,9 +379,10 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     predictions, = (tmp_path / "out" / "predictions").iterdir()
     written = predictions.stat().st_mtime_ns
     assert run(root=moved) == first and predictions.stat().st_mtime_ns == written
-    assert "(dtype, weights)" in run("--dtype", "bfloat16", ok=False)
-    assert "(static)" in run("--static", ok=False)
-    assert "(last_k)" in run("--last-k", 3, ok=False)
+    refused = run("--dtype", "bfloat16", ok=False)
+    assert "dtype = torch.float32, here torch.bfloat16; weights =" in refused
+    assert "static = False, here True" in run("--static", ok=False)
+    assert "last_k = None, here 3" in run("--last-k", 3, ok=False)
 
     features = load_file(root / "features.safetensors")
     for frame in (0, 5):                       # the first of the video, and a later one
@@ -390,16 +397,16 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     for p in model.trainable().values():
         torch.nn.init.zeros_(p)
     model.save(tmp_path / "model")
-    assert "(weights)" in run(ok=False)
+    assert "made with weights =" in run(ok=False)
 
 
 def test_no_name_leaves_the_folder(tmp_path):
     folder = tmp_path / "in" / "out"
-    predictions = Predictions(folder)
-    predictions.keep_settings({})
+    predictions = Predictions(folder, {})
     name = "../../../ESCAPED"
-    predictions.save_rows(name, [{"end": 1.0, "text": "x"}], "fingerprint")
-    assert predictions.finished(name, "fingerprint")
+    rows = [{"end": 1.0, "text": "x"}]
+    assert predictions.keep(name, "fingerprint", lambda: rows) == rows
+    assert predictions.keep(name, "fingerprint", lambda: pytest.fail("made again")) == rows
     assert read_predictions(folder / "predictions") == {name: [Sentence(1.0, "x")]}
     assert all(file.is_dir() or folder in file.parents for file in tmp_path.rglob("*"))
 
@@ -446,7 +453,10 @@ def assert_segments_go_on(model, x, narrations):
     for n in (1, 2, 3, 4):
         frame, _ = narrations[n]
         for more in (1, 4):
-            later = evaluate.later_frames(model, x, cache, n, more)
+            last_token = max(i for i, token in enumerate(tokens.ids)
+                             if token == nar.FRAME and tokens.segment[i] == n)
+            later = evaluate.later_frames(model, cache, last_token + 1, n,
+                                          x[frame + 1:frame + 1 + more])
             for i, hidden in enumerate(later, 1):
                 expected = after_frame(model, x, narrations, n, frame + i)
                 assert (hidden - expected).abs().max() < 1e-4

@@ -16,7 +16,7 @@ import data
 import narrator as nar
 from narrator import load
 import stream
-from commands import data as data_command, stream_command
+from commands import data_command, stream_command
 from helpers import ROOT, TOY, record, video
 from support.engine import checkpoint
 from support.files.video import Video

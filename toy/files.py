@@ -9,8 +9,7 @@ otherwise. "memory" are the words that only visual memory can give. All three ma
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,12 +17,13 @@ from zlib import crc32
 
 import numpy as np
 
+from data import Sample
 from support.common.disk import expecting, is_number, read_json, write_json
 from support.common.errors import BadData
 from support.common.progress import progress
-from support.files.own_videos import read_sentences
-from support.files.tracks import Notes, frame_at, one_frame_each, time_of
+from support.files.tracks import Notes, at_frames, frame_at, one_frame_each, time_of
 from support.files.video import Video, write_video
+from toy.words import ToySentence, true_sentences
 from toy.world import FPS, SEEDS, Kitchen, find_world, kitchens
 
 
@@ -42,7 +42,7 @@ def write_kitchen(kitchen: Kitchen, output: Path) -> None:
         if file.exists():
             raise BadData(f"{file}: is there already, and not this video of the toy; "
                           f"delete it, or choose another --output")
-    pictures = progress(rendered(kitchen).pictures(), output.name, len(kitchen), "frame",
+    pictures = progress(map(kitchen.render, range(len(kitchen))), output.name, len(kitchen), "frame",
                         leave=False)
     write_video(output, pictures, FPS)
     write_json(truth, content)
@@ -68,27 +68,23 @@ def hash_of_pictures(kitchen: Kitchen) -> str:
     return f"{mark:08x}"
 
 
-@dataclass
-class ToyVideo:
-    """A toy video with its ground truth."""
-    name: str
-    narrations: list[tuple[int, str, tuple[str, ...]]]      # (frame, text, memory words)
-    fps: float
-    num_frames: int
-    pictures: Callable[[], Iterator[np.ndarray]]            # uint8 [H, W, 3], num_frames of them
-
-
-def toy_videos(root: str | Path | None, split: str, limit: int | None,
-               variant: str) -> Iterator[ToyVideo]:
+def toy_samples(
+    root: str | Path | None = None,
+    split: str = "val",
+    limit: int | None = None,
+    world: str = "plain",
+) -> Iterator[Sample]:
     """The videos of a split: rendered while they are seen, in the named world; or those of a
     folder, sorted by name: root/split, if there is such a folder, else root.
 
     limit: the largest number; None: all, or world.VIDEOS of the split. BadData if there are none.
     """
+    if world != "plain" and root:
+        raise BadData(f"--world {world} is for rendered videos, without --root")
     if split not in SEEDS:
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SEEDS)}")
     if root is None:
-        return map(rendered, kitchens(split, limit, world=find_world(variant)))
+        return map(rendered, kitchens(split, limit, world=find_world(world)))
     folder = Path(root) / split
     if not folder.is_dir():
         folder = Path(root)
@@ -100,17 +96,23 @@ def toy_videos(root: str | Path | None, split: str, limit: int | None,
     return map(filmed, files)
 
 
-def rendered(kitchen: Kitchen) -> ToyVideo:
+def rendered(kitchen: Kitchen) -> Sample:
     """A video whose pictures are rendered while they are seen."""
-    def pictures() -> Iterator[np.ndarray]:
-        return map(kitchen.render, range(len(kitchen)))
+    sentences = []
+    for narration in kitchen.narrations:
+        time = time_of(narration.frame, FPS)
+        sentences.append(ToySentence(time, narration.text, narration.memory_words))
+    return Sample(
+        [sentences],
+        name=f"toy-{kitchen.seed}",
+        fps=FPS,
+        num_frames=len(kitchen),
+        duration=len(kitchen) / FPS,
+        source=lambda: map(kitchen.render, range(len(kitchen))),
+    )
 
-    narrations = [(narration.frame, narration.text, narration.memory_words)
-                  for narration in kitchen.narrations]
-    return ToyVideo(f"toy-{kitchen.seed}", narrations, FPS, len(kitchen), pictures)
 
-
-def filmed(path: Path) -> ToyVideo:
+def filmed(path: Path) -> Sample:
     """The video that a .json file describes. BadData names the file if it does not."""
     with expecting(path, '{"video": file, "fps": number, "duration": seconds, '
                          '"narrations": [...]}'):
@@ -121,15 +123,20 @@ def filmed(path: Path) -> ToyVideo:
         if not (is_number(duration) and is_number(fps) and fps > 0):
             raise ValueError
         num_frames = frame_at(duration, fps) + 1
-    sentences = read_sentences(path, Notes())
+    sentences = true_sentences(path)
     placed = [(frame_at(sentence.time, fps), sentence) for sentence in sentences]
     last, _ = placed[-1]
     if last >= num_frames:
         raise BadData(f"{path}: {sentences[-1].time} s is after the end ({duration} s)")
     placed = one_frame_each(placed, num_frames - 1, Notes())
-    narrations = [(frame, sentence.text, sentence.memory_words) for frame, sentence in placed]
-    pictures = partial(decode, video, fps, num_frames)
-    return ToyVideo(path.stem, narrations, fps, num_frames, pictures)
+    return Sample(
+        [at_frames(placed, fps)],
+        name=path.stem,
+        fps=fps,
+        num_frames=num_frames,
+        duration=num_frames / fps,
+        source=partial(decode, video, fps, num_frames),
+    )
 
 
 def decode(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:

@@ -53,7 +53,7 @@ def true_kitchen(video: Path) -> Kitchen | None:
     content = read_json(truth) if truth.is_file() else None
     if not isinstance(content, dict) or not isinstance(content.get("seed"), int):
         return None
-    texts = [text for _, text, _ in filmed(truth).narrations]
+    texts = [text for _, text in filmed(truth).narrations]
     kitchen = Kitchen(content["seed"], len(texts) - 1)
     if [one.text for one in kitchen.narrations] != texts:      # another world has the same seeds
         return None

@@ -1,9 +1,52 @@
 """What the toy measures of narrations beside the paper's scores: whole sentences, and the words that
 only visual memory can give."""
-from support.files.narrations import Sentence
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.common.disk import read_json
+from support.common.errors import BadData
+from support.files.narrations import is_list_of, rows_of_video
+from support.files.own_videos import read_sentences
+from support.files.tracks import NarratedVideo, Notes, Sentence
 
 
-def recall_of_words(pairs: list[tuple[Sentence, str]]) -> dict[str, float | None]:
+@dataclass(slots=True)
+class ToySentence(Sentence):
+    """A true sentence, with the words in it that only visual memory can give."""
+    memory_words: tuple[str, ...] = ()
+
+
+def true_sentences(path: Path) -> list[ToySentence]:
+    """Those of a toy video's .json file, sorted by time. BadData if it is damaged."""
+    sentences = read_sentences(path, Notes())
+    rows = sorted(rows_of_video(read_json(path)), key=lambda row: row["time"])
+    if len(rows) != len(sentences):                 # some have no words
+        rows = [{}] * len(sentences)
+    of_toy = []
+    for sentence, row in zip(sentences, rows):
+        words = row.get("memory", [])
+        if not is_list_of(words, str):
+            raise BadData(f'{path}: expected "memory": [words], not {str(words)[:60]}')
+        of_toy.append(ToySentence(sentence.time, sentence.text, tuple(words)))
+    return of_toy
+
+
+def words_asked_for(video: NarratedVideo) -> list[tuple[str, ...]]:
+    """The memory words of each true sentence; () of sentences that are not the toy's."""
+    return [getattr(sentence, "memory_words", ())
+            for sentences in video.annotators for sentence in sentences]
+
+
+def memory_share(videos: Iterable[NarratedVideo]) -> float:
+    """The share of sentences that need visual memory."""
+    needed = [bool(words) for video in videos for words in words_asked_for(video)]
+    return sum(needed) / max(1, len(needed))
+
+
+def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | None]:
     """Measures of pairs (true sentence, predicted text); None where there is nothing to measure.
 
     exact                   share of sentences that equal their match

@@ -21,7 +21,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from io import StringIO
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 
 from support.common.disk import expecting, is_number, read_json, read_text
@@ -29,7 +29,7 @@ from support.common.errors import BadData, NotDownloaded
 from support.files.cues import read_clock
 from support.files.epic import UNLIKE, has_verb, sentence
 from support.files.narrations import to_sentences
-from support.files.tracks import Interval, Notes, Track
+from support.files.tracks import NarratedVideo, Notes, Sentence
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -215,42 +215,42 @@ def ego4d_split(root: Path, split: str, videos: Iterable[str]) -> list[str]:
 # ------------------------------------------------------------------------ tracks of a data set
 
 
-def in_time(rows: list[dict], place: str, notes: Notes) -> list[tuple[float, str]]:
-    """Rows as [(seconds, sentence)]: sorted, no time below 0, no sentence without words."""
-    narrations = []
-    for narration in to_sentences(rows, place):
-        if not narration.text.strip(" .\n"):
+def in_time(rows: list[dict], place: str, notes: Notes) -> list[Sentence]:
+    """Rows as sentences: sorted, no time below 0, no sentence without words."""
+    sentences = []
+    for sentence in to_sentences(rows, place):
+        if not sentence.text.strip(" .\n"):
             notes.add("narrations without words left out")
             continue
-        if narration.time < 0:
+        if sentence.time < 0:
             notes.add("narrations moved from before the start of their video to 0 s")
-        narrations.append((max(0.0, narration.time), narration.text))
-    return narrations
+            sentence = Sentence(0.0, sentence.text)
+        sentences.append(sentence)
+    return sentences
 
 
-def make_track(video: str, annotator: str, rows: list[dict], path: Path, notes: Notes) -> Track:
-    place = f"{path}, video {video}, annotator {annotator}"
-    # only EgoExo4D says what the camera wearer cannot see
-    seen = [row for row in rows if is_true(row.get("ego_visible")) is not False]
-    unseen = [row for row in rows if is_true(row.get("ego_visible")) is False]
-    return Track(video, annotator, in_time(seen, place, notes), in_time(unseen, place, notes))
-
-
-def tracks(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
-    """All tracks of a split with narrations, for training and teacher-forced evaluation.
+def tracks(name: str, root: Path, split: str, notes: Notes) -> list[NarratedVideo]:
+    """One annotator of one video each, for training and teacher-forced evaluation.
 
     Raises NotDownloaded if there are no annotations, BadData naming the file if it is damaged.
     """
-    all_tracks = every_track(name, root, split, notes)
-    notes.add("descriptions of what the camera wearer cannot see left out",
-              sum(len(track.unseen) for track in all_tracks))
-    kept = [track for track in all_tracks if track.narrations]
-    notes.add("annotators without narrations", len(all_tracks) - len(kept))
+    kept = []
+    for video, annotator, seen, unseen in every_annotator(name, root, split, notes):
+        notes.add("descriptions of what the camera wearer cannot see left out", len(unseen))
+        if seen:
+            kept.append(NarratedVideo([seen], name=f"{video}/{annotator}", video=video))
+        else:
+            notes.add("annotators without narrations")
     return kept
 
 
-def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
-    """All tracks of a split, also empty ones; from the published files if they are there, else raw.
+# video, annotator, what the camera wearer sees, what not: only EgoExo4D says so
+Annotated = tuple[str, str, list[Sentence], list[Sentence]]
+
+
+def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Annotated]:
+    """All annotators of a split, also without sentences; from the authors' files if they are there,
+    else from the raw ones.
 
     Raises as `tracks` does.
     """
@@ -275,43 +275,49 @@ def every_track(name: str, root: Path, split: str, notes: Notes) -> list[Track]:
             content = content.get("videos", content)
             of_split = ego4d_split(root, split, content)
             rows_of = ego4d_raw({video: content[video] for video in of_split}, notes)
-        return [make_track(video, annotator, rows, path, notes)
-                for video, rows_of_video in rows_of.items()
-                for annotator, rows in rows_of_video.items()]
+        annotated = []
+        for video, rows_of_video in rows_of.items():
+            for annotator, rows in rows_of_video.items():
+                place = f"{path}, video {video}, annotator {annotator}"
+                seen = [row for row in rows if is_true(row.get("ego_visible")) is not False]
+                unseen = [row for row in rows if is_true(row.get("ego_visible")) is False]
+                annotated.append((video, annotator, in_time(seen, place, notes),
+                                  in_time(unseen, place, notes)))
+        return annotated
 
 
 # ------------------------------------------------------------------- intervals, for evaluation
 
 
-def intervals(name: str, root: Path, split: str, notes: Notes) -> list[Interval]:
-    """The intervals that evaluation streams.
+def intervals(name: str, root: Path, split: str, notes: Notes) -> list[NarratedVideo]:
+    """The intervals that evaluation streams, with all annotators.
 
     Ego4D's val split: the summarised intervals, if segment_summaries.json is there. Otherwise each
-    video from its first to its last narration, EgoExo4D's unseen descriptions included. As
-    published, the first segment begins with the interval in Ego4D, and at 0 s in the others.
+    video from its first to its last narration, EgoExo4D's unseen descriptions included. As in the
+    authors' code, the first segment begins with the interval in Ego4D, and at 0 s in the others.
     """
     if name == "ego4d" and split == "val":
         path = find_annotations(root, "segment_summaries.json")
         if path is not None:
             return summarised(path, notes)
 
-    tracks_of = defaultdict(list)              # video -> its tracks
-    for track in every_track(name, root, split, notes):
-        narrations = sorted(track.narrations + track.unseen, key=itemgetter(0))
-        if not narrations:
+    annotators_of = defaultdict(list)          # video -> the sentences of its annotators
+    for video, _, seen, unseen in every_annotator(name, root, split, notes):
+        if seen or unseen:
+            annotators_of[video].append(sorted(seen + unseen, key=attrgetter("time")))
+        else:
             notes.add("annotators without narrations")
-            continue
-        tracks_of[track.video].append(Track(track.video, track.annotator, narrations))
 
     all_intervals = []
-    for video, video_tracks in tracks_of.items():
-        times = [time for track in video_tracks for time, _ in track.narrations]
+    for video, annotators in annotators_of.items():
+        times = [sentence.time for sentences in annotators for sentence in sentences]
         origin = min(times) if name == "ego4d" else 0.0
-        all_intervals.append(Interval(video, min(times), max(times), video_tracks, origin))
+        all_intervals.append(NarratedVideo(annotators, origin, video=video, start=min(times),
+                                           end=max(times)))
     return all_intervals
 
 
-def summarised(path: Path, notes: Notes) -> list[Interval]:
+def summarised(path: Path, notes: Notes) -> list[NarratedVideo]:
     """The intervals of Ego4D's segment_summaries.json:
 
     {video: {"start, end": {annotator: {"narration": [{"time", "text"}], "summary": str}}}}
@@ -324,11 +330,12 @@ def summarised(path: Path, notes: Notes) -> list[Interval]:
                 start, end = map(float, key.split(","))
                 if not (is_number(end) and 0 <= start <= end):
                     raise ValueError(f'"start, end" cannot be {key}')
-                interval = Interval(video, start, end, [], start)
+                interval = NarratedVideo([], start, video=video, start=start, end=end)
                 for annotator, entry in annotators.items():
-                    track = make_track(video, annotator, entry["narration"], path, notes)
-                    if track.narrations:
-                        interval.tracks.append(track)
+                    place = f"{path}, video {video}, annotator {annotator}"
+                    sentences = in_time(entry["narration"], place, notes)
+                    if sentences:
+                        interval.annotators.append(sentences)
                     interval.summaries.append((entry.get("summary") or "").strip())
                 all_intervals.append(interval)
     return all_intervals

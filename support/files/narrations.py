@@ -12,7 +12,6 @@
 Times are in seconds, in any order. A malformed file raises BadData: one line names the problem.
 """
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,18 +21,10 @@ from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
 from support.common.text import one_line
 from support.files.cues import read_cues
-from support.files.tracks import Notes, Sentence
+from support.files.tracks import NarratedVideo, Notes, Sentence
 
 # the names of the time in a narration's row: ours, of the JSONL and whisper's, EgoExo4D's
 TIMES = ("time", "end", "timestamp")
-
-
-@dataclass
-class Truth:
-    """The ground truth of one video."""
-    annotators: list[list[Sentence]]
-    start: float = 0.0                         # seconds; where the first segment begins
-    seconds: float | None = None               # how much was streamed, if known
 
 
 def read_predictions(path: Path) -> dict[str, list[Sentence]]:
@@ -41,8 +32,8 @@ def read_predictions(path: Path) -> dict[str, list[Sentence]]:
     return {video: to_sentences(rows, place) for video, rows, place in each_video(path)}
 
 
-def read_truth(path: Path) -> dict[str, Truth]:
-    """{video: Truth} from a file or a folder (formats: see above)."""
+def read_truth(path: Path) -> dict[str, NarratedVideo]:
+    """{video: its true narrations} from a file or a folder (formats: see above)."""
     truths = {}
     for video, entry, place in each_video(path):
         start = 0.0
@@ -55,7 +46,8 @@ def read_truth(path: Path) -> dict[str, Truth]:
                 annotators = entry
             if not is_number(start):
                 raise ValueError(f"{start!r:.60} is no time")
-            truths[video] = Truth([to_sentences(rows, place) for rows in annotators], start)
+            sentences = [to_sentences(rows, place) for rows in annotators]
+            truths[video] = NarratedVideo(sentences, start)
     return truths
 
 
@@ -82,7 +74,7 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     return {video: truth for video, truth in truths.items() if video in predictions}, predictions
 
 
-def check_unit(truths: dict[str, Truth], predictions: dict[str, list[Sentence]]) -> None:
+def check_unit(truths: dict[str, NarratedVideo], predictions: dict[str, list[Sentence]]) -> None:
     """BadData if the predicted times of a video must be in milliseconds."""
     for video, predicted in predictions.items():
         true_times = [sentence.time for rows in truths[video].annotators for sentence in rows]
@@ -169,9 +161,9 @@ def rows_of_file(content, path: Path) -> list:
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:
-    """[{"time": seconds, "text": str, "memory": [words]}, ...] -> sentences, sorted by time.
+    """[{"time": seconds, "text": str}, ...] -> sentences, sorted by time.
 
-    "memory" may be left out; other names of the time: TIMES. where: for errors.
+    Other names of the time: TIMES. where: for errors.
     """
     if not isinstance(rows, list):
         raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
@@ -180,12 +172,11 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         fields = row if isinstance(row, dict) else {}
         time = next((fields[name] for name in TIMES if name in fields), None)
         text = fields.get("text")
-        memory = fields.get("memory", [])
-        if not (is_number(time) and isinstance(text, str) and is_list_of(memory, str)):
+        if not (is_number(time) and isinstance(text, str)):
             there = f"its keys are {', '.join(fields)}" if fields else f"not {str(row)[:60]}"
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
-                          f'(or "end", "timestamp") and perhaps "memory": [words]; {there[:100]}')
-        sentences.append(Sentence(float(time), one_line(text), tuple(memory)))
+                          f'(or "end", "timestamp"); {there[:100]}')
+        sentences.append(Sentence(float(time), one_line(text)))
     return sorted(sentences, key=lambda sentence: sentence.time)
 
 

@@ -18,7 +18,6 @@ refused by name.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +28,9 @@ from support.files.cues import read_cues, whole_sentences
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
 from support.files.narrations import rows_of_file, to_sentences
-from support.files.tracks import Notes, Sentence, frame_at, one_frame_each
+from support.files.tracks import (
+    NarratedVideo, Notes, Sentence, at_frames, frame_at, one_frame_each,
+)
 
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv",
           ".flv", ".ogv", ".3gp")
@@ -186,16 +187,16 @@ def encoder_of(folder: str, name: str) -> str:
 # -------------------------------------------------------------------------- videos with narrations
 
 
-@dataclass
-class Narrated:
-    """A video with its narrations. Its sample begins at the first narration."""
-    name: str
-    narrations: list[tuple[int, Sentence]]     # (frame, sentence), frames strictly increasing
-    features: Features                         # of the whole video
+def read_folder(
+    folder: Path,
+    split: str,
+    limit: int | None,
+    notes: Notes,
+) -> list[tuple[NarratedVideo, Features]]:
+    """The videos of a split, sorted by name, at most `limit`, each with its features.
 
-
-def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> list[Narrated]:
-    """The videos of a split, sorted by name, at most `limit`, with their narrations on frames."""
+    Sentences stand at the ends of frames, no two at the same.
+    """
     files = list_videos(folder, notes)
     settings = {}                              # with which the features of all videos were made
     narrated = []
@@ -215,6 +216,7 @@ def read_folder(folder: Path, split: str, limit: int | None, notes: Notes) -> li
             raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
                           f"end of the video ({features.duration:g} s); are they of another one, "
                           f"or in milliseconds?")
-        narrations = one_frame_each(placed, features.frames - 1, notes)
-        narrated.append(Narrated(name, narrations, features))
+        placed = one_frame_each(placed, features.frames - 1, notes)
+        sentences = at_frames(placed, features.fps)
+        narrated.append((NarratedVideo([sentences], name=name, video=name), features))
     return narrated

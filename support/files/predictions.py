@@ -1,90 +1,56 @@
-"""A folder of predictions. A later run, or another process, can resume it without mixing up models
-or videos.
+"""A folder of what an evaluation has made of each video. A later run, or another process, can resume
+it without mixing up models or videos.
 
-    settings.json           what the predictions depend on: model, data, thresholds, ...
-    predictions/ID.jsonl    the narrations of a finished video, as stream.py writes them
+    settings.json           what it depends on: model, data, thresholds, ...
+    predictions/ID.jsonl    what was made of a finished video; narrations as stream.py writes them
     videos/ID.json          the fingerprint of that video. It is written last: it marks the video as
                             finished
 """
 import json
-from hashlib import sha256
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from support.common.disk import (
-    file_name, hash_tensors, read_json, read_jsonl, write_json, write_text,
-)
+from support.common.disk import file_name, read_json, read_jsonl, write_json, write_text
 from support.common.errors import BadData
+from support.common.seal import refuse_if_changed
 
 
 class Predictions:
-    """Predictions by the name of their video.
+    """Rows (for JSON) by the name of their video.
 
-    `fingerprint` in the methods is a string that tells videos of the same name apart.
+    settings    what they depend on, but for the video
+    renew       make rows again whose video has changed, instead of refusing it
+
+    BadData if the folder has rows that were made with other settings.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, settings: dict, renew: bool = False):
         self.folder = Path(folder)
-
-    def keep_settings(self, settings: dict):
-        """Write down the settings of these predictions.
-
-        Raises BadData if the folder has predictions that were made with other settings.
-        """
+        self.renew = renew
         file = self.folder / "settings.json"
-        kept = settings
         if file.exists():
-            kept = read_json(file)
-        different = []
-        for name in settings | kept:
-            if kept.get(name, ...) != settings.get(name, ...):
-                different.append(name)
-        if different:
-            raise BadData(f"{self.folder} holds predictions made with other settings "
-                          f"({', '.join(different)}): choose another --output, or delete it")
-        write_json(file, settings)
+            refuse_if_changed(f"what {self.folder} holds", read_json(file), settings,
+                              "choose another --output, or delete it")
+        else:
+            write_json(file, settings)
 
-    def finished(self, name: str, fingerprint: str) -> bool:
-        """Whether the video is finished.
+    def keep(self, name: str, fingerprint: str, make: Callable[[], list[dict]]) -> list[dict]:
+        """The rows of a video: those that are there, or new ones.
 
-        Raises BadData if the folder has another video with this name.
+        fingerprint     tells videos of one name apart. BadData if the folder has another one (but
+                        for `renew`)
         """
-        mark = self.mark_of(name)
-        if not mark.exists():
-            return False
-        if read_json(mark) != {"fingerprint": fingerprint}:
-            raise BadData(f"{self.folder} holds predictions of another video {name}, "
-                          f"or of one that has changed since: "
-                          f"choose another --output, or delete it")
-        return self.file_of(name).exists()
-
-    def save_rows(self, name: str, rows: list[dict], fingerprint: str):
-        lines = [json.dumps(row) + "\n" for row in rows]
-        write_text(self.file_of(name), "".join(lines))
-        write_json(self.mark_of(name), {"fingerprint": fingerprint})
-
-    def load_rows(self, name: str) -> list[dict]:
-        return read_jsonl(self.file_of(name))
-
-    def file_of(self, name: str) -> Path:
-        return self.folder / "predictions" / f"{file_name(name)}.jsonl"
-
-    def mark_of(self, name: str) -> Path:
-        return self.folder / "videos" / f"{file_name(name)}.json"
-
-
-def digest(module: torch.nn.Module) -> str:
-    """SHA-256 of all that a model computes with: its numbers, with names, dtypes and shapes, and
-    the settings of the models of transformers in it. (Before `speed_up`, which packs weights.)
-    """
-    hashed = sha256()
-    hash_tensors(hashed, chain(module.named_parameters(), module.named_buffers()))
-    for part in module.modules():
-        config = getattr(part, "config", None)
-        if hasattr(config, "to_diff_dict"):
-            settings = config.to_diff_dict()
-            settings.pop("transformers_version", None)      # of the program, not of the model
-            hashed.update(json.dumps(settings, sort_keys=True, default=str).encode())
-    return hashed.hexdigest()
+        mark = self.folder / "videos" / f"{file_name(name)}.json"
+        file = self.folder / "predictions" / f"{file_name(name)}.jsonl"
+        if mark.exists():
+            is_same = read_json(mark) == {"fingerprint": fingerprint}
+            if not is_same and not self.renew:
+                raise BadData(f"{self.folder} holds predictions of another video {name}, "
+                              f"or of one that has changed since: "
+                              f"choose another --output, or delete it")
+            if is_same and file.exists():
+                return read_jsonl(file)
+        rows = make()
+        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+        write_json(mark, {"fingerprint": fingerprint})
+        return rows

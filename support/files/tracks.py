@@ -1,42 +1,31 @@
-"""Narrations of one video by one annotator, and the frames that stand for their times."""
+"""Sentences at their times, the videos that they narrate, and the frames that stand for times."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TypeVar
 
 from support.common.text import one_line
 
-AnyNarration = TypeVar("AnyNarration")         # text, or an object with the text
 
-
-@dataclass
+@dataclass(slots=True)
 class Sentence:
     """A sentence and its time (seconds)."""
     time: float
     text: str
-    memory_words: tuple[str, ...] = ()         # toy: words that only visual memory can give
 
 
 @dataclass
-class Track:
-    """One annotator's narrations of one video; times in seconds, sorted."""
-    video: str
-    annotator: str
-    narrations: list[tuple[float, str]]
-    unseen: list[tuple[float, str]] = field(default_factory=list)
-
-
-@dataclass
-class Interval:
-    """The part of a video that is streamed in evaluation; times in seconds."""
-    video: str
-    start: float
-    end: float
-    tracks: list[Track]
-    origin: float = 0.0                        # where the first segment begins (App. B.5)
+class NarratedVideo:
+    """A video, or a part of one, with the sentences of each annotator, sorted by time."""
+    annotators: list[list[Sentence]]
+    origin: float = 0.0                        # [s] where the first segment begins (App. B.5)
+    seconds: float | None = None               # how much of it is streamed, if known
+    name: str = ""
+    video: str = ""                            # of which it is (a part)
+    start: float = 0.0                         # [s] of the video where the part starts
+    end: float | None = None                   # of an annotated interval [s]
     # Ego4D: each annotator's summary of the whole interval (App. C.4)
     summaries: list[str] = field(default_factory=list)
 
@@ -79,44 +68,52 @@ def time_of(frame: int, fps: float) -> float:
     return (frame + 1) / fps
 
 
-def assign_frames(narrations: list[tuple[float, str]], duration: float, fps: float, notes: Notes,
-                  frames_in_file: int | None = None) -> list[tuple[int, str]]:
-    """Narrations [(seconds, sentence)], sorted -> [(frame, sentence)], frames strictly increasing.
+def assign_frames(
+    sentences: list[Sentence],
+    duration: float,
+    fps: float,
+    notes: Notes,
+    frames_in_file: int | None = None,
+) -> list[tuple[int, Sentence]]:
+    """Sentences, sorted -> [(frame, sentence)], frames strictly increasing.
 
-    Frames are numbered as in the feature file. Each narration is placed at the first frame that is
-    not before it. A sentence that repeats the sentence before it is left out. `one_frame_each` then
-    separates narrations that share a frame (the published loader loses one of the two).
+    Frames are numbered as in the feature file. Each sentence is placed at the first frame that is
+    not before it. One that repeats the sentence before it is left out. `one_frame_each` then
+    separates sentences that share a frame (the authors' loader loses one of the two).
 
     duration        of the video (seconds)
     frames_in_file  the number of frames in the feature file, if known. Otherwise the file is
-                    assumed to have a frame at the very end, as published
+                    assumed to have a frame at the very end, as in the authors' code
     """
     last = int(duration * fps)
     if frames_in_file is not None:
         last = min(last, frames_in_file - 1)
     placed = []
     text_before = None
-    for time, text in narrations:
-        if text == text_before:
+    for sentence in sentences:
+        if sentence.text == text_before:
             notes.add("repeated sentences left out")
             continue
-        text_before = text
-        frame = min(ceil(time * fps), last)
-        if time > duration:
-            frame = last + 1                   # `one_frame_each` counts these narrations
-        placed.append((frame, text))
+        text_before = sentence.text
+        frame = min(ceil(sentence.time * fps), last)
+        if sentence.time > duration:
+            frame = last + 1                   # `one_frame_each` counts these
+        placed.append((frame, sentence))
     return one_frame_each(placed, last, notes)
 
 
-def one_frame_each(placed: list[tuple[int, AnyNarration]], last: int,
-                   notes: Notes) -> list[tuple[int, AnyNarration]]:
-    """[(frame, narration)] in order of time -> the same, frames strictly increasing up to `last`.
+def one_frame_each(
+    placed: list[tuple[int, Sentence]],
+    last: int,
+    notes: Notes,
+) -> list[tuple[int, Sentence]]:
+    """[(frame, sentence)] in order of time -> the same, frames strictly increasing up to `last`.
 
-    If two narrations share a frame, the second moves to the next frame. The first narration beyond
-    the last frame moves to the last frame; the others beyond it are left out.
+    If two sentences share a frame, the second moves to the next frame. The first one beyond the
+    last frame moves to the last frame; the others beyond it are left out.
     """
-    within = [(frame, narration) for frame, narration in placed if frame <= last]
-    beyond = [(last, narration) for frame, narration in placed if frame > last]
+    within = [(frame, sentence) for frame, sentence in placed if frame <= last]
+    beyond = [(last, sentence) for frame, sentence in placed if frame > last]
     notes.add("narrations beyond the end of their video moved to its last frame", len(beyond[:1]))
     notes.add("narrations beyond the end of their video left out", len(beyond[1:]))
     wanted = within + beyond[:1]
@@ -127,11 +124,16 @@ def one_frame_each(placed: list[tuple[int, AnyNarration]], last: int,
     on_frames = []
     next_free = 0
     latest = last - len(wanted) + 1            # leaves a frame for each of those that follow
-    for wanted_frame, narration in wanted:
+    for wanted_frame, sentence in wanted:
         frame = min(max(wanted_frame, next_free), latest)
         if frame != wanted_frame:
             notes.add("narrations moved by a frame or more, because another one has their frame")
-        on_frames.append((frame, narration))
+        on_frames.append((frame, sentence))
         next_free = frame + 1
         latest += 1
     return on_frames
+
+
+def at_frames(placed: list[tuple[int, Sentence]], fps: float) -> list[Sentence]:
+    """Sentences at the ends of the frames on which they were placed."""
+    return [replace(sentence, time=time_of(frame, fps)) for frame, sentence in placed]

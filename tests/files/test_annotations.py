@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import data
-from commands import data as data_command
+from commands import data_command
 from narrator import Config
 from support.common.errors import BadData, NotDownloaded
 from support.files import annotations, epic
-from support.files.tracks import Notes, assign_frames
+from support.files.tracks import Notes, Sentence, assign_frames
 
 
 def write(path, content):
@@ -105,12 +105,24 @@ def test_nothing_is_left_of_tags_alone():
         assert annotations.clean(text) == ""
 
 
+def on_frames(narrations, duration, notes):
+    """[(frame, text)] of narrations (seconds, text), at two frames a second."""
+    sentences = [Sentence(time, text) for time, text in narrations]
+    return [(frame, sentence.text)
+            for frame, sentence in assign_frames(sentences, duration, 2.0, notes)]
+
+
+def heard(sample):
+    """[(seconds, text)] of each annotator."""
+    return [[(sentence.time, sentence.text) for sentence in sentences]
+            for sentences in sample.annotators]
+
+
 def test_repeats_and_what_lies_beyond_the_end_are_counted():
     """Nothing is lost within half a second."""
-    narrations = [(0.2, "a"), (3.01, "b"), (3.4, "c"), (3.45, "d"), (6.0, "d"), (30, "e"),
-                  (31, "f")]
     notes = Notes()
-    placed = assign_frames(narrations, 12.3, 2.0, notes)
+    placed = on_frames([(0.2, "a"), (3.01, "b"), (3.4, "c"), (3.45, "d"), (6.0, "d"), (30, "e"),
+                        (31, "f")], 12.3, notes)
     assert placed == [(1, "a"), (7, "b"), (8, "c"), (9, "d"), (24, "e")]
     assert {message: count for message, count in notes.counts.items() if count} == {
         "repeated sentences left out": 1,
@@ -127,7 +139,7 @@ def test_repeats_and_what_lies_beyond_the_end_are_counted():
     ([(0, str(i)) for i in range(9)], 2.0, [(i, str(i)) for i in range(5)]),
 ])
 def test_each_narration_has_a_frame(narrations, duration, placed):
-    assert assign_frames(narrations, duration, 2.0, Notes()) == placed
+    assert on_frames(narrations, duration, Notes()) == placed
 
 
 # ---------------------------------------------------------------------- the published layout
@@ -155,11 +167,11 @@ def test_egoexo4d(tmp_path):
     assert first.read(0, 2)[:, 0, 0].tolist() == [4, 5]
 
     stream, hidden = samples("egoexo4d", tmp_path, "val", streaming=True)
-    assert (stream.offset, stream.origin, stream.num_frames) == (0.3, 0.0, 9)
+    assert (stream.start, stream.origin, stream.num_frames) == (0.3, 0.0, 9)
     assert stream.name == "take-1_0_9"
-    assert stream.tracks == [[(0.3, "You kneel."), (2.0, "You look."), (4.2, "You cut.")],
+    assert heard(stream) == [[(0.3, "You kneel."), (2.0, "You look."), (4.2, "You cut.")],
                              [(1.0, "You stand.")]]
-    assert hidden.tracks == [[(1.0, "Hidden.")]]
+    assert heard(hidden) == [[(1.0, "Hidden.")]]
     assert (hidden.num_frames, hidden.duration) == (1, 10)
 
 
@@ -174,7 +186,7 @@ def test_flags_of_egoexo4d(tmp_path, flag, is_set):
         {"descriptions": rows},
         {"descriptions": rows[:1], "rejected": flag}]}})
     first, *others = annotations.tracks("egoexo4d", tmp_path, "val", Notes())
-    assert len(first.narrations) == (1 if is_set is False else 2)
+    assert len(first.annotators[0]) == (1 if is_set is False else 2)
     assert len(others) == (0 if is_set else 1)
 
 
@@ -201,10 +213,10 @@ def test_what_is_corrected_is_counted(tmp_path, capsys, streaming):
     features(tmp_path, {"v": 20})
     sample, = samples("ek100", tmp_path, streaming=streaming)
     if streaming:
-        assert sample.tracks == [[(0.0, "a"), (2.0, "b")]]
+        assert heard(sample) == [[(0.0, "a"), (2.0, "b")]]
     else:
         assert sample.narrations == [(0, "a"), (4, "b")]
-    assert (sample.num_frames, sample.offset) == (5, 0)
+    assert (sample.num_frames, sample.start) == (5, 0)
     assert sample.read(0, 1)[0, 0, 0] == 0
     notes = capsys.readouterr().err
     assert "1 narrations moved from before the start of their video to 0 s" in notes

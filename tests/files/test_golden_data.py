@@ -50,12 +50,12 @@ def test_streaming_samples(name):
     for sample, case in zip(samples, expected):
         assert_is_of(case, torch.stack(list(sample.tokens())))
         if name == "ek100":                    # begins with its first narration
-            start = sample.tracks[0][0][0]
+            start = sample.annotators[0][0].time
             origin = 0.0
         else:                                  # its name holds its first frame
             start = float(sample.name.split("_")[1]) / 2
-            origin = sample.offset
-        assert sample.offset == pytest.approx(start, abs=0.5)
+            origin = sample.start
+        assert sample.start == pytest.approx(start, abs=0.5)
         assert sample.origin == origin
 
 

@@ -14,7 +14,7 @@ import data
 import narrator as nar
 import train
 from narrator import load
-from commands import data as data_command, evaluate as evaluate_command, train_command
+from commands import data_command, evaluate_command, train_command
 from helpers import TOY, tiny, video
 from streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
@@ -24,6 +24,7 @@ from support.files.cues import read_cues
 from support.files.features import read_header
 from support.files.narrations import read_predictions, read_truth
 from support.files.tracks import Notes
+from toy.files import toy_samples
 from test_evaluate import command
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -84,8 +85,8 @@ def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
     """The same narrations on the same frames, the same tokens (up to bf16), the same figures."""
     toy, own = toys
     vision = nar.VisionEncoder(str(TOY / "vision"))
-    for ours, theirs in zip(samples(own), data.load_dataset("toy", toy), strict=True):
-        for name in ("name", "narrations", "fps", "num_frames", "duration", "offset", "origin"):
+    for ours, theirs in zip(samples(own), toy_samples(toy), strict=True):
+        for name in ("name", "narrations", "fps", "num_frames", "duration", "start", "origin"):
             assert getattr(ours, name) == getattr(theirs, name), name
         our_tokens = torch.stack(list(ours.tokens(vision, 8)))
         their_tokens = torch.stack(list(theirs.tokens(vision, 8)))
@@ -333,7 +334,7 @@ def test_placed_on_frames(tmp_path, capsys):
     assert sample.narrations == [(0, "You look."), (3, "You cut."), (4, "You sit."),
                                  (5, "You stand."), (14, "You stir."), (15, "You eat.")]
     assert (sample.num_frames, sample.duration) == (16, 10.0)
-    assert (sample.offset, sample.origin) == (2.0, 2.0)
+    assert (sample.start, sample.origin) == (2.0, 2.0)
     assert sample.read(0, 16)[:, 0, 0].tolist() == list(range(4, 20))
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -343,9 +344,8 @@ def test_placed_on_frames(tmp_path, capsys):
 
     short = data.shorten(sample, 7)
     assert (short.num_frames, len(short.narrations), short.duration) == (6, 4, 10.0)
-    truth = evaluate_command.truth_of(sample)
-    times = [sentence.time for sentence in truth.annotators[0]]
-    assert times == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0] and truth.start == 2.0
+    times = [sentence.time for sentence in sample.annotators[0]]
+    assert times == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0]
 
 
 def test_narrations_of_another_video_are_refused(tmp_path):
@@ -355,8 +355,8 @@ def test_narrations_of_another_video_are_refused(tmp_path):
         samples(tmp_path)
 
 
-def test_own_json_with_memory_words(tmp_path):
-    """The toy's form with its words for memory, or a plain list."""
+def test_own_json(tmp_path):
+    """The toy's form, or a plain list."""
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
     for path in folder.glob("*.csv"):
         path.unlink()
@@ -367,7 +367,6 @@ def test_own_json_with_memory_words(tmp_path):
     (folder / "b.json").write_text(json.dumps(rows))
     for sample in samples(folder):
         assert sample.narrations == [(0, "You look."), (5, "You tap the red cup.")]
-        assert sample.memory_words == [(), ("red",)]
 
 
 def test_scores_of_subtitles(tmp_path):

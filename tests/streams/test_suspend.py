@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from commands import data as data_command, stream_command
+from commands import data_command, stream_command
 from helpers import ROOT, grouped, lively, narrate, row_of
 from narrator import Config
 from streams import suspend

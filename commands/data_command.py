@@ -22,8 +22,6 @@ from support.files import annotations, own_videos
 from support.files.encoding import encode_videos
 from support.files.epic import UNLIKE
 from support.files.tracks import Notes
-from toy.files import write_kitchen
-from toy.world import WORLDS, Kitchen, find_world, lasting
 
 
 # ---------------------------------------------------------------------- the three commands
@@ -43,8 +41,10 @@ def toy_command(options: argparse.Namespace) -> None:
     print(f"{output}: {options.count} videos")
 
 
-def write_toy(seed: int, minutes: float, output: Path, world: str = "plain") -> Kitchen:
-    """Write a video of the named world, about `minutes` long, and its ground truth."""
+def write_toy(seed: int, minutes: float, output: Path, world: str = "plain"):
+    """Write a video of the named world, about `minutes` long, and its ground truth -> its Kitchen."""
+    from toy.files import write_kitchen
+    from toy.world import find_world, lasting
     kitchen = lasting(seed, 60 * minutes, find_world(world))
     write_kitchen(kitchen, output)
     return kitchen
@@ -56,7 +56,11 @@ ROW = " {:7d}  {:7.1f} +- {:5.1f}  {:9.1f}  {:13.2f}  {:17.1f}"
 
 def stats_command(options: argparse.Namespace) -> None:
     split = options.split or ("val" if options.data in DATASETS else "all")
-    samples = load_dataset(options.data, options.root, split, options.limit)
+    if options.data == "toy":
+        from toy.files import toy_samples
+        samples = list(toy_samples(options.root, split, options.limit))
+    else:
+        samples = load_dataset(options.data, options.root, split, options.limit)
     unit = "words"
     count = number_of_words
     if options.llm:
@@ -68,8 +72,12 @@ def stats_command(options: argparse.Namespace) -> None:
 
     stats = statistics(progress(samples, options.data, unit="video"), count)
     print(f"        videos   length [s]          segments  seg. dur. [s]  "
-          f"{unit} / narration  memory narrations")
-    print("here ", ROW.format(*stats.values()), f" {stats['memory_share']:17.1%}")
+          f"{unit} / narration")
+    print("here ", ROW.format(*stats.values()))
+    if options.data == "toy":
+        from toy.words import memory_share
+        stats["memory_share"] = memory_share(samples)
+        print(f"{stats['memory_share']:.1%} of the narrations need visual memory")
     if options.data in PAPER:
         train, val, *columns = PAPER[options.data]
         videos = train if split == "train" else val
@@ -88,7 +96,7 @@ def stats_command(options: argparse.Namespace) -> None:
 def list_unlike(root: Path, split: str) -> None:
     """Print EPIC's narrations that became sentences by rule, where the rule may be wrong."""
     notes = Notes()
-    annotations.every_track("ek100", root, split, notes)
+    annotations.every_annotator("ek100", root, split, notes)
     unlike = Counter(notes.examples[UNLIKE])
     if unlike:
         print(f"{unlike.total()} {UNLIKE}:")
@@ -141,7 +149,7 @@ def run(arguments: list[str] | None = None) -> None:
     toy.add_argument("--count", type=positive_int, default=1,
                      help="videos, of seeds SEED, SEED + 1, ...; resumable")
     toy.add_argument("--world", default="plain",
-                     help=f"default %(default)s; {', '.join(WORLDS)}")
+                     help="default %(default)s; the worlds of toy/world.py")
 
     stats = commands.add_parser("stats",
                                 help="size, length and narrations of a data set (App. B.4)")

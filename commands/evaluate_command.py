@@ -1,0 +1,421 @@
+"""python evaluate.py: its options, what is kept of an evaluation, and what is printed."""
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import data
+import evaluate
+import narrator as nar
+from baselines import context_class
+from commands.compare import run_compare
+from streams.bounds import open_stream
+from support.common.devices import check_launcher, device_and_dtype, rank
+from support.common.disk import check_distinct, check_writable, file_name, write_json
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table
+from support.common.options import (
+    DEFAULT_MODEL, Parser, config_changes, data_options, model_options, positive_int, probability,
+    trigger_options,
+)
+from support.common.progress import say
+from support.common.seal import digest_of, digest_of_model
+from support.engine.cpu import speed_up
+from support.engine.gates import effect_of_gate, has_gate
+from support.files.narrations import check_unit, paired, read_predictions, read_truth
+from support.files.predictions import Predictions
+from support.files.tracks import NarratedVideo, Sentence
+
+KEPT = Path("out/evaluations")          # where the predictions of a data set are kept
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def run_score(args: argparse.Namespace):
+    for given in (args.pred, args.gt):
+        check_distinct(given, args.per_video or "")
+    check_writable(args.per_video)
+    truths = read_truth(Path(args.gt))
+    add_words_of_toy(truths, Path(args.gt))
+    predictions = read_predictions(Path(args.pred))
+    truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
+    check_unit(truths, predictions)
+    print_scores(truths, predictions, {}, args)
+
+
+def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
+    """Where the truth is a toy video's .json, its sentences know their memory words."""
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix == ".json" and '"memory"' in file.read_text(encoding="utf-8"):
+            from toy.words import true_sentences
+            if file.stem in truths:
+                truths[file.stem].annotators = [true_sentences(file)]
+
+
+def print_scores(truths: dict[str, NarratedVideo], predictions: dict[str, list[Sentence]],
+                 minutes: dict[str, float], args: argparse.Namespace):
+    """Print the table of a self-conditioned evaluation: all videos and, with --by-duration, groups
+    of them.
+
+    minutes: the length of each video; needed for --by-duration.
+    """
+    result, each = measures_of(truths, predictions)
+    rows = [("all", result)]
+    if getattr(args, "by_duration", False):    # the command `score` has no such option
+        for label, names in evaluate.by_duration({name: minutes[name] for name in each}):
+            of_group, _ = measures_of({name: truths[name] for name in names}, predictions)
+            rows.append((label, of_group))
+        result = result | {"by_duration": dict(rows[1:])}
+    print_table(rows)
+    if result["without_truth"]:
+        print(f"left out: {result['without_truth']} of {len(truths)} videos, no true narration",
+              file=sys.stderr)
+    if result["meteor"] is None:
+        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(result))
+    if args.per_video:
+        write_json(args.per_video, each)
+
+
+def measures_of(truths: dict[str, NarratedVideo],
+                predictions: dict[str, list[Sentence]]) -> tuple[dict, dict[str, dict]]:
+    """All measures, and the toy's own of its sentences: of all videos together, and of each."""
+    result, each, pairs = evaluate.all_measures(truths, predictions)
+    all_pairs = sum(pairs.values(), [])
+    if any(getattr(sentence, "memory_words", ()) for sentence, _ in all_pairs):
+        from toy.words import recall_of_words
+        result |= recall_of_words(all_pairs)
+        for name, matched in pairs.items():
+            each[name] |= recall_of_words(matched)
+    return result, each
+
+
+# ---------------------------------------------------------------------- narrator and data set
+
+
+def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool = False,
+                         ) -> tuple[nar.Narrator, nar.VisionEncoder | None, list[data.Sample]]:
+    """A narrator with the settings of the command line, its vision encoder for the toy (which has
+    pictures; the other data sets have features), and the samples of the data set.
+
+    The data set comes first: what is missing there is refused before a model is loaded.
+    """
+    samples = samples_of(args, streaming)
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    narrator = nar.load(model, args.llm, device, dtype, sees=args.data == "toy",
+                        **config_changes(args))
+    vision = None
+    if args.data == "toy":
+        vision = narrator.vision_encoder(narrator.llm.dtype)
+    samples = list(samples)
+    for sample in samples:
+        if is_readable(sample):
+            data.check_sample(sample, narrator.config)
+            break                               # the others when it is their turn
+    return narrator, vision, samples
+
+
+def samples_of(args: argparse.Namespace, streaming: bool = False):
+    """The samples of the data set; those of the toy as they are asked for."""
+    if args.data == "toy":
+        from toy.files import toy_samples
+        return toy_samples(args.root, split_of(args), args.limit, args.world)
+    if args.world != "plain":
+        raise BadData(f"--world {args.world} is for the toy's rendered videos, without --root")
+    return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming)
+
+
+def is_readable(sample: data.Sample) -> bool:
+    try:
+        return sample.read is None or len(sample.read(0, 1)) == 1
+    except (BadData, OSError):
+        return False
+
+
+def split_of(args: argparse.Namespace) -> str:
+    if args.split:
+        return args.split
+    return "test" if args.data == "toy" else "val"
+
+
+# ---------------------------------------------------------------------- what is kept
+
+
+def fingerprint(sample: data.Sample) -> str:
+    """SHA-256 of times, ground truth and all frames in their order. It tells videos of the same
+    name apart.
+    """
+    offset = 0.0
+    tracks = None
+    narrations = sample.narrations
+    if sample.end is not None or sample.read is not None:
+        offset = sample.start
+    if sample.end is not None:                      # an annotated interval
+        narrations = []
+        tracks = [[(sentence.time, sentence.text) for sentence in sentences]
+                  for sentences in sample.annotators]
+    truth = (sample.num_frames, sample.fps, offset, sample.origin, narrations, tracks)
+    sha = sha256(repr(truth).encode())
+    for frame in sample.frames() if sample.source else sample.tokens():
+        sha.update(np.ascontiguousarray(frame))
+    return sha.hexdigest()
+
+
+def keeper(args: argparse.Namespace, settings: dict) -> Callable:
+    """make -> the same, whose results are kept: a finished video is not made again, if what is kept
+    is of the same frames.
+
+    settings    all that results depend on, but for the videos
+
+    Results of data sets are kept in any case, those of the toy if --output says where.
+    """
+    folder = args.output
+    if folder is None and args.data != "toy":
+        seal = digest_of(json.dumps(settings, sort_keys=True))[:8]
+        folder = KEPT / f"{file_name(Path(args.data).name)}-{split_of(args)}-{args.command}-{seal}"
+    if folder is None:
+        return lambda make: make
+    kept = Predictions(folder, settings, renew=args.output is None)
+    if rank()[0] == 0:
+        say(f"what is made of each video is kept in {folder}; the same command goes on from there")
+
+    def keep(make: Callable[[data.Sample], list[dict]]) -> Callable[[data.Sample], list[dict]]:
+        def made_once(sample: data.Sample) -> list[dict]:
+            return kept.keep(sample.name, fingerprint(sample), lambda: make(sample))
+        return made_once
+
+    return keep
+
+
+def settings_of(args: argparse.Namespace, narrator: nar.Narrator,
+                vision: nar.VisionEncoder | None) -> dict:
+    """What all results depend on: wherever the videos lie, each has a fingerprint."""
+    return asdict(narrator.config) | {
+        "split": split_of(args),
+        "world": args.world,
+        "dtype": str(next(narrator.llm.parameters()).dtype),
+        "weights": digest_of_model(narrator),
+        "vision_weights": digest_of_model(vision) if vision else None,
+    }
+
+
+def tell_failures(failed: dict[str, str], samples: list[data.Sample]) -> None:
+    """BadData at the end of an evaluation that some videos have not taken part in."""
+    if failed:
+        first, problem = next(iter(failed.items()))
+        others = f", and {len(failed) - 1} more that are named above" if len(failed) > 1 else ""
+        raise BadData(f"{len(failed)} of {len(samples)} videos could not be evaluated, the figures "
+                      f"are of the others: {first} ({problem}){others}")
+
+
+# ---------------------------------------------------------------------- self-conditioned (§4.1)
+
+
+def run_stream(args: argparse.Namespace):
+    """Self-conditioned: every narration depends on the model's own narrations before it.
+
+    Under torchrun each process narrates a part of the videos, and the first one prints the scores
+    of all.
+    """
+    check_launcher()
+    check_writable(args.per_video)
+    narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
+    settings = settings_of(args, narrator, vision) | {"static": args.static}
+    keep = keeper(args, settings)
+    narrator = narrator.merge()
+    speed_up(narrator)
+
+    def narrate(sample: data.Sample) -> list[dict]:
+        data.check_sample(sample, narrator.config)
+        context = open_stream(narrator, lookahead=args.lookahead)
+        return evaluate.self_conditioned(narrator, sample, vision, args.static, context,
+                                         args.lookahead)
+
+    rows_of, failed = evaluate.of_each(samples, keep(narrate), "streaming")
+    if rank()[0] == 0 and rows_of:
+        truths = {sample.name: sample for sample in samples if sample.name in rows_of}
+        predictions = {name: evaluate.to_predictions(rows) for name, rows in rows_of.items()}
+        minutes = {name: sample.duration / 60 for name, sample in truths.items()}
+        print_scores(truths, predictions, minutes, args)
+    tell_failures(failed, samples)
+
+
+# ---------------------------------------------------------------------- teacher forcing (§4.1)
+
+
+def run_teacher(args: argparse.Namespace):
+    """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
+    check_launcher()
+    check_writable(args.per_video)
+    narrator, vision, samples = narrator_and_samples(args, args.model)
+    settings = settings_of(args, narrator, vision)
+    settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
+    keep = keeper(args, settings)
+    speed_up(narrator)
+
+    def score(sample: data.Sample) -> list[dict]:
+        data.check_sample(sample, narrator.config)
+        cache = context_class(narrator)(narrator).cache
+        measures = evaluate.teacher_forced(narrator, sample, vision, args.max_frames,
+                                           args.reply_theta, cache)
+        return [measures | about_memory(narrator, sample, vision, args.max_frames)]
+
+    rows_of, failed = evaluate.of_each(samples, keep(score), "teacher")
+    if rank()[0] == 0 and rows_of:
+        print_means({name: row for name, (row,) in rows_of.items()}, samples, narrator, args)
+    tell_failures(failed, samples)
+
+
+def print_means(each: dict[str, dict], samples: list[data.Sample], narrator: nar.Narrator,
+                args: argparse.Namespace):
+    """Print the table of a teacher-forced evaluation, and what is known of the memory."""
+    memory = [row.pop("memory") for row in each.values() if row.get("memory")]
+    for row in each.values():
+        row.pop("memory", None)
+    result = means_of(list(each.values()))
+    rows = [("all", result)]
+    if args.by_duration:
+        minutes = {sample.name: sample.duration / 60 for sample in samples if sample.name in each}
+        for label, names in evaluate.by_duration(minutes):
+            rows.append((label, means_of([each[name] for name in names])))
+        result = result | {"by_duration": dict(rows[1:])}
+    print_table(rows)
+    if memory:
+        about = {name: evaluate.average([of_video[name] for of_video in memory])
+                 for name in memory[0]}
+        print(f"memory tokens: {about['tokens_differ']:.2g} of their mean square differs between "
+              f"the {narrator.memory.M} tokens of a read-out, {about['read_outs_differ']:.2g} "
+              f"between read-outs (docs/training.md)")
+        if "gate" in about:
+            print(f"the gate: fixed at its mean, it moves memory tokens by {about['gate']:.2g} of "
+                  f"what they differ by (0: it does nothing)")
+        result |= about
+    if args.json:
+        print(json.dumps(result))
+    if args.per_video:
+        write_json(args.per_video, each)
+
+
+@torch.no_grad()
+def about_memory(narrator: nar.Narrator, sample: data.Sample, vision: nar.VisionEncoder | None,
+                 max_frames: int) -> dict[str, dict]:
+    """What the memory makes of a sample; {} without at least two read-outs."""
+    sample = data.shorten(sample, max_frames)
+    if not narrator.memory.M or len(sample.narrations) < 3:
+        return {}
+    narrations = evaluate.true_narrations(narrator, sample)
+    x = torch.stack(list(sample.tokens(vision)))                        # [T, J, D]
+    tokens_differ, read_outs_differ = how_memory_differs(narrator, x, narrations)
+    about = {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
+    if has_gate(narrator.memory):
+        x = x.to(narrator.connector[0].weight).flatten(0, 1)[None]      # [1, T J, D]
+        ends = torch.tensor([[(frame + 1) * narrator.layout.J for frame, _ in narrations[:-1]]])
+        about["gate"] = effect_of_gate(narrator.memory, x, ends)
+    return {"memory": about}
+
+
+@torch.no_grad()
+def how_memory_differs(narrator: nar.Narrator, x: Tensor,
+                       narrations: nar.Narrations) -> tuple[float, float]:
+    """See `shares_that_differ`; of the read-outs of a video x [T, J, D]."""
+    memory = narrator.read_outs(x, narrations)
+    if not isinstance(memory, Tensor):          # of two memories, the visual one's
+        _, memory = memory
+    return shares_that_differ(memory[0].float())
+
+
+def shares_that_differ(memory: Tensor) -> tuple[float, float]:
+    """Read-outs [N, M, D] -> the shares of their mean square that differ between the M tokens of a
+    read-out, and between read-outs. Near 0, the language model sees no past, whatever there was.
+    """
+    size = memory.square().mean()
+    of_tokens = memory - memory.mean(1, keepdim=True)
+    of_read_outs = memory - memory.mean(0)
+    return (of_tokens.square().mean() / size).item(), (of_read_outs.square().mean() / size).item()
+
+
+def means_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The number of videos, and the mean of each measure."""
+    means = {"videos": len(rows)}
+    for measure in rows[0]:
+        means[measure] = evaluate.average([row[measure] for row in rows])
+    return means
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def json_file(text: str) -> str:
+    """An argparse type: a video, mistaken for the name of an output, is safe."""
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"must be the name of a .json file, not {text!r}")
+    return text
+
+
+def main():
+    parser = Parser(description="Evaluate a narrator.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    score = commands.add_parser("score", help="score predictions against the truth, both files")
+    score.add_argument("--pred", required=True,
+                       help='JSON {video: [{"time", "text"}]}, JSONL of stream.py, .srt, .vtt or '
+                            '.csv, or a folder of such files')
+    score.add_argument("--gt", required=True,
+                       help="the same, with several annotators {video: [[...], ...]}, or the "
+                            "toy's .json")
+    score.add_argument("--partial", action="store_true",
+                       help="score only the videos that have predictions")
+    score.set_defaults(run=run_score)
+
+    streams = commands.add_parser("stream", help="self-conditioned protocol over a data set")
+    group = streams.add_argument_group("narration")
+    trigger_options(group)
+    group.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
+                       help="frames in one pass of the language model; the narrations are the same "
+                            "in float32, in bfloat16 up to rounding (default %(default)s)")
+    streams.set_defaults(run=run_stream)
+
+    teacher = commands.add_parser("teacher", help="teacher-forced protocol: PPL, TimeDiff, Fluency, "
+                                                  "LM-Correctness")
+    group = teacher.add_argument_group("teacher forcing")
+    group.add_argument("--reply-theta", type=probability, default=0.0,
+                       help="also end a segment where p([SKIP]) is below this "
+                            "(default 0, as in the authors' code)")
+    group.add_argument("--max-frames", type=positive_int, default=1200,
+                       help="cut samples to at most this many frames (default 1200, as in the "
+                            "authors' code)")
+    teacher.set_defaults(run=run_teacher)
+
+    compare = commands.add_parser("compare", help="two evaluations of the same videos side by side, "
+                                                  "with intervals of the differences")
+    for name in ("first", "second"):
+        compare.add_argument(name, metavar=f"{name.upper()}.json",
+                             help="what evaluate.py has written with --per-video")
+    compare.set_defaults(run=run_compare)
+
+    for command in (score, streams, teacher, compare):
+        command.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    for command in (score, streams, teacher):
+        command.add_argument("--per-video", metavar="FILE.json", type=json_file,
+                             help="write each video's results as JSON (see compare)")
+    for command in (streams, teacher):
+        command.add_argument("--output", metavar="DIR",
+                             help=f"keep what is made of each video in this folder; finished videos "
+                                  f"are skipped (default: a folder in {KEPT}; toy: nothing is kept)")
+        command.add_argument("--by-duration", action="store_true",
+                             help="also by the length of the videos: up to 2, 4, 8 minutes, and "
+                                  "longer")
+        data_options(command.add_argument_group("data set"))
+        model_options(command.add_argument_group("narrator"), default=DEFAULT_MODEL)
+    args = parser.parse_args()
+    command_line(lambda: args.run(args))
