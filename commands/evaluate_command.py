@@ -197,8 +197,8 @@ def keeper(args: argparse.Namespace, settings: dict) -> Callable:
     return keep
 
 
-def settings_of(args: argparse.Namespace, narrator: nar.Narrator,
-                vision: nar.VisionEncoder | None) -> dict:
+def settings_of_results(args: argparse.Namespace, narrator: nar.Narrator,
+                        vision: nar.VisionEncoder | None) -> dict:
     """What all results depend on: wherever the videos lie, each has a fingerprint."""
     return asdict(narrator.config) | {
         "split": split_of(args),
@@ -230,7 +230,7 @@ def run_stream(args: argparse.Namespace):
     check_launcher()
     check_writable(args.per_video)
     narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
-    settings = settings_of(args, narrator, vision) | {"static": args.static}
+    settings = settings_of_results(args, narrator, vision) | {"static": args.static}
     keep = keeper(args, settings)
     narrator = narrator.merge()
     speed_up(narrator)
@@ -258,7 +258,7 @@ def run_teacher(args: argparse.Namespace):
     check_launcher()
     check_writable(args.per_video)
     narrator, vision, samples = narrator_and_samples(args, args.model)
-    settings = settings_of(args, narrator, vision)
+    settings = settings_of_results(args, narrator, vision)
     settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
     keep = keeper(args, settings)
     speed_up(narrator)

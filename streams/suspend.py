@@ -43,9 +43,10 @@ from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
 from streams.live import Camera
 from streams.subtitles import Writers, hash_of_end
-from support.common.disk import hash_tensors, write_tensors
+from support.common.disk import write_tensors
 from support.common.errors import BadData
 from support.common.progress import say
+from support.common.seal import digest_of, refuse_if_changed
 from support.common.text import without_secrets
 from support.files.video import is_pipe_or_url
 from support.files.features import file_and_name
@@ -140,7 +141,8 @@ class State:
             self.answers = model_answers(narrator, encoder)
             return True
         header, tensors = read_state(self.path)
-        refuse_another_stream(self.path, header["whose"], self.about["whose"])
+        refuse_if_changed(str(self.path), header["whose"], self.about["whose"],
+                          "give the same, or another --state")
         if header["done"]:
             say(f"{self.path}: {without_secrets(source)} is narrated to its end; "
                 f"delete it to begin anew")
@@ -214,7 +216,7 @@ def write_state(path: str | Path, context: Bounded, header: dict,
     # safetensors refuses tensors that share memory
     tensors = {name: tensor.clone() for name, tensor in (tensors | extra).items()}
     text = json.dumps(header | {"format": FORMAT, "stream": numbers})
-    about = {"state": text, "digest": digest_of(text, tensors)}
+    about = {"state": text, "digest": digest_of(text, sorted(tensors.items()))}
     write_tensors(path, tensors, about)
 
 
@@ -228,7 +230,7 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
             about = file.metadata() or {}
             # copies, not views: the file is replaced by the next save
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
-        intact = about["digest"] == digest_of(about["state"], tensors)
+        intact = about["digest"] == digest_of(about["state"], sorted(tensors.items()))
         header = json.loads(about["state"])
         version = header["format"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
@@ -239,13 +241,6 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
     if not intact:
         raise damaged(path, "its digest differs")
     return header, tensors
-
-
-def digest_of(text: str, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of a header and of tensors with their names, dtypes and shapes."""
-    hashed = sha256(text.encode())
-    hash_tensors(hashed, sorted(tensors.items()))
-    return hashed.hexdigest()
 
 
 def damaged(path: str | Path, reason: str) -> BadData:
@@ -341,7 +336,7 @@ def identity(narrator, source: str, live: bool) -> dict:
         if name not in FREE and name not in narrator.config.MODEL_NAMES:
             same[name] = value
     # the connector, the memory, and what baselines add; LoRA is merged, and tested by its answers
-    same["connector or memory"] = digest_of("", narrator.trainable())[:12]
+    same["connector or memory"] = digest_of("", sorted(narrator.trainable().items()))[:12]
     return same
 
 
@@ -360,14 +355,6 @@ def source_signature(source: str, live: bool) -> str:
         file.seek(max(0, size - DIGEST_BYTES))
         hashed.update(file.read())
     return f"{size} bytes, {hashed.hexdigest()[:12]}{name}"
-
-
-def refuse_another_stream(path: Path, saved: dict, present: dict) -> None:
-    """BadData if a state does not belong to this stream; both as from `identity`."""
-    for name, value in present.items():
-        if saved.get(name) != value:
-            raise BadData(f"{path}: was saved with another {name} ({saved.get(name)}; "
-                          f"here {value}); give the same, or another --state")
 
 
 def tell_changes(path: Path, saved: dict, present: dict) -> None:

@@ -232,12 +232,12 @@ def test_what_is_already_in_the_folder(videos, tmp_path):
     """
     encode(videos[:1], tmp_path)
     other_settings = ["--fps", "1"]
-    with pytest.raises(BadData, match="with other settings.*; delete it, or choose another"):
+    with pytest.raises(BadData, match="was made with .*, here .*; delete it, or choose another"):
         encode(videos[:1], tmp_path, *other_settings)
     other = tmp_path / "other" / Path(videos[0]).name
     other.parent.mkdir()
     write_video(other, [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
-    with pytest.raises(BadData, match="was made of another video or .*; delete it, or choose"):
+    with pytest.raises(BadData, match="was made with size = .*; delete it, or choose"):
         encode([str(other)], tmp_path)
     with pytest.raises(BadData, match="another of the videos is named"):
         encode([videos[0], str(other)], tmp_path / "x")

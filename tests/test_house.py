@@ -15,11 +15,12 @@ CODE = [path for path in sorted(ROOT.rglob("*.py"))
 # From the bottom to the top: a file may import what stands on a lower line, and its own room.
 FLOORS = [
     ["support"],
-    ["toy.paint", "toy.world", "toy.files", "toy.probe", "toy.places", "toy.words"],
+    ["toy.paint", "toy.world", "toy.probe"],
     ["clam"],
     ["narrator"],
     ["data", "stream"],
     ["train", "evaluate"],
+    ["toy.words", "toy.files", "toy.places"],
     ["baselines"],
     ["streams"],
     ["toy.stages", "toy.from_scratch"],
@@ -103,10 +104,10 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 19_000,                   # each of them is its script
-    "support": 32_650,                         # tables, subtitles and files told by what they are
+    "support": 33_500,                         # processes; clocks; what a refused file is; seals
     "experiments": 20_900,                     # overwriting: a world that asks for a gate
     "streams": 12_900,                         # the cache that grows, which was in stream.py
-    "toy": 16_400,                             # places: what the page shows of the memory
+    "toy": 16_800,                             # its own sentences and samples
     "commands": 12_200,                        # the worked example of Eq. 2, which was in clam.py
     "baselines": 6_100,                        # the delta rule, gated and not
 }

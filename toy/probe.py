@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
+from support.common.seal import refuse_if_changed
 from support.engine.checkpoint import WEIGHTS
 from toy import world
 
@@ -79,9 +80,9 @@ def load_probe(model: str) -> Probe | None:
         probe.load_state_dict(tensors)
     except (OSError, SafetensorError, LookupError, RuntimeError) as error:
         raise BadData(f"{file} is damaged ({first_line(error)}); delete it") from error
-    if about.get("narrator") != hash_of(model):
-        raise BadData(f"{file} was made for other weights than those of {model}; delete it, or make "
-                      f"it again: python -m experiments.knowledge --model {model} --save {file}")
+    refuse_if_changed(
+        str(file), about, {"narrator": hash_of(model)},
+        f"delete it, or make it again: python -m experiments.knowledge --model {model} --save {file}")
     return probe.requires_grad_(False)
 
 

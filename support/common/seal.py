@@ -16,12 +16,11 @@ from support.common.disk import hash_tensors
 from support.common.errors import BadData
 
 
-def differences(kept: dict, present: dict, but: Container[str] = ()) -> list[str]:
-    """The entries that differ, in words; `but`: names that are not compared."""
+def what_differs(kept: dict, present: dict, but: Container[str] = ()) -> list[str]:
+    """The present entries that are not as they were, in words; `but`: names that are not compared."""
     found = []
-    for name in kept | present:
-        before = kept.get(name, "nothing")
-        now = present.get(name, "nothing")
+    for name, now in present.items():
+        before = kept.get(name)
         if name not in but and before != now:
             found.append(f"{name} = {str(before)[:60]}, here {str(now)[:60]}")
     return found
@@ -39,7 +38,7 @@ def refuse_if_changed(
     what        what would be used: a file, or the things in a folder
     advice      what the user can do
     """
-    changed = differences(kept, present, but)
+    changed = what_differs(kept, present, but)
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise BadData(f"{what} was made with {'; '.join(changed[:3])}{more}; {advice}")

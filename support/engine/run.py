@@ -27,6 +27,7 @@ from support.common.processes import (
     Different, check_equal, from_first, gathered, sum_tensors, summed, tensor_from_first, together,
 )
 from support.common.progress import progress, say
+from support.common.seal import refuse_if_changed
 from support.engine.run_options import RunOptions
 
 # options that may differ from those of the state, on --resume
@@ -303,10 +304,8 @@ def check_settings_of_state(state: Path, settings: dict, but: Container[str] = (
         saved = json.loads(about["settings"])
     except Exception as error:                                 # damaged files raise anything
         raise BadData(f"{state} is damaged; delete it, and start again") from error
-    for name, value in settings.items():
-        if name not in but and saved.get(name) != value:
-            raise BadData(f"{state} is of a run with {name} = {saved.get(name)}, "
-                          f"not {value}; use the same settings, or another --output")
+    refuse_if_changed(f"{state}, a run that was interrupted,", saved, settings,
+                      "use the same settings, or another --output", but)
     return about
 
 

@@ -13,6 +13,7 @@ from support.common.iterate import prefetch
 from support.common.locks import Locked, locked
 from support.common.processes import in_shares, my_share
 from support.common.progress import progress, say
+from support.common.seal import refuse_if_changed, what_differs
 from support.files.features import encode_batches, read_header
 from support.files.video import Video
 
@@ -103,9 +104,6 @@ def is_made(features: Path, wanted: dict[str, str], renew: bool) -> bool:
     if not features.exists():
         return False
     made = read_header(features).header
-    if wanted.items() <= made.items():
-        return True
     if not renew:
-        raise BadData(f"{features}: was made of another video or with other settings ({made}); "
-                      f"delete it, or choose another --output")
-    return False
+        refuse_if_changed(str(features), made, wanted, "delete it, or choose another --output")
+    return not what_differs(made, wanted)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from support.common.disk import check_name, read_json, read_text
 from support.common.errors import BadData
+from support.common.seal import refuse_if_changed
 from support.files.cues import read_cues, whole_sentences
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
@@ -204,10 +205,11 @@ def read_folder(
         narration_file, video = files[name]
         wanted = settings | file_size(video) if video else settings
         path = feature_file(folder, name)
-        features = read_header(path) if path.exists() else None
-        if features is None or not wanted.items() <= features.header.items():
-            raise BadData(f"{path}: is missing, or is of another video or other settings than "
-                          f"{wanted}: python data.py encode --data {folder} --model MODEL")
+        encode = f"python data.py encode --data {folder} --model MODEL"
+        if not path.exists():
+            raise BadData(f"{path}: is missing: {encode}")
+        features = read_header(path)
+        refuse_if_changed(str(path), features.header, wanted, f"encode again: {encode}")
         settings = {key: features.header[key] for key in ("vision", "fps", "grid")}
         sentences = read_sentences(narration_file, notes)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]

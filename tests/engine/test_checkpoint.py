@@ -14,7 +14,7 @@ from support.common.errors import BadData
 from support.engine.checkpoint import (
     load_llm, load_tokenizer, load_vision_model, token_ids,
 )
-from support.files.predictions import digest
+from support.common.seal import digest_of_model as digest
 
 
 ONLINE = {"memory": "none", "prune": False}

@@ -47,5 +47,5 @@ def test_one_of_other_weights_is_refused(tmp_path):
     save_probe(Probe(4), str(tmp_path), tmp_path / "probe.safetensors")
     assert load_probe(str(tmp_path)) is not None
     weights.write_bytes(b"second")
-    with pytest.raises(BadData, match="made for other weights .* experiments.knowledge --model"):
+    with pytest.raises(BadData, match="made with narrator = .* experiments.knowledge --model"):
         load_probe(str(tmp_path))
