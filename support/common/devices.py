@@ -18,7 +18,8 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     """Decide device and dtype, for all commands.
 
     "auto": CUDA before MPS before the CPU, and bfloat16 on CUDA, else float32. Under torchrun,
-    "cuda" is this process's GPU. BadData if this machine has no such device.
+    "cuda" is this process's GPU, and "cuda:0" one for all. BadData if this machine has no such
+    device.
     """
     if device == "auto":
         device = "cpu"
@@ -28,7 +29,9 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
             device = "cuda"
     _, processes = rank()
     if device == "cuda" and processes > 1:
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        # where there are more processes than GPUs, they share them
+        number = int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count())
+        device = f"cuda:{number}"
     try:
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
             raise ValueError

@@ -67,6 +67,7 @@ def process_group(device: str) -> Iterator[None]:
     with peers("cannot be reached"):
         dist.init_process_group(backend, store=common_store(), rank=process, world_size=processes)
     try:
+        check_gpus(device)
         yield
     except BaseException as error:
         end_at_once()
@@ -74,6 +75,16 @@ def process_group(device: str) -> Iterator[None]:
             leave_together()
         raise
     dist.destroy_process_group()
+
+
+def check_gpus(device: str) -> None:
+    """Different, in all processes, if two of them have the same GPU: NCCL cannot do that."""
+    if not device.startswith("cuda"):
+        return
+    gpus = gathered(str(torch.cuda.get_device_properties(device).uuid))
+    if len(set(gpus)) < len(gpus):
+        raise Different(f"{len(gpus)} processes have {len(set(gpus))} GPUs, and each needs one of "
+                        f"its own: give torchrun a smaller --nproc-per-node, and no --device cuda:N")
 
 
 def leave_together() -> None:

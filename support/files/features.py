@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -202,11 +203,16 @@ class Features:
     frames: int | None = None                  # number of frames in the file
     header: dict[str, str] = field(default_factory=dict)
 
-    def rows(self) -> int:
-        """Number of frames in the file."""
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """[T, J, D], from the file's header: it is opened once, and no frame is read."""
         with open_features(self.path, self.tensor) as frames:
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
-            return shape[0]
+            return tuple(shape)
+
+    def rows(self) -> int:
+        """Number of frames in the file."""
+        return self.shape[0]
 
     def read(self, start: int, stop: int, first: int = 0) -> Tensor:
         """Frames start .. stop [stop - start, J, D] in fp32, counted from frame `first`.
@@ -266,9 +272,15 @@ class Store:
                     self.index[video] = duration, Path(name)
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
+        self.found = {}                        # video -> its features: many tracks have one video
 
     def find(self, video: str) -> Features | None:
-        """The features of a video; None if there are none."""
+        """The features of a video; None if there are none. Each video is looked for once."""
+        if video not in self.found:
+            self.found[video] = self.look_for(video)
+        return self.found[video]
+
+    def look_for(self, video: str) -> Features | None:
         all_videos = self.root / "features.safetensors"
         for name in (video, self.names.get(video, video)):
             if name in self.index:

@@ -141,7 +141,7 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     with pytest.raises(BadData, match="ends at frame 20, its annotations need 23"):
         found.read(18, 23)
     (tmp_path / path).unlink()
-    assert store.find("v") is None
+    assert features.Store(tmp_path, {}).find("v") is None
 
 
 @pytest.mark.parametrize("entry", [
