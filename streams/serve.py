@@ -57,7 +57,7 @@ class Page(AbstractContextManager):
         self.events = deque(maxlen=LATE)            # the newest, as JSON
         self.count = 0                              # of all events
         self.ended = False
-        self.picture = None                         # the newest, uint8 [H, W, 3 or 6]
+        self.picture = None                         # the newest, uint8 [H, W, 3]
         self.making = Lock()                        # of `bodies`
         self.bodies = {}                            # {path: (when it was made, the bytes)}
 
@@ -104,7 +104,7 @@ class Page(AbstractContextManager):
     def jpeg(self) -> bytes:
         """The newest picture as a file."""
         buffer = BytesIO()
-        Image.fromarray(np.asarray(self.picture)[..., :3]).save(buffer, "jpeg", quality=90)
+        Image.fromarray(np.asarray(self.picture)).save(buffer, "jpeg", quality=90)
         return buffer.getvalue()
 
     def wait(self, known: int) -> tuple[list[str], int, bool]:

@@ -499,17 +499,32 @@ def test_what_is_still_to_come_is_dimmed(width, kitchen, said, browser):
     for n in (0, 20, len(said) - 1):
         tab.click("#list button", n)
         wait_for_sentence(tab, said[n])
-        dimmed = tab.js("[...document.querySelectorAll('#list li')].map("
-                        "e => getComputedStyle(e).opacity < 1)")
+        colours = tab.js("[...document.querySelectorAll('#list li span')].map("
+                         "e => getComputedStyle(e).color)")
+        dimmed = [colour != colours[0] for colour in colours]
         assert dimmed == [False] * (n + 1) + [True] * (len(said) - n - 1)
-        assert tab.js("[...document.querySelectorAll('#list li')].every("
-                      "e => getComputedStyle(e).opacity == 1 || !e.querySelector('small')"
-                      "?.checkVisibility())")
+        assert tab.js("[...document.querySelectorAll('#list [aria-current]')].every(one => "
+                      "[...one.closest('li').parentNode.children].every(e => "
+                      "!(one.compareDocumentPosition(e) & 4) || "
+                      "!e.querySelector('small')?.checkVisibility()))")
+        for colour in set(colours):                     # 4.5:1 is what WCAG asks for
+            assert contrast(colour, tab.js("getComputedStyle(document.querySelector('#said'))"
+                                           ".backgroundColor")) > 4.5
     for stop in range(tab.js("document.querySelectorAll('#stops button').length")):
         tab.click("#stop-on")
         tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
         tab.wait(LIT_IN_SIGHT, 5)
     tab.close()
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours of CSS, rgb(R, G, B), as WCAG counts it."""
+    def light(colour: str) -> float:
+        channels = [int(channel) / 255 for channel in re.findall(r"\d+", colour)[:3]]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    dark, bright = sorted((light(one), light(other)))
+    return (bright + 0.05) / (dark + 0.05)
 
 
 @needs_chromium
@@ -531,8 +546,16 @@ def test_tour(width, kitchen, trace, browser):
         assert 0 < top < 700 or width > 390
     assert len(set(seen)) == stops
     assert f"{trace[-1]['position']:,}" in seen[-1]     # without pruning, every token that was fed
+    for stop in seen:                                   # the panel has what the tour says
+        if "the model has it from the memory alone" in stop:
+            tab.click("#stops button", seen.index(stop))
+            thing = re.search("shows the (.*?), and", stop)[1]
+            tab.wait(f"[...document.querySelectorAll('#places .right b')].some("
+                     f"e => e.textContent === {json.dumps(thing)})")
+            tab.click("#stops button", stops - 1)
     largest = max(row["text_tokens"] + row["visual_tokens"] for row in trace)
-    assert f"more than {largest} tokens" in seen[-1]
+    fullest = int(re.search(r"more than (\d+) tokens", seen[-1])[1])
+    assert largest < fullest < largest + 60             # before a pruning
     axis = tab.js("[...document.querySelectorAll('#labels text')].map(e => e.textContent)")
     assert str(largest) in axis or width == 390         # there, the curves are folded away
     wait_for_second(tab, 151.8)
@@ -674,6 +697,39 @@ def test_no_page_is_too_wide(width, kitchen, browser):
     assert tab.js("document.documentElement.scrollWidth") <= width
     assert tab.js("""[...document.querySelectorAll('section, header *')].filter(
         e => e.getBoundingClientRect().right > innerWidth + 1).length""") == 0
+    tab.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width, height", [(640, 400), (844, 390), (740, 360), (960, 480)])
+def test_in_a_low_window_the_video_comes_first(width, height, kitchen, browser):
+    """A page at 200 %, and a phone on its side: more than half of the first screen is the video."""
+    tab = browser.tab((kitchen / "page.html").as_uri(), width, height)
+    tab.wait(VIDEO_READY)
+    top, bottom = tab.js("(b => [b.top, b.bottom])("
+                         "document.querySelector('video').getBoundingClientRect())")
+    assert top >= 0 and bottom <= height and bottom - top > height / 2
+    assert tab.js("document.documentElement.scrollWidth") <= width
+    assert tab.js("document.querySelector('#about').checkVisibility()")
+    tab.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize("width, dark", [(700, False), (1000, True)])
+def test_print(width, dark, kitchen, said, browser):
+    """All sentences, dark on light."""
+    tab = browser.tab((kitchen / "page.html").as_uri(), width, 900, dark)
+    tab.wait(VIDEO_READY)
+    tab.ask("Emulation.setEmulatedMedia", media="print",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+    tops = tab.js("[...document.querySelectorAll('#list li')].map("
+                  "e => e.getBoundingClientRect()).map(b => b.bottom)")
+    box = tab.js("document.querySelector('#list').getBoundingClientRect().bottom")
+    assert len(tops) == len(said) and max(tops) <= box + 1 and sorted(tops) == tops
+    assert tab.js("getComputedStyle(document.querySelector('#list')).overflowY") == "visible"
+    colour, ground = tab.js("['color', 'backgroundColor'].map("
+                            "name => getComputedStyle(document.body)[name])")
+    assert contrast(colour, ground) > 7 and ground == "rgb(247, 246, 242)"
     tab.close()
 
 
@@ -837,7 +893,7 @@ def test_what_the_server_answers(trace, said, tmp_path):
     camera = page_of()
     url = serve.serve(camera, 0)
     assert ask(url, "/frame.jpg")[0] == 404
-    camera.picture = np.full((31, 45, 6), 200, np.uint8)
+    camera.picture = np.full((31, 45, 3), 200, np.uint8)
     status, headers, body = ask(url, "/frame.jpg")
     (tmp_path / "x.jpg").write_bytes(body)
     with av.open(str(tmp_path / "x.jpg")) as file:
