@@ -307,7 +307,7 @@ for head, seconds in enumerate(half_life):
 assert half_life.max() > 5 * half_life.min() and marks.count("") >= len(marks) / 2
 
 # %% 6b. How much fits into a state of fixed size (§3.3)
-# The paper's S_t is D x D. Here, as in the published code, it is h blocks of c x e: D^2 / 8 numbers
+# The paper's S_t is D x D. Here, as in the authors' code, it is h blocks of c x e: D^2 / 8 numbers
 # for h = 4. A head gives the values of about as many random keys back as it has key channels, and
 # loses most of many more. So a state of width D holds O(D) pairs of key and value, however long the
 # video.

@@ -1,5 +1,5 @@
 """What FlowNar costs: operations, memory and time of a stream, of a training step, and of the
-published size (paper §4.1, Fig. 1, App. C.3).
+paper's size (§4.1, Fig. 1, App. C.3).
 
     python -m experiments.cost stream --frames 3000
     python -m experiments.cost stream --config 1b
@@ -11,7 +11,7 @@ stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-Mo
             word by word, so only the context differs, and in VideoLLM-MoD the tokens that a layer
             computes. Sizes matter here, values of weights do not. The frames are made beforehand
 training    the loss of one video and its gradient
-full-size   a narrator of the published size with random weights, from pixels to sentences
+full-size   a narrator of the paper's size with random weights, from pixels to sentences
 
 "ms a frame" and "ms a word" are of the passes of the language model that read a frame, and a word of
 a narration (without guessed words). Bytes in use are those of keys and values in the cache, of
@@ -281,10 +281,10 @@ def run_training(args: argparse.Namespace) -> None:
     })])
 
 
-# ------------------------------------------------------------------------------- the published size
+# ------------------------------------------------------------------------------- the paper's size
 
 def make_narrator(folder: Path, layers: int | None) -> None:
-    """A checkpoint of the published size with random weights: Llama-3.2-1B's shape, LoRA of rank
+    """A checkpoint of the paper's size with random weights: Llama-3.2-1B's shape, LoRA of rank
     128, SigLIP-L/16-384. With `layers`, both models have only so many."""
     from transformers import SiglipConfig, SiglipModel
     hidden, inner, depth, heads = LLAMA["1b"]
@@ -380,7 +380,7 @@ def main() -> None:
     training.add_argument("--checkpointing", action="store_true",
                           help="compute activations again in the backward pass")
 
-    full_size = commands.add_parser("full-size", help="a narrator of the published size")
+    full_size = commands.add_parser("full-size", help="a narrator of the paper's size")
     full_size.set_defaults(run=run_full_size)
     full_size.add_argument("--frames", type=positive_int, default=40,
                            help="pictures (default %(default)s)")

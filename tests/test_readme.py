@@ -6,11 +6,13 @@ import runpy
 import shlex
 from contextlib import redirect_stderr
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, TOY
+from support.files.video import Video, write_video
 from test_commands import module_and_arguments, parser_of
 
 ROOMS = ("baselines", "commands", "streams", "support", "toy", "experiments", "tests", "docs")
@@ -140,6 +142,37 @@ def test_commands_are_found():
     assert {page for page, _ in COMMANDS} == PAGES.keys() - {TO_CODE}
     first_block = README.split("```")[1]
     assert "pip install -r requirements.txt && python stream.py toy/kitchen.mp4\n" in first_block
+
+
+# ------------------------------------------------------------- from Python
+
+def python_of(page: str) -> str:
+    """The blocks of Python of a page, one after the other."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL))
+
+
+def test_the_readmes_python_narrates(tmp_path, capsys):
+    """At most eight lines after the imports; here with the beginning of the kitchen."""
+    program = python_of("README.md")
+    lines = [line for line in program.splitlines() if line and "import" not in line]
+    assert len(lines) <= 8
+    start = tmp_path / "start.mp4"
+    pictures = islice(Video(ROOT / "toy" / "kitchen.mp4", fps=2), 10)
+    write_video(start, pictures, fps=2)
+    assert '"toy/checkpoint"' in program and '"toy/kitchen.mp4"' in program
+    program = program.replace("toy/checkpoint", str(TOY)).replace("toy/kitchen.mp4", str(start))
+    exec(compile(program, "README.md", "exec"), {})
+    told = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert told[:2] == [["0.5", "You look around the kitchen."],
+                        ["4.0", "You heat the green bottle."]]
+
+
+def test_the_page_on_python_runs(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    exec(compile(python_of("docs/python.md"), "docs/python.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "0.0 0.5 You look" in told
+    assert "'f1': 1.0" in told and "10.0" in told
 
 
 # ------------------------------------------------------------- links
