@@ -16,6 +16,7 @@ from typing import NamedTuple
 from experiments.paper import EVALUATIONS, LLM, LOOK, TRAININGS, VIDEOS, VISION, Row, Table
 from support.common.disk import is_number, read_json, read_jsonl, write_json
 from support.common.errors import BadData
+from support.common.seal import refuse_if_changed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -190,13 +191,12 @@ def train_once(command: list[str], folder: str) -> None:
     """
     output = ROOT / command[-1]
     made = {"train": " ".join(["python", *command])}
-    if not output.exists():
-        write_json(output / MADE, made)        # before the training: an interrupted one has it, too
-    elif not (output / MADE).exists() or read_json(output / MADE)["train"] != made["train"]:
-        raise BadData(f"{output} was not trained as it would be today; delete it, or choose "
-                      "another --output")
-    else:
+    if output.exists():
+        kept = read_json(output / MADE) if (output / MADE).exists() else {}
+        refuse_if_changed(str(output), kept, made, "delete it, or choose another --output")
         command = [*command, "--resume"]
+    else:
+        write_json(output / MADE, made)        # before the training: an interrupted one has it, too
     if not (output / "narrator.json").exists():            # the training has not ended
         run_command(command, folder)
 

@@ -129,7 +129,7 @@ def test_a_table_is_completed_once(small, monkeypatch, tmp_path):
         patch.setitem(paper.TRAININGS, "small", paper.Training(""))
         assert "| small | *1.0* | - | 0 |" in complete("--show")
         error = complete("--output", small, ok=False)
-        assert "was not trained as it would be today" in error
+        assert "was made with train = python train.py --data toy" in error
     assert "small: 1 of 1 results" in complete("--list").lower()
 
 
