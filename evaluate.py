@@ -103,8 +103,13 @@ def measure_video(
     Each true sentence is paired with the predicted sentence of highest GIoU, however small, or with
     "" if nothing is predicted. Each annotator's narrations make their own segments.
     """
-    sentences = sum(truth.annotators, [])
-    iou, giou = overlaps(true_segments(truth), predicted_segments(truth, predicted))
+    sentences = []
+    true_segments = []
+    for annotator in truth.annotators:
+        sentences += annotator
+        true_segments.append(segments([sentence.time for sentence in annotator], truth.origin))
+    predicted_segments = segments([sentence.time for sentence in predicted], truth.origin)
+    iou, giou = overlaps(np.concatenate(true_segments), predicted_segments)
     pairs = []
     for n, sentence in enumerate(sentences):
         text = ""
@@ -113,20 +118,6 @@ def measure_video(
             text = predicted[best].text
         pairs.append((sentence, text))
     return precision_recall_f1(iou), pairs
-
-
-def true_segments(truth: NarratedVideo) -> np.ndarray:
-    """Of all annotators, one after the other [N, 2]."""
-    of_annotators = []
-    for annotator in truth.annotators:
-        times = [sentence.time for sentence in annotator]
-        of_annotators.append(segments(times, truth.origin))
-    return np.concatenate(of_annotators)
-
-
-def predicted_segments(truth: NarratedVideo, predicted: list[Sentence]) -> np.ndarray:
-    """[P, 2]"""
-    return segments([sentence.time for sentence in predicted], truth.origin)
 
 
 class Evaluation(NamedTuple):
@@ -212,8 +203,9 @@ def measure_pace(truth: NarratedVideo, predicted: list[Sentence]) -> dict[str, f
     If the length of the video is not known (`score`), it is the span of the true narrations. The
     true number is the mean over annotators.
     """
-    true = true_segments(truth)
-    streamed = predicted_segments(truth, predicted)
+    true = np.concatenate([segments([sentence.time for sentence in annotator], truth.origin)
+                           for annotator in truth.annotators])
+    streamed = segments([sentence.time for sentence in predicted], truth.origin)
     minutes = (truth.seconds or true.max() - truth.origin) / 60
     annotators = sum(1 for annotator in truth.annotators if annotator)
     pace = {
@@ -287,16 +279,12 @@ def cider(pairs: list[Pair]) -> list[float]:
 
     Lengths are numbers of bigrams, as in the authors' code. A single pair scores 0, because all weights are 0.
     """
-
-    def count_all(text: str) -> list[Counter]:
-        words = text.split()
-        return [ngrams(words, n) for n in N_GRAMS]
-
     counts = []
     true_sentences_with = Counter()         # n-gram: number of true sentences that contain it
     for true, predicted in pairs:
-        true_counts = count_all(true)
-        counts.append((true_counts, count_all(predicted)))
+        true_counts = [ngrams(true.split(), n) for n in N_GRAMS]
+        predicted_counts = [ngrams(predicted.split(), n) for n in N_GRAMS]
+        counts.append((true_counts, predicted_counts))
         for grams in true_counts:
             true_sentences_with.update(grams.keys())
 
@@ -406,8 +394,13 @@ class SegmentScores:
 
 
 @torch.no_grad()
-def score_segments(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations,
-                   reply_theta: float = 0.0, cache: Cache | None = None) -> list[SegmentScores]:
+def score_segments(
+    narrator: nar.Narrator,
+    x: Tensor,
+    narrations: nar.Narrations,
+    reply_theta: float = 0.0,
+    cache: Cache | None = None,
+) -> list[SegmentScores]:
     """Teacher-forced evaluation of a video x [T, J, D] with its true narrations (frame, ids).
 
     The model ends a segment at the first frame where its likeliest next token is not [SKIP], or

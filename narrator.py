@@ -496,7 +496,7 @@ class Narrator(nn.Module):
         last, _ = narrations[-1]
         x = x[:last + 1]
         memory = self.read_outs(x, narrations)
-        positions = torch.arange(len(tokens))       # what the counter l of Algorithm 2 gives
+        positions = torch.arange(len(tokens.ids))   # what the counter l of Algorithm 2 gives
         hidden = self.parallel(tokens, x, memory, positions, cache)
         return hidden, tokens.labels(), tokens
 
@@ -537,7 +537,7 @@ class Narrator(nn.Module):
         e = self.embed(tokens.ids, x, memory)
         last_k = self.config.last_k
         prune = self.config.prune
-        if len(tokens) <= LARGEST_MASK:
+        if len(tokens.ids) <= LARGEST_MASK:
             sees = attention_mask(tokens, last_k, prune)                        # Fig. 4
         elif prune:
             # Most videos are longer: the same, segment by segment.
