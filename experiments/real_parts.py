@@ -117,6 +117,8 @@ def make_llm(folder: Path) -> None:
     llm = LlamaForCausalLM(config)
     llm.load_state_dict(quantised.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # the file's; transformers takes the first token for it
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     tokenizer.save_pretrained(folder)
     llm.to(torch.bfloat16).save_pretrained(folder)
 
