@@ -182,7 +182,7 @@ def samples_of_data_set(
             notes.add("annotators of videos without features left out")
             continue
         if features is None:
-            raise no_features(root, part.video)
+            raise no_features(root, part.video, store)
         if features.fps not in (None, FPS):
             raise BadData(f"{features.path}: was encoded with {features.fps:g} frames a second, "
                           f"and {FPS:g} are needed; encode it again with --fps {FPS:g}")
@@ -191,11 +191,14 @@ def samples_of_data_set(
         else:
             samples.append(track_sample(part, features, notes))
     if narrated and not samples:
-        raise no_features(root, narrated[0].video)
+        raise no_features(root, narrated[0].video, store)
     return samples
 
 
-def no_features(root: Path, video: str) -> BadData:
+def no_features(root: Path, video: str, store: Store) -> BadData:
+    if path := store.path_of(video):
+        return BadData(f"{root}: the features of video {video} are not there: features_metadata.json "
+                       f"has the path {path}; put them into {root / 'features'}")
     return BadData(f"{root}: video {video} has no features; get them and their "
                    f"features_metadata.json (FlowNar-Data), or make them: python data.py encode "
                    f"VIDEO... --output {root / 'features'}")

@@ -414,6 +414,9 @@ def score_segments(
     if cache is None:
         cache = Cache()
     hidden, labels, tokens = narrator(x, narrations, cache)
+    if not hidden.sum().isfinite():
+        raise BadData("the model's numbers are not finite; are its weights or the features damaged, "
+                      "or is float16 too narrow (--dtype bfloat16)?")
     cache.tokens += tokens
     segment = torch.tensor(tokens.segment)                          # on the CPU, as the labels are
     of_frame = torch.tensor(tokens.ids) == nar.FRAME

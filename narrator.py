@@ -493,6 +493,7 @@ class Narrator(nn.Module):
         values.
         """
         tokens = self.layout.sequence(narrations)
+        family.warn_of_positions(self.llm, len(tokens), "a video")
         last, _ = narrations[-1]
         x = x[:last + 1]
         memory = self.read_outs(x, narrations)

@@ -21,6 +21,7 @@ from torch import Tensor
 from narrator import FRAME, NARRATION, Narrator, Tokens
 from stream import Cache, Context
 from support.common.errors import BadData
+from support.engine.family import warn_of_positions
 
 GUESSED_WORDS = 3                   # at most
 
@@ -118,6 +119,7 @@ class Ahead(Context):
         else:
             self.take_back()
             logits = self.read_ahead(tokens, x)
+        warn_of_positions(self.narrator.llm, self.position, f"the stream, from {self.time:g} s on,")
         if not (logits.sum() + self.state.sum()).isfinite():
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
                           f"try --dtype bfloat16 or float32 (if that does not help, its weights "

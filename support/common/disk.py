@@ -157,11 +157,30 @@ def encoding_of(head: bytes) -> str | None:
             (True, False, True, False): "utf-16be"}.get(tuple(zeros))
 
 
+def parse_json(text: str):
+    """The content of a JSON text. BadData if a name stands twice in an object: the first of the two
+    would be lost.
+    """
+    return json.loads(text, object_pairs_hook=each_name_once)
+
+
+def each_name_once(pairs: list[tuple[str, object]]) -> dict:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadData(f"the name {twice!r:.200} stands twice in one object; keep one of them, or "
+                      f"join what they hold")
+    return content
+
+
 def read_json(path: Path):
     """The content of a JSON file. BadData if it is damaged."""
     text = read_text(path)
     try:
-        return json.loads(text)
+        return parse_json(text)
+    except BadData as error:
+        raise BadData(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         what = what_is(path, quotes=False)
         reason = f"; it {what}" if what else f" ({first_line(error)})"
@@ -176,8 +195,10 @@ def expecting(path: str | Path, content: str) -> Iterator[None]:
     """
     try:
         yield
-    except BadData:
-        raise
+    except BadData as error:
+        if str(path) in str(error):
+            raise
+        raise BadData(f"{path}: {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,
             csv.Error) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -191,7 +212,7 @@ def read_jsonl(path: Path) -> list[dict]:
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             with expecting(f"{path}, line {number}", "a JSON object"):
-                row = json.loads(line)
+                row = parse_json(line)
                 if not isinstance(row, dict):
                     raise TypeError(f"{row!r:.60}")
                 rows.append(row)

@@ -12,7 +12,9 @@ Tensors are read from safetensors only, never from pickles. No code that comes w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,10 +24,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support.common.devices import quiet
-from support.common.disk import is_number, read_json, write_json, write_tensors
+from support.common.disk import expecting, is_number, read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.lora import TARGETS
+from support.engine.reasons import reason_of_files, reason_of_hub, what_is_wrong
 
 # PEFT's settings that change nothing in what LoRA's tensors mean. Which layers have some, their
 # names say.
@@ -101,8 +104,12 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     settings = files.narrator
     if settings is None:
         settings = inferred_settings(files.weights, files.folder)
+    base = files.adapter.get("base_model_name_or_path")
+    revision = files.adapter.get("revision")
+    if base and revision and "@" not in base and not Path(base).exists():
+        base = f"{base}@{revision}"             # as PEFT takes it
     of_adapter = {
-        "llm": llm or files.adapter.get("base_model_name_or_path"),
+        "llm": llm or base,
         "lora_rank": files.adapter.get("r"),
         "lora_alpha": files.adapter.get("lora_alpha"),
         "lora_dropout": files.adapter.get("lora_dropout", 0),
@@ -194,9 +201,31 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     try:
         weights = load_file(file)
     except Exception as error:                  # damaged files raise anything
-        raise BadData(f"{file} is damaged: {first_line(error)}") from error
-    # torch.compile and DistributedDataParallel wrap models, which then have longer names
-    return {re.sub(r"\b(_orig_mod|module)\.", "", name): weight for name, weight in weights.items()}
+        what = what_is_wrong(file) or f"is damaged: {first_line(error)}"
+        raise BadData(f"{file} {what}") from error
+    plain = {}
+    for name, weight in weights.items():
+        if ".original_module." in name:         # PEFT's copy of what was there before training
+            continue
+        if plain_name(name) in plain:
+            raise BadData(f"{file} has two tensors for {plain_name(name)}; does it hold several "
+                          f"adapters? Save one of them")
+        plain[plain_name(name)] = weight
+    return plain
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor without what only a wrapper adds.
+
+    Wrappers are torch.compile (_orig_mod), those of torch.distributed (module, _fsdp_wrapped_module,
+    _checkpoint_wrapped_module), DeepSpeed, and PEFT, which adds an adapter's name, mostly "default".
+    """
+    # the name of an adapter comes after these
+    name = re.sub(r"\b(lora_[AB]|modules_to_save)\.(?!weight$)(\w+)\.(?=\w)", r"\1.", name)
+    # no part of a model's own names begins with "_"
+    name = re.sub(r"\b(_\w+|module|modules_to_save)\.", "", name)
+    before, prefix, rest = name.rpartition("base_model.model.")
+    return prefix + rest if prefix else name
 
 
 def check_head(llm: torch.nn.Module, head: Tensor, file: Path, source: str) -> None:
@@ -321,8 +350,9 @@ def model_folder(source: str, kind: str) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES,
                                       ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:                  # the network fails in many ways
+        reason = reason_of_hub(error, name, revision)
         raise cannot_be_loaded(source, kind, f"it is no folder here, and the hub does not give it: "
-                                             f"{first_line(error)}") from error
+                                             f"{reason}") from error
 
 
 def from_pretrained(Class: type, source: str, kind: str, **options):
@@ -332,13 +362,37 @@ def from_pretrained(Class: type, source: str, kind: str, **options):
     """
     quiet()
     folder = model_folder(source, kind)
-    if source.endswith(".gguf"):
-        options["gguf_file"] = Path(source).name
+    gguf = folder / Path(source).name if source.endswith(".gguf") else None
+    if gguf:
+        options["gguf_file"] = gguf.name
+    elif not (folder / "config.json").exists():
+        raise cannot_be_loaded(source, kind, reason_of_files(folder, FileNotFoundError()))
     try:
-        return Class.from_pretrained(folder, trust_remote_code=False, **options)
+        with model_alone(folder) as files:
+            return Class.from_pretrained(files, trust_remote_code=False, **options)
     except Exception as error:                  # damaged files raise anything
-        raise cannot_be_loaded(source, kind, f"are all files of the model there? "
-                                             f"{first_line(error)}") from error
+        reason = reason_of_files(folder, error, gguf)
+        raise cannot_be_loaded(source, kind, reason) from error
+
+
+# what transformers takes in place of a model's own files, if some packages are installed
+BESIDE = ("adapter_*", "tekken.json")
+
+
+@contextmanager
+def model_alone(folder: Path) -> Iterator[Path]:
+    """A folder with the files of a model, without an adapter or what else lies beside them.
+
+    With PEFT installed, transformers would add the adapter. What is read must not depend on that.
+    """
+    if not any(file for pattern in BESIDE for file in folder.glob(pattern)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as alone:
+        for file in folder.iterdir():
+            if not any(file.match(pattern) for pattern in BESIDE):
+                (Path(alone) / file.name).symlink_to(file.resolve())
+        yield Path(alone)
 
 
 def read_model_config(source: str, kind: str):
@@ -352,6 +406,10 @@ def read_model_config(source: str, kind: str):
         layers = getattr(half, "num_hidden_layers", 1)
         if not isinstance(layers, int) or layers > MOST_LAYERS:
             raise cannot_be_loaded(source, kind, f"num_hidden_layers = {layers}")
+        if method := getattr(half, "quantization_config", None):
+            name = method.get("quant_method") if isinstance(method, dict) else method
+            raise cannot_be_loaded(source, kind, f"its weights are quantised ({name!s:.60}); give "
+                                                 f"the model in bfloat16, float16 or float32")
     return image_half if kind == "vision" else config
 
 
@@ -368,8 +426,12 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
             raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {problem}: "
                                                  f"{listed(names)}")
     # Weights are views of the mapped file: any one of them would keep all of it in memory.
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         parameter.data = parameter.data.clone()
+        if not parameter.data.sum(dtype=torch.float32).isfinite():
+            cure = ("they are too large for float16; give --dtype bfloat16 or float32"
+                    if dtype == torch.float16 else "is the file damaged? Get it again")
+            raise cannot_be_loaded(source, kind, f"its weights are not finite ({name}): {cure}")
     return model
 
 
@@ -454,11 +516,54 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     model = load_weights(AutoModel, source, "vision", dtype)
     if hasattr(model.config, "vision_config"):
         model = model.vision_model
-    file = model_folder(source, "vision") / "preprocessor_config.json"
-    settings = read_object(file)
-    for key, least in (("image_mean", 0), ("image_std", 1e-6)):
-        numbers = settings.get(key)
+    return model, pixel_settings(model_folder(source, "vision"))
+
+
+# Settings of a preprocessor that this program knows, or that do not change the numbers of a picture
+# that has the model's size. Others must be switched off.
+PIXEL_SETTINGS = {
+    "image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor",
+    "do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "default_to_square",
+    "do_convert_rgb", "do_pad", "pad_size", "data_format", "input_data_format", "return_tensors",
+    "image_processor_type", "feature_extractor_type", "processor_class", "device", "disable_grouping",
+    "image_seq_length", "auto_map", "do_reduce_labels", "backend",
+}
+
+
+def pixel_settings(folder: Path) -> dict[str, list[float]]:
+    """Mean and standard deviation of each colour, by which pictures from 0 to 1 become what a vision
+    model wants: {"image_mean", "image_std"}.
+
+    They are in preprocessor_config.json or, as transformers 5 saves them, inside
+    processor_config.json.
+    """
+    file = folder / "preprocessor_config.json"
+    whole = folder / "processor_config.json"
+    if not file.exists() and whole.exists():
+        file = whole
+        settings = read_object(file).get("image_processor", {})
+    else:
+        settings = read_object(file)
+    with expecting(file, "the settings of a preprocessor"):
+        unknown = [name for name, value in settings.items()
+                   if name not in PIXEL_SETTINGS and not name.startswith("_") and value not in OFF]
+    if unknown:
+        raise BadData(f"{file}: {unknown[0]} = {str(settings[unknown[0]])[:60]} is not supported; "
+                      f"give another vision model")
+    mean, std = [0.0] * 3, [1.0] * 3
+    if settings.get("do_normalize", True):
+        mean, std = settings.get("image_mean"), settings.get("image_std")
+    for key, least, numbers in (("image_mean", 0, mean), ("image_std", 1e-6, std)):
         if not (isinstance(numbers, list) and len(numbers) == 3
                 and all(is_number(n) and n >= least for n in numbers)):
             raise BadData(f"{file}: {key} must be three numbers from {least:g} on")
-    return model, settings
+    factor = settings.get("rescale_factor", 1 / 255)
+    if not settings.get("do_rescale", True):
+        factor = 1
+    if not is_number(factor) or factor <= 0:
+        raise BadData(f"{file}: rescale_factor must be a number above 0")
+    # (x factor - mean) / std = (x / 255 - mean / scale) / (std / scale)
+    scale = 255 * factor
+    if abs(scale - 1) > 1e-6:
+        mean, std = [n / scale for n in mean], [n / scale for n in std]
+    return {"image_mean": mean, "image_std": std}

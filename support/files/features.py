@@ -9,7 +9,9 @@ header      what such a file says of itself: duration, fps, the settings of its 
 """
 from __future__ import annotations
 
+import pickle
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from torch import Tensor
 from support.common.disk import expecting, is_number, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
+from support.common.signatures import what_is
 from support.files.video import Video
 
 # ------------------------------------------------------------------------------------------- files
@@ -61,8 +64,7 @@ def open_features(path: Path, name: str | None) -> Iterator[Any]:
         raise BadData(f"{path}: no such file")
     try:
         if path.suffix.lower() == ".pt":
-            x = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            yield x.detach()
+            yield tensor_of(load_pt(path))
             return
         with safe_open(path, "pt") as file:
             names = sorted(file.keys())
@@ -72,12 +74,49 @@ def open_features(path: Path, name: str | None) -> Iterator[Any]:
                 raise BadData(f"{path}: holds {len(names)} tensors, not one named {name}; "
                               f"give FILE:NAME, such as {', '.join(names[:4])}")
             yield file.get_slice(name)
-    except BadData:
-        raise
+    except BadData as error:
+        if str(path) in str(error):
+            raise
+        raise BadData(f"{path}: {error}") from error
     except Exception as error:                 # a damaged pickle can raise nearly anything
-        reason = type(error).__name__          # the message itself can be a page long
-        raise BadData(f"{path}: cannot be read as features ({reason}); "
-                      f"damaged, or no plain tensor?") from error
+        raise BadData(f"{path}: cannot be read as features: {why_unread(path, error)}") from error
+
+
+READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, width]"
+
+
+def load_pt(path: Path):
+    """What a .pt file holds."""
+    options = {"map_location": "cpu", "weights_only": True}
+    try:
+        return torch.load(path, mmap=True, **options)
+    except RuntimeError:                       # files of torch before 1.6 cannot be mapped
+        return torch.load(path, **options)
+
+
+def tensor_of(content) -> Tensor:
+    """The features in what a .pt file holds: a tensor, or all that a list or a dict of one holds."""
+    if isinstance(content, dict) and len(content) == 1:
+        content, = content.values()
+    if isinstance(content, Tensor):
+        if content.layout != torch.strided or content.is_meta:
+            raise BadData(f"it holds no plain tensor; {READ}")
+        return content.detach()
+    kind = f"a {type(content).__name__}"
+    if isinstance(content, dict):
+        kind += f" with {', '.join(f'{name!r:.40}' for name in list(content)[:4])}"
+    raise BadData(f"it holds {kind}, not one tensor; {READ}")
+
+
+def why_unread(path: Path, error: Exception) -> str:
+    """What a file is that was refused as features, and what is read."""
+    what = what_is(path)
+    is_right = {".pt": "torch.save", ".safetensors": ".safetensors file"}.get(path.suffix.lower())
+    if what and not (is_right and is_right in what):
+        return f"it {what}; {READ}"
+    if isinstance(error, pickle.UnpicklingError):
+        return f"it holds other things than tensors, which can run code; {READ}"
+    return f"it is damaged ({type(error).__name__}); get it again"
 
 
 def check_features(path: Path, x: Tensor) -> None:
@@ -193,6 +232,12 @@ def feature_file(root: Path, video: str) -> Path:
     return root / "features" / f"{video}.safetensors"
 
 
+INDEX_FPS = 2.0                                # of features that features_metadata.json names
+# How far the number of rows may be from what the duration says: frames, and a share of all
+SPARE = 4
+SPARE_SHARE = 0.02
+
+
 @dataclass
 class Features:
     """The features of one video, and what is known of it without reading them."""
@@ -208,7 +253,18 @@ class Features:
         """[T, J, D], from the file's header: it is opened once, and no frame is read."""
         with open_features(self.path, self.tensor) as frames:
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
-            return tuple(shape)
+        if self.frames is None:                # of files of `data.py encode` it is known
+            self.check_rows(shape[0])
+        return tuple(shape)
+
+    def check_rows(self, rows: int) -> None:
+        """BadData if the index says something else: frames would be taken for those of other times.
+        """
+        wanted = int(self.duration * INDEX_FPS) + 1
+        if abs(rows - wanted) > max(SPARE, SPARE_SHARE * wanted):
+            raise BadData(f"{self.path}: has {rows} rows, and for the {self.duration:g} s of its "
+                          f"index {wanted} are needed, {INDEX_FPS:g} a second; are they of another "
+                          f"rate or another video? Get them or their features_metadata.json again")
 
     def rows(self) -> int:
         """Number of frames in the file."""
@@ -219,6 +275,7 @@ class Features:
 
         Raises BadData if the file is damaged, or too short for the range.
         """
+        self.rows()                            # checked, once
         with open_features(self.path, self.tensor) as frames:
             x = frames[first + start:first + stop]
             check_features(self.path, x)
@@ -269,10 +326,11 @@ class Store:
                     duration, name = entry["duration"], entry["path"]
                     if not is_number(duration) or duration <= 0:
                         raise ValueError(f"{duration!r:.60} is no duration")
-                    self.index[video] = duration, Path(name)
+                    self.index[video] = duration, Path(name.replace("\\", "/"))
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
         self.found = {}                        # video -> its features: many tracks have one video
+        self.names_of_files = Counter(path.name for _, path in self.index.values())
 
     def find(self, video: str) -> Features | None:
         """The features of a video; None if there are none. Each video is looked for once."""
@@ -284,12 +342,33 @@ class Store:
         all_videos = self.root / "features.safetensors"
         for name in (video, self.names.get(video, video)):
             if name in self.index:
-                duration, file = self.index[name]
-                for folder in self.folders:
-                    if (folder / file).is_file():
-                        return Features(folder / file, duration)
+                duration, path = self.index[name]
+                if file := self.file_at(path):
+                    return Features(file, duration)
                 if all_videos.is_file():
                     return Features(all_videos, duration, tensor=name)
             if feature_file(self.root, name).is_file():
                 return read_header(feature_file(self.root, name))
+        return None
+
+    def path_of(self, video: str) -> str | None:
+        """The path that the index gives for a video."""
+        for name in (video, self.names.get(video, video)):
+            if name in self.index:
+                return str(self.index[name][1])
+        return None
+
+    def file_at(self, path: Path) -> Path | None:
+        """The file of a path of the index, which may have been made in another folder or on another
+        machine: then its last parts are tried, most of them first. None if none is there, or if
+        several are.
+        """
+        for omitted in range(len(path.parts)):
+            last_parts = Path(*path.parts[omitted:])
+            if omitted and len(last_parts.parts) == 1 and self.names_of_files[path.name] > 1:
+                return None                    # the name alone does not tell
+            files = [folder / last_parts for folder in self.folders
+                     if (folder / last_parts).is_file()]
+            if files and (omitted == 0 or len(files) == 1):
+                return files[0]
         return None

@@ -270,6 +270,8 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
     except av.FFmpegError as error:
         what = what_is(path)
         hint = "check the address" if "://" in name else "truncated? not a video?"
+        if what and any(word in what for word in ("NumPy", "HDF5", "torch.save")):
+            what += "; features are read from .safetensors, or from .pt with one tensor"
         reason = f": it {what}" if what else f" ({error.strerror}); {hint}"
         raise BadData(f"{name}: cannot be opened as a video{reason}") from error
 

@@ -30,7 +30,7 @@ def model_of(name, **changes):
     ("Llama", {"num_key_value_heads": 4}),
     ("Qwen2", {}),
     ("Qwen3", {"head_dim": 8}),
-    ("Mistral", {"sliding_window": 16}),
+    ("Mistral", {"sliding_window": 4096}),
     ("SmolLM3", {}),
 ])
 def test_any_llama_like_model(name, changes, monkeypatch):

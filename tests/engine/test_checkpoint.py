@@ -102,7 +102,7 @@ def test_tensors_of_a_bad_checkpoint(tmp_path, damage, message):
 
 
 @pytest.mark.parametrize("file, text, message", [
-    ("adapter_model.safetensors", "no tensors", "is damaged"),
+    ("adapter_model.safetensors", "no tensors", "is text, and begins with 'no tensors'"),
     ("narrator.json", "{", "is not JSON"),
     ("narrator.json", '{"theta": 0.5, "thta": 1}', "thta"),
     ("narrator.json", '{"memory_tokens": "20"}', "memory_tokens"),

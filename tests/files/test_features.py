@@ -57,7 +57,7 @@ def bad_features(tmp_path_factory):
                "nan": with_nan, "inf": x.half() * 1e9, "complex": x.to(torch.complex64)}
     save_file(tensors, folder / "many.safetensors")
     save_file({}, folder / "none.safetensors")
-    torch.save({"x": x}, folder / "dict.pt")
+    torch.save({"x": x, "y": x}, folder / "dict.pt")
     torch.save(with_nan, folder / "nan.pt")
     torch.save(x.to_sparse(), folder / "sparse.pt")
     torch.save(x.to("meta"), folder / "meta.pt")
@@ -85,14 +85,14 @@ def bad_features(tmp_path_factory):
     ("many.safetensors:nan", "NaN"),
     ("many.safetensors:inf", "infinite"),
     ("nan.pt", "NaN"),
-    ("dict.pt", "no plain tensor"),
+    ("dict.pt", "it holds a dict with 'x', 'y', not one tensor"),
     ("sparse.pt", "no plain tensor"),
     ("meta.pt", "no plain tensor"),
-    ("code.pt", "no plain tensor"),
+    ("code.pt", "other things than tensors, which can run code"),
     ("cut.safetensors", "damaged"),
     ("cut.pt", "damaged"),
-    ("text.pt", "damaged"),
-    ("empty.pt", "damaged"),
+    ("text.pt", "it is text, and begins with 'hello'"),
+    ("empty.pt", "it is empty"),
 ])
 def test_features_that_cannot_be_used_are_named(bad_features, spec, message):
     """In one line, whether they are read whole or by range."""

@@ -74,7 +74,7 @@ def test_frames_of_single_narrations(tmp_path):
     for n, (time, fps, _, duration, rounded) in enumerate(numbers):
         narrations[str(n)] = [{"time": time, "text": "You look."}]
         videos[str(n)] = {"duration": duration, "path": str(n)}
-        x[str(n)] = torch.arange(30.0)[:, None, None].expand(30, 10, 4).clone()
+        x[str(n)] = torch.arange(2.0 * duration + 1)[:, None, None].repeat(1, 10, 4)
         expected.append([int(fps * rounded)])
     (tmp_path / "refined_val_narrations.json").write_text(json.dumps(narrations))
     (tmp_path / "features_metadata.json").write_text(json.dumps(videos))
