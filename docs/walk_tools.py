@@ -1,0 +1,99 @@
+"""What docs/walk.py prints with: tokens in columns, scores, and a stream that notes positions."""
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from commands.drawing import spell
+from data import Sample
+from evaluate import cider
+from narrator import NARRATION, Layout, Narrator, Tokens, VisionEncoder, visible
+from stream import Context, narrate
+from support.files.narrations import Sentence
+from train import Example
+
+
+def example_of(sample: Sample, encoder: VisionEncoder, layout: Layout) -> Example:
+    """Frame tokens [T, J, D] of a video, and its true narrations (frame, token ids)."""
+    x = torch.stack(list(sample.tokens(encoder, batch=16)))
+    narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
+    return Example(x, narrations)
+
+
+class Watched(Context):
+    """A stream's Context that also notes the position of each token in its cache."""
+
+    def __init__(self, narrator: Narrator):
+        super().__init__(narrator)
+        self.positions = []
+        self.after = []     # of the tokens before the latest line 18: positions; None: removed
+
+    def feed(self, tokens: Tokens, x: Tensor | None = None) -> Tensor:
+        self.positions += range(self.position, self.position + len(tokens))
+        return super().feed(tokens, x)
+
+    def discard(self, now: int) -> int:
+        stays = visible(self.cache.tokens, now, self.narrator.config.last_k).tolist()
+        self.after = [p if stay else None for p, stay in zip(self.positions, stays)]
+        self.positions = [p for p in self.after if p is not None]
+        return super().discard(now)
+
+
+LEGEND = """\
+x: a token of a frame; m: a memory token; $: end of text; [SKIP]: a comma. "]" closes the memory;
+after a frame it means "narrate". What has no position in the last column is removed at line 18.
+(The positions that the first column leaves out were those of frame 0, removed in the same way.)
+"""
+
+
+def print_tokens(layout: Layout, tokens: Tokens, columns: dict[str, list[int | None]]) -> None:
+    """A line for each run of like tokens, with its first and last position in each column."""
+    names = spell(layout, tokens, prompt="user")
+    names[:len(layout.prompt)] = ["system"] * len(layout.prompt)
+
+    def likeness(i: int):
+        """Neighbours that are like each other: equal names, or the text of one sentence."""
+        if tokens.kind[i] == NARRATION:
+            return tokens.segment[i], tokens.number[i]
+        return names[i]
+
+    lines = ["".join([f"{'tokens':48}", *[f"{head:18}" for head in columns]])]
+    for _, run in groupby(range(len(tokens)), likeness):
+        run = list(run)
+        name = names[run[0]]
+        if tokens.kind[run[0]] == NARRATION:
+            name = "".join(names[i] for i in run)
+        line = f"{name:48}"
+        for positions in columns.values():
+            first, last = positions[run[0]], positions[run[-1]]
+            span = f"{first}-{last}" if len(run) > 1 else f"{first}"
+            line += " " * 18 if first is None else f"{span:18}"
+        lines.append(line)
+    print("\n".join(line.rstrip() for line in lines), end="\n\n")
+
+
+def sentences_of(
+    context: Context,
+    x: Tensor,
+    given: dict[int, list[int] | None],
+) -> list[str]:
+    """The sentence of each segment of a video x [T, J, D], whose ends are given: {frame: ids that
+    are fed in place of the sentence, or None}."""
+    decisions = narrate(context.narrator, x, given=given, context=context)
+    return [decision.narration.text for decision in decisions if decision.narration]
+
+
+def print_scores(label: str, truth: list[Sentence], texts: list[str]) -> tuple[int, int]:
+    """Of the kitchen's sentences: how many are exact; how many of the words that only the memory
+    can give (memory words) are right; the mean CIDEr-D. Returns the two numbers."""
+    pairs = list(zip(truth, texts))
+    exact = [sentence.text == text for sentence, text in pairs]
+    words = [word in text.rstrip(".").split() for sentence, text in pairs
+             for word in sentence.memory_words]
+    each = cider([(sentence.text, text) for sentence, text in pairs])
+    line = f"{label:18}"
+    for name, rights in (("sentences exact", exact), ("memory words right", words)):
+        share = sum(rights) / len(rights)
+        line += f"{sum(rights)} of {len(rights)} {name} ({share:.3f}), "
+    print(f"{line}CIDEr-D {sum(each) / len(each):.2f}")
+    return sum(exact), sum(words)
