@@ -14,6 +14,10 @@ from support.common.options import Parser, non_negative_int
 # What a token is, with its colour, here and on the page (streams/page.html)
 COLOURS = {"prompt": "#8a8f98", "memory": "#2f9e6e", "frames": "#4a7fc1", "narration": "#d08a2e"}
 LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration, $ end of text"
+LEGEND_OF_MASK = """\
+p prompt, u instruction, x frame, m memory, A Assistant:, y0 narration 0,
+$ end of text, n newline, "," [SKIP]. On the left, the segment of each row.
+"""
 
 
 class TextPerToken:
@@ -102,14 +106,16 @@ def draw_mask(last_k: int | None, png: str | None):
     """Print the mask of a short sequence: rows are queries, columns keys."""
     layout, tokens = three_segments()
     kept = "all narrations" if last_k is None else f"the last {last_k} narrations"
-    print(f"Training mask (Fig. 4), {kept} in context: rows attend to columns.")
-    print(f'{LEGEND}; "," is [SKIP]\n')
+    print(f"Training mask (Fig. 4), {kept} in context: rows see columns.")
+    print(LEGEND_OF_MASK)
     names = [name.replace("[SKIP]", ",") for name in spell(layout, tokens)]
-    print("segment     " + " ".join(f"{name:>2}" for name in names))
+    # in 80 columns: two for each token
+    short = [name.replace("\\n", "n").replace("A:", "A") for name in names]
+    print("     " + "".join(f"{name:2}" for name in short).rstrip())
     mask = attention_mask(tokens, last_k)
-    for row, name, segment in zip(mask.tolist(), names, tokens.segment):
-        cells = " ".join(" ■" if seen else " ·" for seen in row)
-        print(f"{segment:>7}  {name:>2} {cells}")
+    for row, name, segment in zip(mask.tolist(), short, tokens.segment):
+        cells = "".join("■ " if seen else "· " for seen in row)
+        print(f"{segment} {name:2} {cells}".rstrip())
     if png:
         plot_mask(mask, tokens, names, png)
 

@@ -2,21 +2,26 @@
 from __future__ import annotations
 
 from itertools import groupby
+from textwrap import fill
 
 from commands.drawing import spell
 from narrator import NARRATION, VISUAL, Config, Layout, Tokens
 from stream import Cache, Decision
 
 LEGEND = """\
-legend: fed: prompt, x a token of the frame, m of the memory, n of the narrations' memory, $ end of text
-        (x x 10: ten of them); [SKIP] says that the frame before had no narration
-        p([SKIP]) <= theta: the segment ends here, and its narration follows (Eq. 1)
-        l: the position counter; cache after the frame: text (prompt, narrations) + visual (memory, \
-frames) tokens"""
+legend: what is fed: prompt, x a token of the frame, m of the memory, n of the
+        narrations' memory (x*10: ten of them), $ end of text; [SKIP] says that
+        the frame before had no narration
+        p is p([SKIP]). p <= theta: the segment ends here, and its narration
+        follows (Eq. 1); low: theta_low, soon after a narration
+        l: the position counter; cache, after the frame: text (prompt,
+        narrations) + visual (memory, frames) tokens"""
 LEGEND_OF_MEMORY = """\
-        memory: which place showed what last (how sure, how long ago), the surest first, as a linear probe reads
-        it from the memory tokens that open the next segment. Below 0.5 most are guesses; a place that has
+        memory: which place showed what last (how sure, how long ago), the
+        surest first, as a linear probe reads it from the memory tokens that
+        open the next segment. Below 0.5 most are guesses; a place that has
         shown nothing yet gets a guess, too. The narrator never uses it"""
+WIDTH = 80                                      # of a terminal, in characters
 
 
 def restarted(decision: Decision, layout: Layout) -> bool:
@@ -61,32 +66,35 @@ def trace_row(decision: Decision, layout: Layout, cache: Cache) -> dict:
 
 
 def explain(decision: Decision, layout: Layout, config: Config, static: bool = False) -> str:
-    """A line of --explain: one frame in words.
+    """A line of --explain: one frame in words. A second one where it narrates.
 
-    It says what was fed, p([SKIP]) and its threshold, what was pruned, the counter and the cache.
+    It says what was fed, p([SKIP]) and its threshold, the counter and the cache; and what was pruned.
     """
     fed = []
     for name, group in groupby(spell(layout, decision.fed, prompt="prompt")):
         count = len(list(group))
-        fed.append(f"{name} x {count}" if count > 1 else name)
+        fed.append(f"{name}*{count}" if count > 1 else name)
 
     line = f"frame {decision.frame}: "
     if restarted(decision, layout):
-        line += "the segment is restarted; "
-    line += f"fed {' '.join(fed) or 'nothing more'}"
-    if decision.p_skip is None:
-        line += "; the first frame always narrates"
-    else:
+        line += "restarted; "
+    line += " ".join(fed) or "nothing more"
+    if decision.p_skip is not None:
         sign = "<=" if decision.p_skip <= decision.theta else ">"
-        if static or decision.theta == config.theta:
-            which = "theta"
-        else:
-            which = f"theta_low, within {config.refractory:g} s"
-        line += f"; p([SKIP]) = {decision.p_skip:.4f} {sign} {decision.theta:g} ({which})"
-        if decision.forced:
-            line += "; the last frame always narrates"
+        low = "" if static or decision.theta == config.theta else " low"
+        line += f"; p {decision.p_skip:.3f} {sign} {decision.theta:g}{low}"
+    line += f"; l {decision.position}; cache {decision.text_tokens} + {decision.visual_tokens}"
     if decision.narration:
-        line += f"; narration {decision.narration.n}, {decision.pruned} tokens removed"
-    line += f"; l = {decision.position}"
-    line += f", cache {decision.text_tokens} text + {decision.visual_tokens} visual"
+        line += f"\n  narration {decision.narration.n}: {decision.pruned} tokens removed"
+    if decision.forced:
+        which = "first" if decision.p_skip is None else "last"
+        line += f" (the {which} frame always narrates)"
     return line
+
+
+def explain_memory(places: str) -> str:
+    """A line of --explain on what the memory holds, "place: thing (how sure, how long ago); ...",
+    broken between places where it is wider than a terminal.
+    """
+    unbroken = "memory: " + "; ".join(place.replace(" ", "\u00a0") for place in places.split("; "))
+    return fill(unbroken, WIDTH, subsequent_indent=" " * 8).replace("\u00a0", " ")

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from commands.explain import LEGEND, LEGEND_OF_MEMORY, explain, sizes_of, trace_row
+from commands.explain import (
+    LEGEND, LEGEND_OF_MEMORY, explain, explain_memory, sizes_of, trace_row,
+)
 from narrator import Narrator, VisionEncoder, load
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
@@ -332,7 +334,7 @@ def lines_about(stream: Stream, decision: Decision, row: dict | None,
     if row is not None:
         lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
     if args.explain and row is not None and stream.probe is not None:
-        lines.append(f"{name}memory: {in_words(stream.probe, stream.context.memory[0])}")
+        lines.append(name + explain_memory(in_words(stream.probe, stream.context.memory[0])))
     return lines
 
 

@@ -96,7 +96,7 @@ class Copy:
         assert command.returncode == 0, command.stderr
         sentences = [(row["frame"], row["text"]) for row in read_jsonl(self.folder / "a.jsonl")]
         trace = read_jsonl(self.folder / "a.trace")
-        cache = max(row["text_tokens"] + row["visual_tokens"] for row in trace)
+        cache = int(re.search(r"cache at most (\d+) tokens", command.stderr)[1])
         return sentences, {row["frame"]: row["p_skip"] for row in trace}, cache
 
 

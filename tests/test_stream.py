@@ -271,14 +271,15 @@ def test_explain(kitchen_features, tmp_path):
     source = features(tmp_path / "kitchen.safetensors", kitchen_features)
     code, stdout, _ = outcome(stream_command, [source, "--explain"])
     assert code == 0 and stdout.startswith("legend: ")
-    lines = [line for line in stdout.splitlines() if line.startswith("frame ")]
+    assert max(map(len, stdout.splitlines())) <= 80     # of a terminal
+    joined = stdout.replace("\n  narration", ": narration").replace("\n        ", " ")
+    lines = [line for line in joined.splitlines() if line.startswith("frame ")]
     assert len(lines) == 305                            # the last frame is decided twice
-    assert "the first frame always narrates" in lines[0] and "l = " in lines[0]
-    assert "fed $ \\n [ m x 10 ]\\n [ x x 10" in lines[1]
-    assert "fed [SKIP] x x 10" in lines[2]
-    assert "theta_low, within 4 s" in lines[2] and " > 0.5 " in lines[2]
+    assert "the first frame always narrates" in lines[0] and "l 62;" in lines[0]
+    assert ": $ \\n [ m*10 ]\\n [ x*10; p " in lines[1]
+    assert "[SKIP] x*10; p 1.000 > 0.5 low; l 98; cache 52 + 34" in lines[2]
     assert "the last frame always narrates" in lines[-1] and "narration 42" in lines[-1]
-    memories = [line for line in stdout.splitlines() if line.startswith("memory: ")]
+    memories = [line for line in joined.splitlines() if line.startswith("memory: ")]
     assert len(memories) == 43
     assert re.fullmatch(r"memory: (\w+: \w+ \w+ \(\d\.\d\d, \d+ s\)(; )?)+", memories[10])
     sentences = [line for line in stdout.splitlines() if line.startswith("[")]
