@@ -3,7 +3,6 @@ import pytest
 import torch
 
 import narrator as nar
-from narrator import load
 from helpers import ROOT, TOY, tiny, video
 from stream import narrate
 from streams.bounds import open_stream
@@ -32,7 +31,7 @@ def test_the_bundled_narrator_from_pictures(lookahead):
     """The first 60 frames of the kitchen, from pixels, on the GPU and on the processor."""
     sentences = []
     for device in ("cpu", "cuda"):
-        model = load(str(TOY), device=device).merge()
+        model = nar.load(str(TOY), device=device).merge()
         kitchen = str(ROOT / "toy" / "kitchen.mp4")
         frames = open_frames(kitchen, model.config, model.vision_encoder(), 4)[0]
         x = [frame for frame, _ in zip(frames, range(60))]
