@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,9 +40,8 @@ from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
 from support.files.video import ENCODER, Video, is_pipe_or_url
-from toy.places import kitchen_of
-from toy.probe import Probe, in_words, load_probe, recalled
 
+PROBE = "probe.safetensors"             # what says what the memory of the toy's narrator holds
 LOOKAHEAD = 4                           # frames in one pass, of a recording
 # The narrator of real videos, and the licence of its language model
 AUTHORS = "zeyun-zhong/flownar-1B-ego4d"
@@ -68,7 +68,7 @@ class Stream:
         self.context: Bounded | None = None
         self.video = None
         self.total = None
-        self.probe: Probe | None = None
+        self.probe: torch.nn.Module | None = None
         self.first_frame = 0
         self.peak = 0
 
@@ -87,6 +87,7 @@ class Stream:
                 self.page.record.fps = float(narrator.config.fps)
                 self.page.record.sizes = sizes_of(narrator.layout)
                 if self.probe is not None:
+                    from toy.places import kitchen_of
                     self.page.record.kitchen = kitchen_of(self.page.video)
             self.context = open_stream(
                 narrator,
@@ -117,6 +118,7 @@ class Stream:
                 trace = trace_row(decision, narrator.layout, self.context.cache)
                 row = vars(decision.narration) if decision.narration else None
                 if self.probe is not None and row is not None:
+                    from toy.probe import recalled
                     trace["places"] = recalled(self.probe, self.context.memory[0])
                 if live:
                     trace["time"] = self.video.time
@@ -221,7 +223,9 @@ def run_inputs(args: argparse.Namespace) -> None:
     model = args.model or default_model(args, live)
     narrator, encoder = load_models(model, args, live)
     probe = None
-    if args.explain or args.trace or streams[0].page is not None:
+    wants_probe = args.explain or args.trace or streams[0].page is not None
+    if wants_probe and (Path(model) / PROBE).exists():      # the toy's alone have one
+        from toy.probe import load_probe
         probe = load_probe(model)
     if args.explain:
         print(LEGEND, flush=True)
@@ -334,6 +338,7 @@ def lines_about(stream: Stream, decision: Decision, row: dict | None,
     if row is not None:
         lines.append(f"[{name}{timestamp(row['end'])}] {row['text']}")
     if args.explain and row is not None and stream.probe is not None:
+        from toy.probe import in_words
         lines.append(name + explain_memory(in_words(stream.probe, stream.context.memory[0])))
     return lines
 

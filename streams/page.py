@@ -27,7 +27,6 @@ from support.common.disk import check_distinct, expecting, read_jsonl, write_tex
 from support.common.errors import BadData, command_line, say_once
 from support.common.options import Parser
 from support.files.video import COPY_SIZE, ENCODER, Video, small_copy
-from toy.places import kitchen_of, words_of_memory
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 SENTENCES_KEPT = 20_000
@@ -100,6 +99,7 @@ class Record:
         entry["size"] = ASSISTANT + len(narration["tokens"]) + END
         entry["kept"] = kept[1] - kept[0] + 1 if kept else 0
         if self.kitchen is not None:
+            from toy.places import words_of_memory
             entry["needed"] = words_of_memory(narration["text"])
             entry["places"] = places
         self.narrations.append(entry)
@@ -169,6 +169,7 @@ def read_record(narrations: Path, trace: Path | None, video: Path | None = None)
     with expecting(trace, "the --trace of stream.py"):
         record.sizes = rows[0]["sizes"]
         if "places" in rows[0]:                         # frame 0 always narrates
+            from toy.places import kitchen_of
             record.kitchen = kitchen_of(video)
         if [row["frame"] for row in rows] != list(range(len(rows))):
             raise BadData(f"{trace}: is of several streams, or lines are missing")

@@ -5,20 +5,24 @@ import importlib
 import io
 import json
 import re
+import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import narrator as nar
 from commands import data_command, stream_command
-from helpers import ROOT, TOY
+from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
 from support.engine import checkpoint, cpu
+from support.files.video import write_video
 
 NONSENSE = ("-1", "")                            # the types themselves are tested in test_common.py
 # Each command with arguments that work, and quickly, in the folder of the fixture `world`.
@@ -189,3 +193,23 @@ def test_a_large_model_streams_in_bf16_where_that_is_faster(asked, expected, wor
     assert code == 1 and "error: enough" in err
     assert loaded == [expected, expected]
     assert ("in bfloat16, which is faster on this processor" in err) == (asked == "")
+
+
+@pytest.mark.parametrize("line", [
+    "train.py --data ego4d --help",
+    "evaluate.py stream --data ek100 --root nowhere",
+    "stream.py real.mp4 --model {model}",
+])
+def test_the_toy_is_imported_where_a_toy_is_used_alone(line, tmp_path):
+    """In a process of its own, with a narrator whose words are the toy's but not its folder."""
+    tiny(width=16).save(tmp_path / "model")
+    write_video(tmp_path / "real.mp4", (np.full((32, 48, 3), k, np.uint8) for k in range(6)), 2)
+    words = line.format(model=tmp_path / "model").split()
+    code = ("import runpy, sys; sys.argv = {words}; sys.path.insert(0, {root!r})\n"
+            "try: runpy.run_path({root!r} + '/' + sys.argv[0], run_name='__main__')\n"
+            "finally: print('toy modules:', [m for m in sys.modules if m.split('.')[0] == 'toy'])")
+    code = code.replace("os._exit", "sys.exit").format(words=words, root=str(ROOT))
+    code = "import os; os._exit = lambda code: sys.exit(code)\nimport sys\n" + code
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                             text=True)
+    assert "toy modules: []" in process.stdout, process.stderr
