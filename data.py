@@ -25,7 +25,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -34,9 +33,10 @@ from torch import Tensor
 
 from support.common.devices import rank
 from support.common.errors import BadData
+from support.common.memory import without_collection
 from support.common.options import DATASETS, dataset_folder
 from support.files import annotations, own_videos
-from support.files.features import Features, Store, encode_pictures
+from support.files.features import Features, FromFrame, Store, encode_pictures
 from support.files.tracks import NarratedVideo, Notes, assign_frames, at_frames, frame_at
 
 FPS = 2                 # frames a second of the three data sets (§4.1)
@@ -110,7 +110,8 @@ def load_dataset(
         videos = own_videos.read_folder(folder, split, limit, notes)
         samples = [own_sample(video, features) for video, features in videos]
     else:
-        samples = samples_of_data_set(name, folder, split, limit, streaming, notes)
+        with without_collection():
+            samples = samples_of_data_set(name, folder, split, limit, streaming, notes)
     if not samples:
         raise BadData(f"{folder}: the {split} split of {name} has no narrations")
     process, _ = rank()
@@ -142,7 +143,9 @@ def check_sample(sample: Sample, config) -> None:
         raise BadData(f"{sample.name}: has {sample.fps:g} frames a second, "
                       f"the narrator needs {config.fps:g}")
     if sample.read is not None:
-        _, J, width = sample.read(0, 1).shape
+        # many samples are of one file, whose header is read once
+        shape = getattr(sample.read, "shape", None) or sample.read(0, 1).shape
+        J, width = shape[-2:]
         if (J, width) != (config.J, config.width):
             raise BadData(f"{sample.name}: its features are {width} wide with {J} tokens a frame, "
                           f"the narrator needs {config.width} and {config.J}; "
@@ -219,7 +222,7 @@ def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Samp
         start=first / FPS,
         num_frames=last - first + 1,
         duration=features.duration,
-        read=partial(features.read, first=first),
+        read=FromFrame(features, first),
     )
 
 
@@ -244,7 +247,7 @@ def interval_sample(interval: NarratedVideo, features: Features) -> Sample:
         end=interval.end,
         num_frames=num_frames,
         duration=features.duration,
-        read=partial(features.read, first=first),
+        read=FromFrame(features, first),
     )
 
 
@@ -261,7 +264,7 @@ def own_sample(video: NarratedVideo, features: Features) -> Sample:
         fps=features.fps,
         num_frames=features.frames - first,
         duration=features.duration,
-        read=partial(features.read, first=first),
+        read=FromFrame(features, first),
     )
 
 

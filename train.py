@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import data
 import narrator as nar
-from support.common.devices import device_and_dtype, rank
+from support.common.devices import device_and_dtype, is_first_here, rank
 from support.common.iterate import prefetch
 from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
@@ -119,8 +119,9 @@ class Examples(Sequence):
     """
 
     def __init__(self, samples: list[data.Sample], narrator: nar.Narrator):
-        for sample in samples:
-            data.check_sample(sample, narrator.config)
+        if is_first_here():                     # the files of a machine are looked at by one process
+            for sample in samples:
+                data.check_sample(sample, narrator.config)
         self.samples = samples
         self.layout = narrator.layout
 

@@ -185,8 +185,8 @@ def one_step(tmp_path_factory):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"lr": 2e-3}, "lr = 0.001, not 0.002"),
-    ({"data": "ek100"}, "data = ego4d, not ek100"),
+    ({"lr": 2e-3}, "lr = 0.001, here 0.002"),
+    ({"data": "ek100"}, "data = ego4d, here ek100"),
     ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None),
 ])
 def test_resume_with_other_settings_is_refused(one_step, change, message):
@@ -198,7 +198,7 @@ def test_resume_with_other_settings_is_refused(one_step, change, message):
 
 def test_resume_with_other_videos_or_weights_is_refused(one_step):
     options = Options(**one_step, resume=True)
-    with pytest.raises(BadData, match="steps = 1, not 2"):
+    with pytest.raises(BadData, match="steps = 1, here 2"):
         train.train_narrator(tiny(), examples(tiny(), 10), options)
     with pytest.raises(BadData, match="weights = "):
         train.train_narrator(tiny(lora_rank=5), examples(tiny()), options)
@@ -310,7 +310,7 @@ def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
               {"settings": json.dumps(settings)})
     with pytest.raises(BadData, match="interrupted training; give --resume to go on, or delete"):
         train_command.check_and_train(options_from(**given))
-    with pytest.raises(BadData, match="of a run with lr = 0.0002, not 0.1"):
+    with pytest.raises(BadData, match="made with lr = 0.0002, here 0.1"):
         train_command.check_and_train(options_from(**given | {"lr": 0.1}, resume=True))
 
 

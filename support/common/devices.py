@@ -69,6 +69,11 @@ def rank() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
+def is_first_here() -> bool:
+    """Whether this is the first, or only, process on this machine."""
+    return rank() == (0, 1) or int(os.environ["LOCAL_RANK"]) == 0
+
+
 def check_launcher() -> None:
     """BadData if another launcher than torchrun has started several processes: each would do the
     whole work. For all commands that share work.

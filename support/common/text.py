@@ -20,6 +20,8 @@ def one_line(text: str) -> str:
     A text is its writer's: nothing but OBEYED is taken out, in no script, and BLANKS become one
     blank. Joiners, soft hyphens, marks, emoji and other blanks are parts of words.
     """
+    if text.isprintable() and "  " not in text:          # nearly all: nothing to take out
+        return text.strip(" ")
     return BLANKS.sub(" ", OBEYED.sub("", text)).strip(" ")
 
 

@@ -181,6 +181,10 @@ def is_true(value) -> bool | None:
     return text not in ("0", "0.0", "false", "f", "no", "n")
 
 
+def is_unseen(row: dict) -> bool:
+    return "ego_visible" in row and is_true(row["ego_visible"]) is False
+
+
 def take_names(root: Path) -> dict[str, str]:
     """EgoExo4D: {take_uid: take_name} from takes.json; {} without it."""
     path = find_annotations(root, "takes.json")
@@ -276,11 +280,13 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Ann
             of_split = ego4d_split(root, split, content)
             rows_of = ego4d_raw({video: content[video] for video in of_split}, notes)
         annotated = []
-        for video, rows_of_video in rows_of.items():
+        for video in list(rows_of):
+            rows_of_video = rows_of.pop(video)  # so that half of millions of rows are in memory
             for annotator, rows in rows_of_video.items():
                 place = f"{path}, video {video}, annotator {annotator}"
-                seen = [row for row in rows if is_true(row.get("ego_visible")) is not False]
-                unseen = [row for row in rows if is_true(row.get("ego_visible")) is False]
+                # only EgoExo4D says what the camera wearer cannot see
+                unseen = [row for row in rows if is_unseen(row)]
+                seen = [row for row in rows if not is_unseen(row)] if unseen else rows
                 annotated.append((video, annotator, in_time(seen, place, notes),
                                   in_time(unseen, place, notes)))
         return annotated

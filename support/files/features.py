@@ -286,6 +286,21 @@ class Features:
             return x.to(torch.float32, copy=True)
 
 
+@dataclass
+class FromFrame:
+    """Reads the features of a video, (start, stop) -> [stop - start, J, D], counted from a frame."""
+    features: Features
+    first: int
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        return self.features.read(start, stop, self.first)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[T, J, D] of the whole file, from its header."""
+        return self.features.shape
+
+
 def read_header(path: Path) -> Features:
     """What a file that `data.py encode` wrote says of itself.
 

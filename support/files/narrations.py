@@ -12,6 +12,7 @@
 Times are in seconds, in any order. A malformed file raises BadData: one line names the problem.
 """
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -170,14 +171,16 @@ def to_sentences(rows, where: str) -> list[Sentence]:
     sentences = []
     for number, row in enumerate(rows):
         fields = row if isinstance(row, dict) else {}
-        time = next((fields[name] for name in TIMES if name in fields), None)
+        time = fields.get("time")               # the usual name, found at once in millions of rows
+        if time is None:
+            time = next((fields[name] for name in TIMES if name in fields), None)
         text = fields.get("text")
         if not (is_number(time) and isinstance(text, str)):
             there = f"its keys are {', '.join(fields)}" if fields else f"not {str(row)[:60]}"
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
                           f'(or "end", "timestamp"); {there[:100]}')
         sentences.append(Sentence(float(time), one_line(text)))
-    return sorted(sentences, key=lambda sentence: sentence.time)
+    return sorted(sentences, key=attrgetter("time"))
 
 
 def is_list_of(values, kind: type) -> bool:
