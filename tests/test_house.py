@@ -104,7 +104,7 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 19_000,                   # each of them is its script
-    "support": 36_700,                         # what a model does that this program does not
+    "support": 37_300,                         # what a model does that this program does not
     "experiments": 21_700,                     # real parts: models that nobody made for the toy
     "streams": 12_900,                         # the cache that grows, which was in stream.py
     "toy": 16_800,                             # its own sentences and samples
