@@ -322,3 +322,13 @@ def test_of_an_address_only_the_host_is_shown(source, shown):
 
 def test_names_of_inputs_give_a_terminal_no_orders():
     assert name_of("x/a\x1b[31mred.mp4") == name_of("b.safetensors:a\x1b[31mred") == "a[31mred"
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"v": [{"a": 1, "b": 2, "a": 3}]}'])
+def test_a_name_that_stands_twice_is_refused(tmp_path, text):
+    """In JSON and in JSONL, at any depth: the first of the two would be lost."""
+    file = tmp_path / "x"
+    file.write_text(text + "\n")
+    for read in (read_json, read_jsonl):
+        with pytest.raises(BadData, match=f"{file}.* 'a' stands twice"):
+            read(file)

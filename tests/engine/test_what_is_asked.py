@@ -11,7 +11,7 @@ from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
 from helpers import TOY, tiny, video
-from narrator import load
+from narrator import load, make_config
 from support.common.errors import BadData, say_once
 from support.engine import family
 from support.engine.checkpoint import load_llm, load_vision_model, pixel_settings, plain_name
@@ -224,3 +224,10 @@ def test_what_the_hub_says(error, says):
     wrapped = errors.LocalEntryNotFoundError("cannot find the files")
     wrapped.__cause__ = error
     assert re.search(says, reason_of_hub(wrapped, "a/b", "v2"))
+
+
+@pytest.mark.parametrize("name", ["memory_tokens", "lora_rank", "max_new_tokens", "width"])
+def test_whole_numbers_begin_at_one(name):
+    with pytest.raises(BadData, match=f"{name} .* from 1 to ") as caught:
+        make_config(**{name: 0})
+    assert ("memory none" in str(caught.value)) == (name == "memory_tokens")

@@ -4,6 +4,7 @@ checked.
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +192,37 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
                              capture_output=True, text=True)
     unit = 1 if sys.platform == "darwin" else 1024             # of ru_maxrss (bytes)
     assert int(process.stdout) * unit < 20e6, process.stderr
+
+
+@pytest.mark.parametrize("path, place, found", [
+    ("v.safetensors", "features/v.safetensors", True),
+    ("/mnt/other/set/features/v.safetensors", "features/v.safetensors", True),
+    (r"D:\set\features\v.safetensors", "features/v.safetensors", True),
+    ("../embed/v.safetensors", "features/embed/v.safetensors", True),
+    ("a/b/c/d/v.safetensors", "features/d/v.safetensors", True),
+    ("take2/x.safetensors", "features/x.safetensors", False),       # another video's, too
+])
+def test_paths_of_an_index_are_found_by_their_last_parts(tmp_path, path, place, found):
+    file = tmp_path / place
+    file.parent.mkdir(parents=True)
+    save_file({"x": torch.zeros(6, 10, 4)}, file)
+    write_metadata(tmp_path, {"v": {"duration": 2.5, "path": path},
+                              "w": {"duration": 2.5, "path": "take1/x.safetensors"}})
+    store = features.Store(tmp_path, {})
+    of_video = store.find("v")
+    assert of_video.path.samefile(file) if found else of_video is None
+    assert Path(store.path_of("v")).name == file.name
+
+
+@pytest.mark.parametrize("rows, fits", [
+    (37, True), (41, True), (42, True), (45, True), (1, False), (21, False), (36, False),
+    (46, False), (82, False), (601, False)])
+def test_rows_are_compared_with_the_duration(tmp_path, rows, fits):
+    torch.save(torch.zeros(rows, 10, 4), tmp_path / "v.pt")
+    of_video = features.Features(tmp_path / "v.pt", 20.0)
+    if fits:
+        assert of_video.rows() == rows
+        return
+    for use in (of_video.rows, lambda: of_video.read(0, 1)):
+        with pytest.raises(BadData, match=f"has {rows} rows, .* 20 s .* 41 are needed"):
+            use()
