@@ -209,21 +209,32 @@ def test_the_readmes_tables_are_the_results(tmp_path, monkeypatch):
     assert old.read_text() == page
 
 
+def numbers_of_line(line: dict) -> dict[str, float | None]:
+    """The numbers of a result, by name: its measures, and those that were taken while it trained."""
+    numbers = dict(line.get("measures", {}))
+    if not numbers:
+        numbers = {key: value for key, value in line.items() if isinstance(value, float)}
+    for look in line.get("looks", ()):
+        numbers |= {f"{look['step']} {name}": value for name, value in look.items()}
+    return numbers
+
+
 def numbers_of_results() -> set[str]:
     """How the numbers of all results may be written in a table: each, and of each narrator the mean
-    over seeds with their deviation."""
+    over seeds, with their deviation and without."""
     written = set()
     samples = defaultdict(list)
     for file in runs.RESULTS.rglob("*.jsonl"):
         for line in runs.lines_of(file):
-            numbers = line.get("measures") or {
-                key: value for key, value in line.items() if isinstance(value, float)}
-            for measure, number in numbers.items():
+            narrator = line.get("name", "").rsplit("-", 1)[0]
+            narrator += " ".join(str(line.get(name, "")) for name in ("row", "lr", "steps"))
+            for measure, number in numbers_of_line(line).items():
                 if number is not None:
                     written |= {cell([number]), f"{number:.2g}"}
-                    narrator = line.get("name", "").rsplit("-", 1)[0]
                     samples[file, narrator, measure].append(number)
-    return written | {cell(numbers) for numbers in samples.values()}
+    for numbers in samples.values():
+        written |= {cell(numbers), cell([sum(numbers) / len(numbers)])}
+    return written
 
 
 def test_numbers_of_dated_tables_are_kept():
