@@ -2,8 +2,8 @@
 
 A checkpoint is a folder in the format of PEFT:
     adapter_config.json         of PEFT: the base language model, and LoRA's settings
-    adapter_model.safetensors   LoRA, connector and memory, under their published names
-    narrator.json               the other settings (narrator.py: Config). Published folders do not
+    adapter_model.safetensors   LoRA, connector and memory, under the names of the authors' adapters
+    narrator.json               the other settings (narrator.py: Config). The authors' do not
                                 have it: their settings are inferred from the shapes of tensors
 
 Tensors are read from safetensors only, never from pickles. No code that comes with a model is run
@@ -50,7 +50,7 @@ NARRATOR_JSON = "narrator.json"
 # PEFT also saves what LoRA of the head is added to
 HEAD = "base_model.model.lm_head.base_layer.weight"
 
-# The names of CLAM's parameters: in clam.py -> in the published checkpoints. There, each follows
+# The names of CLAM's parameters: in clam.py -> in the authors' checkpoints. There, each follows
 # "clustering."
 CLAM_NAMES = {
     "z": "query_embed.weight",
@@ -76,7 +76,7 @@ class CheckpointFiles:
     """The content of a checkpoint's folder."""
     folder: Path
     adapter: dict                       # adapter_config.json
-    narrator: dict | None               # narrator.json; None: a published folder, which has none
+    narrator: dict | None               # narrator.json; None: in the authors', which have none
     weights: dict[str, Tensor]          # adapter_model.safetensors
 
 
@@ -245,7 +245,7 @@ def check_head(llm: torch.nn.Module, head: Tensor, file: Path, source: str) -> N
 
 
 def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
-    """Settings of a published checkpoint (narrator.py: Config), from the names and shapes of its
+    """Settings of the authors' checkpoint (narrator.py: Config), by the names and shapes of its
     tensors.
     """
     connector = weights.get("base_model.model.connector.0.weight")
