@@ -38,6 +38,7 @@ import narrator as nar
 import stream
 from narrator import load, make_config, new_narrator
 from streams.bounds import open_stream
+from streams.suspend import memory_tensors
 from support.common.devices import DTYPES, device_and_dtype, synchronise
 from support.common.disk import write_json
 from support.common.errors import BadData, command_line
@@ -143,9 +144,12 @@ def time_passes(context: stream.Context) -> Counter:
 
 def state_bytes(context: stream.Context) -> int:
     """Bytes of a stream's memories: their states, and the tokens read from them."""
-    names = ("state", "memory", "history_state", "history")            # the last two: Table 15
-    tensors = [getattr(context, name, None) for name in names]
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    tensors = [context.state]
+    if hasattr(context, "history_state"):               # Table 15
+        tensors.append(context.history_state)
+    if context.memory is not None:
+        tensors += memory_tensors(context).values()
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def measure_stream(narrator: nar.Narrator, x: Iterable[Tensor], frames: int, window: int,
