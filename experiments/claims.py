@@ -25,7 +25,7 @@ class Difference(NamedTuple):
     text: str                                  # with the interval
     low: float
     high: float
-    seeds: tuple[int, int]
+    seeds: list[int]                           # of the first row, and of the second
 
 
 class Shown(NamedTuple):
@@ -34,63 +34,95 @@ class Shown(NamedTuple):
     differences: dict[str, Difference]         # {"first - second, header": ...}
 
 
+def cells_of_line(line: str) -> list[str]:
+    """The cells of a line of a Markdown table."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def tables_of(page: str) -> dict[str, Shown]:
     """{name: what the table says}; two tables of one name are read as one."""
     tables = {}
     for name, text in BLOCK.findall(page):
         table = tables.setdefault(name, Shown({}, {}))
-        rows = [[cell.strip() for cell in line.strip("|").split("|")]
-                for line in text.splitlines() if line.startswith("|")]
-        for label, *cells in rows[2:]:
-            for header, cell in zip(rows[0][1:], cells, strict=True):
+        lines = [cells_of_line(line) for line in text.splitlines() if line.startswith("|")]
+        headers, *rows = lines or [[]]
+        for label, *cells in rows[1:]:                     # the first is | --- |
+            for header, cell in zip(headers[1:], cells, strict=True):
                 table.cells[label, header] = cell
-        for key, shown, low, high, *seeds in DIFFERENCE.findall(text):
-            seeds = tuple(map(int, seeds))
-            table.differences[key] = Difference(shown, float(low), float(high), seeds)
+        for match in DIFFERENCE.finditer(text):
+            key, shown, low, high, *seeds = match.groups()
+            table.differences[key] = Difference(
+                text=shown,
+                low=float(low),
+                high=float(high),
+                seeds=[int(count) for count in seeds],
+            )
     return tables
 
 
 def look_up(match: re.Match, tables: dict[str, Shown]) -> tuple[str, list[int]]:
     """What the tables say where a text has a REFERENCE, and of how many trainings."""
     name, label, header = match.groups()
-    cells, differences = tables[name]
-    difference = differences.get(f"{label}, {header}")
+    table = tables[name]
+    difference = table.differences.get(f"{label}, {header}")
     if difference:
-        return difference.text, list(difference.seeds)
-    seeds = cells.get((label, "seeds"), "1")                # "3", or "1-3"
-    return cells[label, header], [int(count) for count in seeds.split("-")]
-
-
-def read_claims() -> list[dict]:
-    return json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-
-
-def count_verdicts(claims: list[dict]) -> str:
-    """Of 3 claims: 2 agrees, ..."""
-    counts = Counter(claim["verdict"] for claim in claims)
-    words = [f"{verdict} {counts[verdict]}" for verdict in VERDICTS]
-    return f"Of {len(claims)} claims: {', '.join(words)}."
+        return difference.text, difference.seeds
+    seeds = table.cells.get((label, "seeds"), "1")         # "3", or "1-3"
+    counts = [int(count) for count in seeds.split("-")]
+    return table.cells[label, header], counts
 
 
 def ours(claim: dict, tables: dict[str, Shown]) -> tuple[str, str]:
     """Our numbers, and of how many trainings they are: "3", "1-3", or "-" where no table has them."""
-    found = [look_up(match, tables) for match in REFERENCE.finditer(claim["ours"])]
-    texts = iter([text for text, _ in found])
-    counts = [count for _, seeds in found for count in seeds]
-    ends = dict.fromkeys([min(counts), max(counts)]) if counts else [""]
-    trainings = "-".join(str(end) for end in ends) or "-"
-    return REFERENCE.sub(lambda _: next(texts), claim["ours"]), trainings
+    counts = []
+
+    def number(match: re.Match) -> str:
+        text, of_number = look_up(match, tables)
+        counts.extend(of_number)
+        return text
+
+    numbers = REFERENCE.sub(number, claim["ours"])
+    if not counts:
+        return numbers, "-"
+    fewest = min(counts)
+    most = max(counts)
+    return numbers, str(most) if fewest == most else f"{fewest}-{most}"
+
+
+# ------------------------------------------------------------------------------- the table
+
+def read_claims() -> list[dict]:
+    file = Path(__file__).with_suffix(".json")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def count_verdicts(claims: list[dict]) -> str:
+    """Of 3 claims: agrees 2, ..."""
+    counts = Counter(claim["verdict"] for claim in claims)
+    words = [f"{verdict} {counts[verdict]}" for verdict in VERDICTS]
+    return f"Of {len(claims)} claims: {', '.join(words)}."
 
 
 def table_of_claims(page: str) -> str:
     """The claims as Markdown, with the numbers of a page's tables."""
     tables = tables_of(page)
     claims = read_claims()
-    headers = ["claim", "where", "the paper", "here", "trainings", "verdict", "why"]
-    lines = [headers, ["---"] * len(headers)]
+    lines = [
+        count_verdicts(claims),
+        "",
+        "| claim | where | the paper | here | trainings | verdict | why |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for claim in claims:
         numbers, trainings = ours(claim, tables)
-        lines.append([claim["claim"], claim["where"], claim["paper"], numbers, trainings,
-                      f"**{claim['verdict']}**", claim["why"]])
-    rows = [f"| {' | '.join(cells)} |" for cells in lines]
-    return "\n".join([count_verdicts(claims), "", *rows])
+        cells = [
+            claim["claim"],
+            claim["where"],
+            claim["paper"],
+            numbers,
+            trainings,
+            f"**{claim['verdict']}**",
+            claim["why"],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

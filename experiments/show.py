@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.paper import TABLES, Claim, Column, Row, Table
 from experiments.runs import EACH, experiments_of, result
-from support.common.intervals import ConfidenceInterval, compare_means, half_width
+from support.common.intervals import ConfidenceInterval, compare_means, compare_trainings
 
 DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
@@ -24,16 +24,20 @@ def seeds_of(table: Table, seeds: list[int] | None) -> list[int]:
 
 def results_of(row: Row, column: Column, seeds: list[int]) -> list[dict]:
     """The results of a row that are there, of the evaluation of a column."""
-    results = [result(experiment) for experiment in experiments_of(row, column.evaluation, seeds)]
+    experiments = experiments_of(row, column.evaluation, seeds)
+    results = [result(experiment) for experiment in experiments]
     return [kept for kept in results if kept is not None]
 
 
 def numbers_by_seed(row: Row, column: Column, seeds: list[int]) -> dict[int, float]:
     """{seed: the number of a cell}; one for each seed that has a result."""
     measure = column.measure.format(row.group)
-    numbers = {kept["seed"]: kept["measures"].get(measure)
-               for kept in results_of(row, column, seeds)}
-    return {seed: number for seed, number in numbers.items() if number is not None}
+    numbers = {}
+    for kept in results_of(row, column, seeds):
+        number = kept["measures"].get(measure)
+        if number is not None:
+            numbers[kept["seed"]] = number
+    return numbers
 
 
 def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
@@ -62,18 +66,25 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     title = f"{name}. {table.title}"
     if table.paper:
         title += f" (paper: {DATA[table.data]})"
-    headers = [title, *(f"*{header}*" for header in table.paper.split()),
-               *(column.header for column in table.columns), "seeds"]
-    lines = [headers, ["---"] * len(headers)]
-    lines += [cells_of(row, table, seeds) for row in table.rows]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    intervals = [(claim, interval_of(claim, table, seeds)) for claim in table.claims]
-    claims = [say_claim(claim, interval) for claim, interval in intervals if interval]
-    if table.percent != 95 and claims:
-        claims.insert(0, f"With {table.percent} %:\n")
+    headers = [title]
+    headers += [f"*{header}*" for header in table.paper.split()]
+    headers += [column.header for column in table.columns]
+    headers.append("seeds")
+    rows = [headers, ["---"] * len(headers)]
+    for row in table.rows:
+        rows.append(cells_of(row, table, seeds))
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+
+    claims = []
+    for claim in table.claims:
+        interval = interval_of(claim, table, seeds)
+        if interval:
+            claims.append(say_claim(claim, interval))
     if claims:
-        text += "\n\n" + "\n".join(claims)
-    return text
+        lines.append("")
+    if claims and table.percent != 95:
+        lines += [f"With {table.percent} %:", ""]
+    return "\n".join(lines + claims)
 
 
 def numbers_of_seeds(name: str, seeds: list[int] | None = None) -> dict[str, dict[str, list[float]]]:
@@ -82,7 +93,9 @@ def numbers_of_seeds(name: str, seeds: list[int] | None = None) -> dict[str, dic
     seeds = seeds_of(table, seeds)
     rows = {}
     for row in table.rows:
-        rows[row.label] = {column.header: measured(row, column, seeds) for column in table.columns}
+        rows[row.label] = {}
+        for column in table.columns:
+            rows[row.label][column.header] = measured(row, column, seeds)
     return rows
 
 
@@ -90,7 +103,8 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
     number for all columns, or "from-to"."""
     paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
-    cells = [row.label, *(f"*{number}*" for number in paper_numbers)]
+    cells = [row.label]
+    cells += [f"*{number}*" for number in paper_numbers]
     counts = []
     for column in table.columns:
         numbers = measured(row, column, seeds)
@@ -105,8 +119,10 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
 
 def videos_of(row: Row, column: Column, seeds: list[int]) -> dict[int, dict[str, float | None]]:
     """{seed: {video: the measure of a column}} of a row."""
-    return {kept["seed"]: kept["videos"][column.measure]
-            for kept in results_of(row, column, seeds)}
+    videos = {}
+    for kept in results_of(row, column, seeds):
+        videos[kept["seed"]] = kept["videos"][column.measure]
+    return videos
 
 
 def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
@@ -127,20 +143,6 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
         second = {seed: second[seed] for seed in both}
     compare = compare_means if column.measure in EACH else compare_trainings
     return compare(list(first.values()), list(second.values()), same_trainings, table.percent)
-
-
-def compare_trainings(first: list[float], second: list[float], same_trainings: bool,
-                      percent: int) -> ConfidenceInterval | None:
-    """The difference of two means over trainings. None with fewer than two on a side."""
-    if min(len(first), len(second)) < 2:
-        return None
-    samples = [np.subtract(first, second)] if same_trainings else [np.array(first), np.array(second)]
-    variances = np.array([sample.var(ddof=1) / len(sample) for sample in samples])
-    freedoms = np.array([len(sample) - 1 for sample in samples])
-    mean = float(np.mean(first) - np.mean(second))
-    error = half_width(variances, freedoms, percent)
-    seeds = len(first), len(second)
-    return ConfidenceInterval(mean, mean - error, mean + error, seeds, of_these_videos=True)
 
 
 def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:

@@ -7,7 +7,9 @@ videos and other seeds would give another difference. Its variance is a sum:
     trainings   for each narrator, the variance of its mean over seeds, divided by their number
 
 Chance that belongs to a single video of a single training is in both parts, and taken out of the
-second. The interval is the difference plus or minus t times the root of the sum. t is a quantile of
+second. (Not where both narrators are of the same trainings, compared seed by seed: there little may
+be left of the second part, and the intervals would be too narrow. With three seeds these hold the
+truth in 92 to 99 of 100 simulations, with two in 87 to 98.) The interval is the difference plus or minus t times the root of the sum. t is a quantile of
 Student's t distribution; its degrees of freedom are Welch's, so two narrators may differ much in
 how reliably they train.
 
@@ -73,12 +75,36 @@ def compare_means(first: list[dict[str, float | None]], second: list[dict[str, f
 
     variances = [difference.var(ddof=1) / len(names)]
     freedoms = [len(names) - 1]
-    for measured in [of_first - of_second] if same_trainings else [of_first, of_second]:
-        if len(measured) > 1:                  # of one training nothing is known
-            variances.append(variance_of_trainings(measured))
-            freedoms.append(len(measured) - 1)
+    # Of a single training nothing is known.
+    if same_trainings and len(first) > 1:
+        of_seeds = (of_first - of_second).mean(1)                                  # [seeds]
+        variances.append(of_seeds.var(ddof=1) / len(of_seeds))
+        freedoms.append(len(of_seeds) - 1)
+    if not same_trainings:
+        for measured in (of_first, of_second):
+            if len(measured) > 1:
+                variances.append(variance_of_trainings(measured))
+                freedoms.append(len(measured) - 1)
     error = half_width(np.array(variances), np.array(freedoms), percent)
     return ConfidenceInterval(mean, mean - error, mean + error, seeds)
+
+
+def compare_trainings(first: list[float], second: list[float], same_trainings: bool = False,
+                      percent: int = 95) -> ConfidenceInterval | None:
+    """The same of one number a seed: over trainings, of these videos alone. None with fewer than two
+    on a side.
+    """
+    if min(len(first), len(second)) < 2:
+        return None
+    samples = [np.array(first), np.array(second)]
+    if same_trainings:
+        samples = [samples[0] - samples[1]]
+    variances = np.array([sample.var(ddof=1) / len(sample) for sample in samples])
+    freedoms = np.array([len(sample) - 1 for sample in samples])
+    mean = float(np.mean(first) - np.mean(second))
+    error = half_width(variances, freedoms, percent)
+    seeds = len(first), len(second)
+    return ConfidenceInterval(mean, mean - error, mean + error, seeds, of_these_videos=True)
 
 
 def variance_of_trainings(measured: np.ndarray) -> float:

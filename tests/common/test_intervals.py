@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from support.common.intervals import compare_means
+from support.common.intervals import compare_means, compare_trainings, variance_of_trainings
 
 
 def result(values) -> dict[str, float]:
@@ -88,3 +88,35 @@ def test_only_videos_that_all_results_measure_count():
     assert compare_means([first], [second]).mean == pytest.approx(0.25)
     assert compare_means([first], []) is None
     assert compare_means([{"a": 1.0}], [{"a": 1.0}]) is None
+
+
+@pytest.mark.parametrize("seeds", [3, 6])
+@pytest.mark.parametrize("spread", [0, 0.3, 1])
+def test_it_covers_a_difference_of_the_same_trainings(seeds, spread):
+    """Rows that share their trainings, which differ in how they take to one of the two."""
+    generator = np.random.default_rng(4)
+    covered = []
+    for _ in range(400):
+        first = generator.normal(0, 1, (seeds, 30))
+        second = first + generator.normal(0, spread, (seeds, 1)) + generator.normal(0, 1, (seeds, 30))
+        interval = compare_means(results(first), results(second), same_trainings=True)
+        covered.append(not interval.shown)
+    assert np.mean(covered) > 0.92
+
+
+def test_trainings_do_not_make_an_interval_narrower():
+    """Where they differ less than single videos would make them differ, their part is 0."""
+    measured = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    assert variance_of_trainings(measured) == 0
+
+
+def test_an_interval_over_trainings():
+    """t of two degrees of freedom, by hand; of two samples of one size it is nearly 2.776."""
+    interval = compare_trainings([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], same_trainings=True)
+    assert interval.mean == 2 and interval.of_these_videos
+    assert interval.high - interval.mean == pytest.approx(4.303 / np.sqrt(3), rel=1e-3)
+    wider = compare_trainings([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], same_trainings=True, percent=99)
+    assert wider.high - wider.mean == pytest.approx(9.925 / np.sqrt(3), rel=1e-3)
+    unpaired = compare_trainings([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert unpaired.high == pytest.approx(2.776 * np.sqrt(2 / 3), rel=0.01)
+    assert compare_trainings([1.0], [0.0, 1.0]) is None
