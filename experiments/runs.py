@@ -86,8 +86,11 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     # Predictions are kept beside the narrator. Its seed is in the folder's name: here stands 0.
     model = f"{folder}/{experiment.training}-{experiment.seed}"
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
-    places = {"keep": f"{model}/{kept}", "each": f"{model}/{kept}.json",
-              "videos": f"{folder}/videos"}
+    places = {
+        "keep": f"{model}/{kept}",
+        "each": f"{model}/{kept}.json",
+        "videos": f"{folder}/videos",
+    }
     words = [word.format(**places) for word in command.split()]     # a folder may have spaces
     return [*words, "--model", model, *experiment.options.split(), "--json"]
 
@@ -98,8 +101,12 @@ def identity_of(experiment: Experiment) -> dict:
     """The fields of a result that tell of which experiment it is."""
     train = train_command(experiment.training, experiment.seed, FOLDER)
     evaluate = evaluate_command(experiment, FOLDER)
-    return {"name": experiment.name, "seed": experiment.seed,
-            "train": " ".join(["python", *train]), "evaluate": " ".join(["python", *evaluate])}
+    return {
+        "name": experiment.name,
+        "seed": experiment.seed,
+        "train": " ".join(["python", *train]),
+        "evaluate": " ".join(["python", *evaluate]),
+    }
 
 
 @cache
@@ -166,7 +173,8 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     training, evaluation, _, seed = experiment
     if "{videos}" in EVALUATIONS[evaluation]:
         for line in VIDEOS:                    # the command leaves videos that are there
-            run_command([word.format(videos=f"{folder}/videos") for word in line.split()], folder)
+            words = [word.format(videos=f"{folder}/videos") for word in line.split()]
+            run_command(words, folder)
     init = TRAININGS[training].init
     if init:
         train_once(train_command(init, seed, folder), folder)
@@ -176,10 +184,12 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     printed = run_command(command, folder)
     videos = {}
     if "--per-video" in command:
-        videos = measures_of_videos(ROOT / command[command.index("--per-video") + 1])
+        file = command[command.index("--per-video") + 1]
+        videos = measures_of_videos(ROOT / file)
+    last_line = json.loads(printed.splitlines()[-1])
     add_result(experiment, {
         "commit": present_commit(),
-        "measures": measures(json.loads(printed.splitlines()[-1])),
+        "measures": measures(last_line),
         "videos": videos,
     })
 
@@ -215,8 +225,13 @@ def run_command(command: list[str], folder: str) -> str:
     log.parent.mkdir(parents=True, exist_ok=True)
     print("python", *command, file=sys.stderr)
     with log.open("w") as messages:
-        process = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE,
-                                 stderr=messages, text=True)
+        process = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            text=True,
+        )
     if process.returncode:
         lines = log.read_text().splitlines() or [f"exit code {process.returncode}"]
         raise BadData(f"{lines[-1]} (see {log})")

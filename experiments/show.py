@@ -87,7 +87,10 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     return "\n".join(lines + claims)
 
 
-def numbers_of_seeds(name: str, seeds: list[int] | None = None) -> dict[str, dict[str, list[float]]]:
+def numbers_of_seeds(
+    name: str,
+    seeds: list[int] | None = None,
+) -> dict[str, dict[str, list[float]]]:
     """{label of a row: {header of a column: its numbers, one a seed}} of a table."""
     table = TABLES[name]
     seeds = seeds_of(table, seeds)
@@ -130,10 +133,18 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
 
     Over videos and trainings where each video's measure is kept (runs.EACH), else over trainings.
     """
-    column, = (column for column in table.columns if column.header == claim.column)
-    first_row, = (row for row in table.rows if row.label == claim.first)
-    second_row, = (row for row in table.rows if row.label == claim.second)
-    kept = videos_of if column.measure in EACH else numbers_by_seed
+    rows = {row.label: row for row in table.rows}
+    columns = {column.header: column for column in table.columns}
+    first_row = rows[claim.first]
+    second_row = rows[claim.second]
+    column = columns[claim.column]
+    if column.measure in EACH:
+        kept = videos_of
+        compare = compare_means
+    else:
+        kept = numbers_by_seed
+        compare = compare_trainings
+
     first = kept(first_row, column, seeds)
     second = kept(second_row, column, seeds)
     same_trainings = first_row.training == second_row.training
@@ -141,8 +152,12 @@ def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInter
         both = [seed for seed in first if seed in second]
         first = {seed: first[seed] for seed in both}
         second = {seed: second[seed] for seed in both}
-    compare = compare_means if column.measure in EACH else compare_trainings
-    return compare(list(first.values()), list(second.values()), same_trainings, table.percent)
+    return compare(
+        list(first.values()),
+        list(second.values()),
+        same_trainings,
+        table.percent,
+    )
 
 
 def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
@@ -155,5 +170,6 @@ def say_claim(claim: Claim, interval: ConfidenceInterval) -> str:
         limits += ", of these trainings alone"
     if interval.of_these_videos:
         limits += ", of these videos alone"
-    return (f"* {claim.first} - {claim.second}, {claim.column}: {interval.mean:+.3f} "
-            f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds {seeds}{limits}")
+    difference = f"{claim.first} - {claim.second}, {claim.column}"
+    between = f"[{interval.low:+.3f}, {interval.high:+.3f}]"
+    return f"* {difference}: {interval.mean:+.3f} {between}, seeds {seeds}{limits}"
