@@ -129,7 +129,9 @@ class Examples(Sequence):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Example:
-        sample = self.samples[index]
+        return self.example_of(self.samples[index])
+
+    def example_of(self, sample: data.Sample) -> Example:
         narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
         return Example(sample.read(0, sample.num_frames), narrations)
 

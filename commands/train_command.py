@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import Field, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, f
 from support.engine.start import first_weights
 from support.files import own_videos
 from streams.late import LateBatches
+from streams.starts import BatchesFromAnywhere, what_is_learned
 from train import Example, Recipe, mean_loss, settings_of, train_narrator
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
@@ -220,11 +222,17 @@ def start_as_chosen(narrator: Narrator, examples: train.Examples, options: Optio
 
 def learn(narrator: Narrator, examples: train.Examples, options: Options,
           held_out: train.Examples):
-    """`train_narrator`, with --long and for own videos."""
-    if options.data not in DATASETS:
-        look_through(narrator, examples.samples[0].name, options)
-        choose_length(narrator, examples, options)
-    train_narrator(narrator, examples, options, held_out, LateBatches)
+    """`train_narrator`, with --long; own videos begin anywhere, and are streamed at the end."""
+    if options.data in DATASETS:
+        train_narrator(narrator, examples, options, held_out, LateBatches)
+        return
+    look_through(narrator, examples.samples[0].name, options)
+    choose_length(narrator, examples, options)
+    batches = partial(LateBatches, plain=BatchesFromAnywhere)
+    train_narrator(narrator, examples, options, held_out, batches)
+    for line in what_is_learned(narrator, examples, held_out):
+        if rank()[0] == 0:
+            say(line)
 
 
 def look_through(narrator: Narrator, video: str, options: Options):

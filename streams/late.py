@@ -4,7 +4,7 @@ memory of other videos, and with positions far beyond those of any video.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import narrator as nar
 from support.common.devices import rank
-from train import Batches, Example
+from train import Batches, Example, Recipe
 
 
 class Past(NamedTuple):
@@ -58,12 +58,23 @@ class LateExample(Example):
 class LateBatches(Batches):
     """A fraction of the videos (--long) come after one to three others, and their positions have
     advanced by 1 to 100,000 (log-uniform).
+
+    plain       of which batches they are taken
     """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        options: Recipe,
+        plain: type[Batches] = Batches,
+    ):
+        super().__init__(examples, options)
+        self.plain = plain(examples, options)
 
     def videos(self, step: int) -> Iterator[Example]:
         process, processes = rank()
         chance = random.Random(f"{self.options.seed} {step}")
-        videos = super().videos(step)
+        videos = self.plain.videos(step)
         for i in range(self.options.batch):
             # drawn for the videos of other processes, too: all draw the same
             earlier = []

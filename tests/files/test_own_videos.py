@@ -3,7 +3,9 @@ the whole way from videos to a narrator.
 """
 import json
 import os
+import random
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ import train
 from narrator import load
 from commands import data_command, evaluate_command, train_command
 from helpers import TOY, tiny, video
+from streams import starts
+from streams.starts import draw_start, sample_from
 from streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
@@ -102,6 +106,59 @@ def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
     assert ours == pytest.approx(theirs, rel=0.01)
 
 
+def test_training_begins_anywhere(toys):
+    """From any frame of a file: a sentence at once, and all that come after it at their own frames.
+    Frames before the first sentence are used, too. The paper's sample is the one that begins there."""
+    _, own = toys
+    whole = list(data.load_dataset(str(own), split="all"))[0]
+    first, _ = whole.narrations[1]
+    sample = sample_from(whole, first)                   # a file that has no sentence before this
+    true = {first + frame: text for frame, text in sample.narrations}
+    assert sample_from(sample, first) == sample
+    for start in range(0, max(true) + 1, 3):
+        part = sample_from(sample, start)
+        (frame, text), *others = [(start + frame, text) for frame, text in part.narrations]
+        assert frame == start
+        assert text == true[min(frame for frame in true if frame >= start)]
+        assert dict(others) == {frame: text for frame, text in true.items() if frame > start}
+        assert part.num_frames == first + sample.num_frames - start
+        x = part.read(0, 2)
+        assert torch.equal(x, sample.read.features.read(start, start + 2))
+    chance = random.Random(0)
+    drawn = Counter(draw_start(sample, chance) for _ in range(400))
+    assert drawn[first] > 70 and drawn[0] > 70
+    assert drawn.keys() == set(range(max(true) + 1))
+
+
+@pytest.mark.parametrize("losses, said", [((0.001, 0.2), True), ((0.17, 0.22), False)])
+def test_what_is_learned_by_heart_is_said(monkeypatch, losses, said):
+    """Where the trigger's loss on held-out videos is far above that on training videos."""
+    model = tiny()
+    examples = [train.Example(*video(model))]
+    losses = iter(losses)
+    monkeypatch.setattr(starts, "loss_of_trigger", lambda narrator, videos: next(losses))
+    monkeypatch.setattr(starts, "streamed_f1", lambda narrator, samples: 0.5)
+    held_out = type("HeldOut", (list,), {"samples": []})(examples)
+    first, *lines = starts.what_is_learned(model, examples, held_out)
+    assert "F1 0.500" in first
+    assert bool(lines) == said
+    assert not said or "learned by heart: the trigger's loss is 0.001" in lines[0]
+
+
+def test_the_loss_of_the_trigger_is_of_the_trigger():
+    """The loss of a video is that of its words and of its trigger."""
+    model = tiny().eval()
+    x, narrations = video(model)
+    trigger = starts.loss_of_trigger(model, [train.Example(x, narrations)])
+    hidden, labels, tokens = model(x, narrations)
+    log_p = model.logits(hidden).log_softmax(-1)
+    of_trigger = [-log_p[i, labels[i]].item() for i in range(len(labels) - 1)
+                  if labels[i] in (model.layout.skip, model.layout.close[0])
+                  and tokens.kind[i + 1] == nar.VISUAL]
+    assert trigger == pytest.approx(sum(of_trigger) / len(of_trigger), rel=1e-4)
+    assert len(of_trigger) == narrations[-1][0]          # of each frame but the first
+
+
 def test_four_commands(toys, tmp_path, capsys):
     """From the folder to a narrator fine-tuned on it, with the features, the rate and the models of
     the folder.
@@ -118,7 +175,9 @@ def test_four_commands(toys, tmp_path, capsys):
                                       output=str(out), device="cpu",
                                       epochs=4.0, batch=2))
     log = read_jsonl(out / "narrator-log.jsonl")
-    assert log[-1]["loss"] < log[0]["loss"] and log[-1]["val_loss"] > 0
+    assert [0 < row["val_loss"] < 1 for row in log] == [True] * 4
+    said = capsys.readouterr().err
+    assert "streamed from the start of the files, the held-out videos have F1 0." in said
     assert Path(load(str(out)).config.vision) == TOY / "vision"
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
