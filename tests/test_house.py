@@ -108,7 +108,7 @@ BUDGET = {
     "experiments": 21_700,                     # real parts: models that nobody made for the toy
     "streams": 13_700,                         # own videos begin anywhere
     "toy": 16_800,                             # its own sentences and samples
-    "commands": 12_300,                        # --explain in the width of a terminal
+    "commands": 12_500,                        # --explain in the width of a terminal
     "baselines": 6_100,                        # the delta rule, gated and not
 }
 
