@@ -44,11 +44,12 @@ def tables_of(page: str) -> dict[str, Shown]:
     tables = {}
     for name, text in BLOCK.findall(page):
         table = tables.setdefault(name, Shown({}, {}))
-        lines = [cells_of_line(line) for line in text.splitlines() if line.startswith("|")]
-        headers, *rows = lines or [[]]
-        for label, *cells in rows[1:]:                     # the first is | --- |
-            for header, cell in zip(headers[1:], cells, strict=True):
-                table.cells[label, header] = cell
+        for paragraph in text.split("\n\n"):                # a block may have several tables
+            lines = [cells_of_line(line) for line in paragraph.splitlines()]
+            headers, *rows = lines if paragraph.startswith("|") else [[]]
+            for label, *cells in rows[1:]:                  # the first is | --- |
+                for header, cell in zip(headers[1:], cells, strict=True):
+                    table.cells[label, header] = cell
         for match in DIFFERENCE.finditer(text):
             key, shown, low, high, *seeds = match.groups()
             table.differences[key] = Difference(

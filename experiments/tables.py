@@ -17,6 +17,7 @@ import json
 import re
 from pathlib import Path
 
+from experiments import overwriting
 from experiments.claims import table_of_claims
 from experiments.paper import TABLES
 from experiments.runs import FOLDER, carry_out, needed, result
@@ -26,6 +27,8 @@ from support.common.errors import BadData, command_line
 from support.common.options import Parser, non_negative_int
 
 PAGE = Path(__file__).with_name("README.md")
+# tables of the page that other experiments make
+FURTHER = {"overwriting": overwriting.table_of_overwriting}
 
 
 # ------------------------------------------------------------------------------- --page
@@ -37,8 +40,14 @@ TABLE_OF_PAGE = re.compile(r"<!-- (?!end )([\w-]+) -->\n(.*?)\n?<!-- end -->", r
 def update_page() -> None:
     """Write the tables of PAGE anew, each between its two comments; the claims last, of these."""
     def table(match: re.Match) -> str:
-        content = match[2] if match[1] == "claims" else markdown(match[1])
-        return f"<!-- {match[1]} -->\n{content}\n<!-- end -->"
+        name = match[1]
+        if name == "claims":
+            content = match[2]
+        elif name in FURTHER:
+            content = FURTHER[name]()
+        else:
+            content = markdown(name)
+        return f"<!-- {name} -->\n{content}\n<!-- end -->"
 
     page = TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8"))
     claims = f"<!-- claims -->\n{table_of_claims(page)}\n<!-- end -->"
