@@ -15,7 +15,8 @@ from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.common.locks import Locked, locked
 from support.engine.run import order
-from support.files.video import write_video
+from support.files.encoding import encode_videos
+from support.files.video import Video, write_video
 from test_train import arguments, epic
 
 # ------------------------------------------------------------------ launchers
@@ -118,6 +119,32 @@ def test_a_bad_video_costs_no_other_one(videos, tmp_path):
         assert len(errors) <= 2                # and the video's name
     made = sorted(file.name for file in (tmp_path / "features").iterdir())
     assert made == ["v1.safetensors", "v2.safetensors", "v3.safetensors"]
+
+
+def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
+    """While the encoder works, further pictures are decoded; features come back a batch at a time."""
+    decoded = []
+    meanwhile = []
+    iterate = Video.__iter__
+    monkeypatch.setattr(Video, "__iter__",
+                        lambda video: (decoded.append(1) or picture for picture in iterate(video)))
+
+    class Encoder:
+        image_size = 48
+
+        def __call__(self, pictures):
+            before = len(decoded)
+            time.sleep(0.1)
+            meanwhile.append(len(decoded) - before)
+            return torch.full((len(pictures), 10, 8), float(len(meanwhile)))
+
+    settings = {"vision": "v", "fps": "2.0", "grid": "3"}
+    video = ROOT / "toy" / "kitchen.mp4"
+    encode_videos([str(video)], tmp_path, Encoder, settings, batch=16)
+    assert sum(meanwhile) > 100
+    x = load_file(tmp_path / "kitchen.safetensors")["features"]
+    assert x.dtype == torch.bfloat16 and len(x) == len(decoded)
+    assert x[15, 0, 0] == 1 and x[16, 0, 0] == 2
 
 
 # ------------------------------------------------------------------ train.py

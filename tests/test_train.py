@@ -23,6 +23,7 @@ from streams.late import LateBatches, LateExample, memory_after
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.engine import checkpoint, run as engine
+from support.files import features
 from support.engine.start import first_weights
 from toy import stages, world
 from toy.from_scratch import before_last_stage
@@ -55,6 +56,35 @@ def test_order_covers_every_epoch():
     assert first != second
     assert engine.order(8, 4, 1, seed=3) == first[4:]        # at any step
     assert engine.order(8, 4, 1, seed=4) != first[4:]
+
+
+def test_an_epoch_is_permuted_once(monkeypatch):
+    """Whatever the number of examples, of which each step takes a few."""
+    permute = torch.randperm
+    permuted = []
+    monkeypatch.setattr(torch, "randperm", lambda *count, **how: permuted.append(count[0])
+                        or permute(*count, **how))
+    engine.permutation.cache_clear()
+    steps = [engine.order(1000, 64, step, seed=5) for step in range(20)]
+    assert permuted == [1000, 1000]            # the second one from step 15 on
+    expected = permute(1000, generator=torch.Generator().manual_seed(5 * 1_000_003)).tolist()
+    assert sum(steps, [])[:1000] == expected
+
+
+def test_each_feature_file_is_looked_at_once(tmp_path, monkeypatch):
+    """Before the first step, by its header, however many annotators its video has."""
+    epic(tmp_path, videos=2)
+    sentences = {"a": [{"time": 1.0, "text": "You look."}, {"time": 4.0, "text": "You go."}]}
+    sentences |= {name: sentences["a"] for name in "bcdef"}
+    (tmp_path / "annotations" / "refined_narration_stream_train.json").write_text(
+        json.dumps({"train_0": sentences, "train_1": sentences}))
+    opened = []
+    real = features.open_features
+    monkeypatch.setattr(features, "open_features",
+                        lambda path, name: opened.append(name) or real(path, name))
+    samples = list(data.load_dataset("ego4d", str(tmp_path), "train"))
+    assert len(train.Examples(samples, tiny(width=16))) == 12
+    assert sorted(opened) == ["train_0", "train_1"]
 
 
 @pytest.mark.parametrize("variant", [{}, {"memory": "none", "prune": False, "mod_keep": 0.2}])
