@@ -16,6 +16,7 @@ from support.common.errors import BadData
 from support.common.locks import Locked, locked
 from support.engine.run import order
 from support.files.encoding import encode_videos
+from support.files.predictions import Predictions
 from support.files.video import Video, write_video
 from test_train import arguments, epic
 
@@ -92,6 +93,21 @@ def test_a_run_that_died_leaves_no_lock(tmp_path):
     assert dead.returncode == -9
     with locked(tmp_path):
         pass
+
+
+def test_two_evaluations_in_one_folder_do_not_meet(tmp_path):
+    """A video that another run is at work on is refused; nothing of the lock is left."""
+    kept = Predictions(tmp_path, {})
+
+    def make():
+        with pytest.raises(Locked, match="another run is writing v 0"):
+            Predictions(tmp_path, {}).keep("v 0", "print", list)
+        assert Predictions(tmp_path, {}).keep("v 1", "print", list) == []
+        return [{"text": "You look."}]
+
+    assert kept.keep("v 0", "print", make) == [{"text": "You look."}]
+    files = [file.name for file in (tmp_path / "predictions").iterdir()]
+    assert sorted(files) == ["v 0.jsonl", "v 1.jsonl"]
 
 
 # ------------------------------------------------------------------ data.py encode

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from support.common.disk import file_name, read_json, read_jsonl, write_json, write_text
 from support.common.errors import BadData
+from support.common.locks import locked
 from support.common.seal import refuse_if_changed
 
 
@@ -50,7 +51,8 @@ class Predictions:
                               f"choose another --output, or delete it")
             if is_same and file.exists():
                 return read_jsonl(file)
-        rows = make()
-        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
-        write_json(mark, {"fingerprint": fingerprint})
+        with locked(self.folder / "predictions", file.stem):       # against a second run
+            rows = make()
+            write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+            write_json(mark, {"fingerprint": fingerprint})
         return rows
