@@ -95,11 +95,13 @@ def directions(world: PlacesWorld) -> tuple[Tensor, Tensor, Tensor]:
     visible [D], and what a place can show [1 + THINGS, D], the first: it is hidden.
     """
     generator = torch.Generator().manual_seed(5)
-    basis, _ = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator))
+    random = torch.randn(WIDTH, WIDTH, generator=generator)
+    basis, _ = torch.linalg.qr(random)
     hidden, visible, *others = SIZE * basis
     things = torch.stack(others[:THINGS])
     places = torch.stack(others[THINGS:THINGS + world.places])
-    return places, visible, torch.cat([hidden[None], visible + things])
+    contents = torch.cat([hidden[None], visible + things])
+    return places, visible, contents
 
 
 def timelines(world: PlacesWorld, videos: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -112,16 +114,20 @@ def timelines(world: PlacesWorld, videos: int, generator: torch.Generator) -> tu
 
     first = draw(0, THINGS - 1, 1)
     changes = draw(1, THINGS - 1, world.things - 1)
-    things = torch.cat([first, changes], dim=1).cumsum(1) % THINGS + 1
+    things = torch.cat([first, changes], dim=1).cumsum(1)
+    things = things % THINGS + 1
     stays = draw(1, world.stay, world.things)
-    ends = world.frames - world.idle - draw(*world.gap, 1)              # of the last thing
-    begins = ends - stays.flip(1).cumsum(1).flip(1)                     # of each thing
+    gap = draw(*world.gap, 1)
 
-    frame = torch.arange(world.frames)[:, None]
+    # from the last thing to the first
+    frame = torch.arange(world.frames)[:, None]                         # [T, 1]
     shown = torch.zeros(videos, world.frames, world.places, dtype=torch.long)
-    for thing, begin, stay in zip(things.unbind(1), begins.unbind(1), stays.unbind(1)):
-        is_there = (frame >= begin[:, None]) & (frame < (begin + stay)[:, None])
-        shown += thing[:, None] * is_there
+    end = world.frames - world.idle - gap                               # [B, 1, P]
+    for k in reversed(range(world.things)):
+        begin = end - stays[:, k:k + 1]
+        is_there = (begin <= frame) & (frame < end)                     # [B, T, P]
+        shown += is_there * things[:, k:k + 1]
+        end = begin
     return shown, things
 
 
@@ -129,14 +135,16 @@ def tokens_shown(world: PlacesWorld, shown: Tensor, generator: torch.Generator) 
     """x [B, T, P, D]"""
     places, _, contents = directions(world)
     x = places + contents[shown]
-    return x + world.noise * SIZE * torch.randn(x.shape, generator=generator)
+    noise = torch.randn(x.shape, generator=generator)
+    return x + world.noise * SIZE * noise
 
 
 def last_shown(shown: Tensor) -> Tensor:
     """What each place showed last, up to each frame [B, T, P]; 0: nothing yet."""
-    frame = torch.arange(1, shown.shape[1] + 1)[:, None]
-    when = torch.where(shown > 0, frame, 0).cummax(1).values
-    return F.pad(shown, (0, 0, 1, 0)).gather(1, when)
+    frame = torch.arange(shown.shape[1])[:, None]
+    seen = torch.where(shown > 0, frame, 0)
+    last_frame = seen.cummax(1).values                  # frame 0, where nothing was shown yet
+    return shown.gather(1, last_frame)
 
 
 def questions(world: PlacesWorld) -> list[int]:
@@ -211,9 +219,9 @@ def set_by_hand(memory: CLAM, world: PlacesWorld) -> None:
 
 def new_arm(arm: Arm, world: PlacesWorld, generator: torch.Generator) -> CLAM:
     """A memory of M = P tokens with its first weights, made from 32 videos."""
-    own_target = arm.start != "authors"
-    memory = MEMORIES[arm.memory](WIDTH, world.places, heads=world.heads, target=own_target,
-                                  dropout=0.0)
+    kind = MEMORIES[arm.memory]
+    target = arm.start != "authors"
+    memory = kind(WIDTH, world.places, heads=world.heads, target=target, dropout=0.0)
     shown, _ = timelines(world, 32, generator)
     x = tokens_shown(world, shown, generator).flatten(0, 1)
     if arm.start != "authors":
@@ -232,10 +240,12 @@ def memory_at(memory: CLAM, x: Tensor, frames: list[int]) -> Tensor:
     """Memory tokens [B, N, M, D] after so many frames of x [B, T, P, D]."""
     state = memory.initial_state(len(x))
     states = []
-    lengths = torch.tensor([0, *frames]).diff().tolist()
-    for piece in x[:, :frames[-1]].split(lengths, dim=1):
+    absorbed = 0
+    for end in frames:
+        piece = x[:, absorbed:end]
         state = memory.step(piece.flatten(1, 2), state)
         states.append(state)
+        absorbed = end
     return memory.read(torch.stack(states, dim=1))
 
 
@@ -267,7 +277,8 @@ def train_memory(run: MemoryTraining) -> dict:
     generator = torch.Generator().manual_seed(1000 + run.seed)
     memory = new_arm(ARMS[run.arm], world, generator)
     to_thing = nn.Linear(WIDTH, THINGS)
-    learned = [p for p in [*memory.parameters(), *to_thing.parameters()] if p.requires_grad]
+    parameters = [*memory.parameters(), *to_thing.parameters()]
+    learned = [p for p in parameters if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, weight_decay=0.0, fused=True)
 
     of_test = torch.Generator().manual_seed(1 if run.seed == TRIAL_SEED else 0)
@@ -277,21 +288,24 @@ def train_memory(run: MemoryTraining) -> dict:
     curve = []
     losses = []
     for step in range(1, run.steps + 1):
-        left = run.steps + 1 - step
-        for group in optimizer.param_groups:
-            group["lr"] = run.rate * min(1, step / WARM_UP, left / (0.2 * run.steps))
+        steps_left = run.steps + 1 - step
+        factor = min(1, step / WARM_UP, 5 * steps_left / run.steps)
+        optimizer.param_groups[0]["lr"] = run.rate * factor
         loss = loss_of_answers(memory, to_thing, world, generator)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
 
-        losses = [*losses[-49:], loss.item()]
-        mean = sum(losses) / len(losses)
-        ends = step == run.steps or (len(losses) == 50 and mean < LEARNED)
+        losses.append(loss.item())
+        latest = losses[-50:]
+        mean = sum(latest) / len(latest)
+        has_learned = step >= 50 and mean < LEARNED
+        ends = has_learned or step == run.steps
         if step in EVALUATE_AT or ends:
             said = answers(memory, to_thing, x)
-            curve.append([step, share_of(said == things[:, -1]), round(mean, 4)])
+            right = share_of(said == things[:, -1])
+            curve.append([step, right, round(mean, 4)])
         if ends:
             break
     measured = measure_memory(memory, to_thing, world, x, things)
@@ -315,8 +329,10 @@ def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
 @torch.no_grad()
 def answers(memory: CLAM, to_thing: nn.Linear, x: Tensor) -> Tensor:
     """What each place showed last in x [B, T, P, D], as the memory has it after the last frame."""
-    memory_tokens = memory_at(memory, x, [x.shape[1]])[:, 0]
-    return to_thing(memory_tokens).argmax(-1) + 1                       # [B, P]
+    frames = x.shape[1]
+    memory_tokens = memory_at(memory, x, [frames])[:, 0]                # [B, P, D]
+    scores = to_thing(memory_tokens)
+    return scores.argmax(-1) + 1                                        # [B, P]
 
 
 def share_of(is_so: Tensor) -> float:
@@ -331,12 +347,14 @@ def measure_memory(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld, x: Ten
     is_right = said == things[:, -1]
     measured = {
         "right": share_of(is_right),
-        "before": share_of(said == things[:, -2]) if world.things > 1 else None,
         "videos": is_right.sum(1).tolist(),                             # right answers in each
     }
+    if world.things > 1:
+        measured["before"] = share_of(said == things[:, -2])
     if has_gate(memory):
         few = x[:64].flatten(1, 2)
-        read_at = world.places * torch.tensor([questions(world)]).expand(len(few), -1)
+        read_at = world.places * torch.tensor(questions(world))
+        read_at = read_at.expand(len(few), -1)
         measured["effect_of_gate"] = round(effect_of_gate(memory, few, read_at), 4)
         with gate_at_mean(memory, few):
             of_mean = answers(memory, to_thing, x)
@@ -361,8 +379,11 @@ def best_fixed_decay(world: PlacesWorld) -> tuple[float, float]:
     """
     one_place = world._replace(places=1)                                # all are alike
     shown, things = timelines(one_place, 5000, torch.Generator().manual_seed(0))
-    shows = F.one_hot(shown, THINGS + 1)[..., 1:].float()               # [B, T, P, THINGS]
-    is_last = F.one_hot(things[:, -1] - 1, THINGS).bool()               # [B, P, THINGS]
+    shown = shown.squeeze(2)                                            # [B, T]
+    last = things[:, -1] - 1                                            # [B, 1]
+    shows = F.one_hot(shown, THINGS + 1).float()
+    shows = shows[..., 1:]                                              # [B, T, THINGS]
+    is_last = F.one_hot(last.squeeze(1), THINGS).bool()                 # [B, THINGS]
     age = torch.arange(world.frames).flip(0)
     z = torch.linspace(-4, 4, 33)                                       # of the last thing's noise
     density = (-z.square() / 2).exp()
@@ -370,12 +391,14 @@ def best_fixed_decay(world: PlacesWorld) -> tuple[float, float]:
     best = (0.0, 0.0)
     for log_q in -torch.logspace(-3.5, 0, 49):
         decay = (log_q * age).exp()                                     # [T]
-        weights = torch.einsum("b t p v, t -> b p v", shows, decay)
+        weights = torch.einsum("b t v, t -> b v", shows, decay)
         deviation = world.noise * decay.square().sum().sqrt()
-        ahead = (weights[is_last].view(*is_last.shape[:2], 1) - weights) / deviation
-        below = torch.special.ndtr(ahead[..., None] + z)                # [B, P, THINGS, z]
-        below = below.masked_fill(is_last[..., None], 1).prod(2)        # all other things are
-        right = (below * density).sum(-1).mean().item()
+        ahead = weights.gather(1, last) - weights                       # [B, THINGS]
+        ahead = ahead / deviation
+        is_below = torch.special.ndtr(ahead[..., None] + z)             # [B, THINGS, z]
+        is_below = is_below.masked_fill(is_last[..., None], 1)
+        all_below = is_below.prod(1)                                    # [B, z]
+        right = (all_below @ density).mean().item()
         best = max(best, (right, log_q.exp().item()))
     return best
 
