@@ -9,7 +9,8 @@ from baselines.memories import RetNet
 from clam import CLAM
 from experiments import overwriting
 from experiments.overwriting import (
-    ARMS, BASE, SIZE, THINGS, WIDTH, Arm, MemoryTraining, PlacesWorld,
+    ARMS, BASE, LONG, SEEDS, SHORT, SIZE, SWEPT, THINGS, WIDTH, WORLDS, Arm, MemoryTraining,
+    PlacesWorld,
 )
 from experiments.runs import lines_of
 from support.common.disk import read_jsonl
@@ -197,6 +198,20 @@ def test_the_delta_rule_learns_at_once():
     result = overwriting.train_memory(run)
     assert result["right"] > 0.95
     assert result["curve"][0][1] < result["right"] or result["curve"][-1][0] < 150
+
+
+# ------------------------------------------------------------------ the committed results
+
+def test_results_are_complete_and_shown():
+    table = command("--show", main=overwriting.main)
+    for arm in ARMS:
+        results = overwriting.results_of_arm(arm, BASE, LONG)
+        assert [result["seed"] for result in results] == list(SEEDS), arm
+        assert overwriting.cell([result["right"] for result in results]) in table
+    for name, world in WORLDS.items():
+        for arm in SWEPT:
+            results = overwriting.results_of_arm(arm, world, SHORT)
+            assert [result["seed"] for result in results] == list(SEEDS), (arm, name)
 
 
 def test_the_picture_is_drawn(tmp_path):
