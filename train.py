@@ -119,7 +119,7 @@ class Examples(Sequence):
     """
 
     def __init__(self, samples: list[data.Sample], narrator: nar.Narrator):
-        if is_first_here():                     # the files of a machine are looked at by one process
+        if is_first_here():                     # one process looks at the files of a machine
             for sample in samples:
                 data.check_sample(sample, narrator.config)
         self.samples = samples
@@ -300,8 +300,8 @@ def train(options: Recipe, start: Callable = start_as_authors, learn: Callable =
     """Load, make, train, save. Under torchrun, all processes do this together.
 
     options     the recipe, and how the training runs (commands/train_command.py: Options)
-    start       start(narrator, examples, options) sets the first weights of a new narrator; default:
-                those of the authors' code
+    start       start(narrator, examples, options) sets the first weights of a new narrator;
+                default: those of the authors' code
     learn       in place of `train_narrator`
     """
     torch.manual_seed(options.seed)

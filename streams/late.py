@@ -1,5 +1,5 @@
-"""Training videos as if they were late in a long stream (train.py --long; not in the paper): with the
-memory of other videos, and with positions far beyond those of any video.
+"""Training videos as if they were late in a long stream (train.py --long; not in the paper): with
+the memory of other videos, and with positions far beyond those of any video.
 """
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Past(NamedTuple):
 
 @dataclass
 class LateExample(Example):
-    """A training video with a Past: the memory of other videos, and positions that have advanced."""
+    """A training video with a Past: the memory of others, and positions that have advanced."""
     earlier: list[Example]     # in the order in which they were shown
     tokens: int
 

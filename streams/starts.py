@@ -1,5 +1,5 @@
-"""Own videos are trained as they are streamed (not in the paper): from the start of the file, and from
-any frame, so that a narrator cannot learn by heart after how many frames to speak.
+"""Own videos are trained as they are streamed (not in the paper): from the start of the file, and
+from any frame, so that a narrator cannot learn by heart after how many frames to speak.
 """
 from __future__ import annotations
 
@@ -25,28 +25,33 @@ BY_HEART = 3.0          # times the loss on training videos
 
 
 def sample_from(sample: Sample, frame: int) -> Sample:
-    """A sample from another frame of its file on. As in a stream, the first frame has a sentence: that
-    in which it lies, which is said again at its own time.
+    """A sample from another frame of its file on. As in a stream, the first frame has a sentence:
+    that in which it lies, which is said again at its own time.
     """
+    fps = sample.fps
     end = sample.read.first + sample.num_frames
     sentences = [sentence for sentence in sample.annotators[0]
-                 if frame_at(sentence.time, sample.fps) >= frame]
-    if frame_at(sentences[0].time, sample.fps) > frame:
-        sentences.insert(0, Sentence(time_of(frame, sample.fps), sentences[0].text))
+                 if frame_at(sentence.time, fps) >= frame]
+    present = sentences[0]
+    if frame_at(present.time, fps) > frame:
+        sentences.insert(0, Sentence(time_of(frame, fps), present.text))
     return replace(
         sample,
         annotators=[sentences],
         read=FromFrame(sample.read.features, frame),
-        start=frame / sample.fps,
+        start=frame / fps,
         num_frames=end - frame,
     )
 
 
 def draw_start(sample: Sample, chance: random.Random) -> int:
-    """A frame of the file: that of the first sentence, the first one, or any up to the last sentence."""
+    """A frame of the file: that of the first sentence, the first one, or (half of the time) any up to
+    the last sentence.
+    """
     first = sample.read.first
     last, _ = sample.narrations[-1]
-    return chance.choice([first, 0, chance.randint(0, first + last), chance.randint(0, first + last)])
+    anywhere = chance.randint(0, first + last)
+    return chance.choice([first, 0, anywhere, anywhere])
 
 
 class BatchesFromAnywhere(Batches):
@@ -70,13 +75,16 @@ class BatchesFromAnywhere(Batches):
 
 
 def streamed_f1(narrator: nar.Narrator, samples: list[Sample]) -> float | None:
-    """The mean F1 of videos that are streamed from the start of their files, as stream.py does; None
-    without videos.
+    """The mean F1 of videos that are streamed from the start of their files, as stream.py does;
+    None without videos.
     """
     def f1_of(sample: Sample) -> float:
-        frames = sample.read.first + sample.num_frames
-        whole = replace(sample, read=FromFrame(sample.read.features, 0), start=0.0,
-                        num_frames=frames)
+        whole = replace(
+            sample,
+            read=FromFrame(sample.read.features, 0),
+            start=0.0,
+            num_frames=sample.read.first + sample.num_frames,
+        )
         predicted = to_predictions(self_conditioned(narrator, whole))
         alignment, _ = measure_video(sample, predicted)
         return alignment["f1"]
@@ -93,8 +101,10 @@ def loss_of_trigger(narrator: nar.Narrator, examples: Examples) -> float:
     def of_this_process() -> tuple[float, int]:
         total = 0.0
         number = 0
-        for i in range(min(VIDEOS, len(examples)))[process::processes]:
-            hidden, labels, tokens = narrator(examples[i].x, examples[i].narrations)
+        looked_at = range(min(VIDEOS, len(examples)))
+        for i in looked_at[process::processes]:
+            example = examples[i]
+            hidden, labels, tokens = narrator(example.x, example.narrations)
             followed_by = torch.tensor([*tokens.kind[1:], nar.PROMPT])
             labels = torch.where(followed_by == nar.VISUAL, labels, -100)
             loss, learned = narrator.loss_of(hidden, labels)
@@ -107,8 +117,8 @@ def loss_of_trigger(narrator: nar.Narrator, examples: Examples) -> float:
 
 
 def what_is_learned(narrator: nar.Narrator, examples: Examples, held_out: Examples) -> list[str]:
-    """Lines about a trained narrator: F1 of its streams, and whether it has learned by heart when to
-    speak.
+    """Lines about a trained narrator: F1 of its streams, and whether it has learned by heart when
+    to speak.
     """
     lines = []
     f1 = streamed_f1(narrator, held_out.samples)

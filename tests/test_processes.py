@@ -138,7 +138,7 @@ def test_a_bad_video_costs_no_other_one(videos, tmp_path):
 
 
 def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
-    """While the encoder works, further pictures are decoded; features come back a batch at a time."""
+    """While the encoder works, pictures are decoded; features come back a batch at a time."""
     decoded = []
     meanwhile = []
     iterate = Video.__iter__
@@ -199,8 +199,8 @@ def assert_as_in_one_process(whole, output):
 
 
 def test_a_damaged_file_costs_no_steps(whole, tmp_path):
-    """Two processes on two machines that share no disk. One reads a damaged file: the other saves the
-    steps. Both go on from there, and what they train is what one process trains.
+    """Two processes on two machines that share no disk. One reads a damaged file: the other saves
+    the steps. Both go on from there, and what they train is what one process trains.
     """
     machines = [tmp_path / "0", tmp_path / "1"]
     for machine in machines:
@@ -230,8 +230,8 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_dies_costs_no_steps(whole, tmp_path):
-    """kill -9 of the second one: the first one saves its steps, and says one line of it. One process
-    goes on alone.
+    """kill -9 of the second one: the first one saves its steps, and says one line of it. One
+    process goes on alone.
     """
     line = training(whole, output=tmp_path, save_every=50)
     first, second = start_together(line, line)

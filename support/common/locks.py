@@ -30,14 +30,16 @@ def locked(folder: str | Path, name: str = "") -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadData(f"{folder}: cannot be made ({error.strerror}); choose another place") from error
+        raise BadData(f"{folder}: cannot be made ({error.strerror}); "
+                      f"choose another place") from error
     file = folder / f".{name}.lock"
     lock = FileLock(file, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise Locked(f"{folder}: another run is writing {name or 'into it'}; wait for it, or choose "
-                     f"another --output") from None
+        what = name or "into it"
+        raise Locked(f"{folder}: another run is writing {what}; wait for it, or choose another "
+                     f"--output") from None
     except (OSError, NotImplementedError):       # a disk that knows no locks: as if there were none
         lock = None
     try:

@@ -1,4 +1,4 @@
-"""Several processes of one command, as torchrun starts them: sums, and what all of them must agree on.
+"""Several processes of one command, as torchrun starts them: sums, and what all must agree on.
 
 With one process, nothing here does anything. An error in one process is one in all: each says one
 line, and none waits for a process that is gone.
@@ -84,7 +84,7 @@ def check_gpus(device: str) -> None:
     gpus = gathered(str(torch.cuda.get_device_properties(device).uuid))
     if len(set(gpus)) < len(gpus):
         raise Different(f"{len(gpus)} processes have {len(set(gpus))} GPUs, and each needs one of "
-                        f"its own: give torchrun a smaller --nproc-per-node, and no --device cuda:N")
+                        f"its own: give torchrun a smaller --nproc-per-node, no --device cuda:N")
 
 
 def leave_together() -> None:
@@ -189,8 +189,8 @@ def check_equal(facts: dict[str, Any], where: str) -> None:
         for name in first | of_process:
             value, expected = of_process.get(name), first.get(name)
             if value != expected:
-                raise Different(f"{where}, process {process} has {name} {value!s:.100}, and process "
-                                f"0 has {expected!s:.100}: all must have the same")
+                raise Different(f"{where}, process {process} has {name} {value!s:.100}, and "
+                                f"process 0 has {expected!s:.100}: all must have the same")
 
 
 def from_first(value: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What any training needs: valid paths of models, the order of examples, resumable states, the log and
-the loss curve.
+"""What any training needs: valid paths of models, the order of examples, resumable states, the log
+and the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -89,7 +89,8 @@ def checksum(weights: Iterable[Tensor]) -> int:
     total = 0
     for weight in weights:
         bits = {4: torch.int32, 2: torch.int16}[weight.element_size()]
-        total += weight.detach().contiguous().view(bits).sum(dtype=torch.int64).item()
+        numbers = weight.detach().contiguous().view(bits)
+        total += numbers.sum(dtype=torch.int64).item()
     return total
 
 
@@ -100,25 +101,34 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence) -
     _, processes = rank()
     if processes == 1:
         return
-    facts = {f"the setting {name} of the narrator:": value
-             for name, value in asdict(narrator.config).items()}
-    for title, videos in (("training", samples), ("validation", held_out)):
-        hashed = sha256()
-        for sample in videos:
-            hashed.update(repr((sample.name, sample.num_frames, sample.narrations)).encode())
-        facts[f"the {title} videos"] = f"{len(videos)} of hash {hashed.hexdigest()[:16]}"
+    facts = {}
+    for name, value in asdict(narrator.config).items():
+        facts[f"the setting {name} of the narrator:"] = value
+    facts["the training videos"] = hash_of_samples(samples)
+    facts["the validation videos"] = hash_of_samples(held_out)
     check_equal(facts, "at the start")
     for weight in narrator.trainable().values():
         tensor_from_first(weight)
-    check_equal({"the weights, whose checksum is": checksum(narrator.parameters())}, "at the start")
+    facts = {"the weights, whose checksum is": checksum(narrator.parameters())}
+    check_equal(facts, "at the start")
+
+
+def hash_of_samples(samples: Sequence) -> str:
+    """What the samples are, but for their frames."""
+    hashed = sha256()
+    for sample in samples:
+        about = (sample.name, sample.num_frames, sample.narrations)
+        hashed.update(repr(about).encode())
+    return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
 
 
 @torch.no_grad()
 def check_weights(parameters: dict[str, Tensor], step: int) -> None:
-    """Different if a weight's norm is not that of the first process, up to rounding: GPUs of several
-    kinds round differently.
+    """Different if a weight's norm is not that of the first process, up to rounding: GPUs of
+    several kinds round differently.
     """
-    norms = torch.stack([p.float().norm() for p in parameters.values()]).tolist()
+    norms = [p.float().norm() for p in parameters.values()]
+    norms = torch.stack(norms).tolist()
     first, *others = gathered(norms)
     for process, of_process in enumerate(others, 1):
         for name, norm, expected in zip(parameters, of_process, first):
@@ -313,8 +323,11 @@ def cut_log(log: Path, steps: int) -> None:
     """Keep the lines of the first `steps` steps; those after them are trained again."""
     text = log.read_text(encoding="utf-8") if log.exists() else ""
     whole_lines, _, _ = text.rpartition("\n")                  # a full disk leaves half a line
-    lines = [line + "\n" for line in whole_lines.splitlines() if json.loads(line)["step"] < steps]
-    write_text(log, "".join(lines))
+    kept = ""
+    for line in whole_lines.splitlines():
+        if json.loads(line)["step"] < steps:
+            kept += line + "\n"
+    write_text(log, kept)
 
 
 def report_losses(log: Path) -> None:
@@ -325,11 +338,13 @@ def report_losses(log: Path) -> None:
     losses = np.array([row["loss"] for row in rows])
     validated = {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
     width = max(1, len(losses) // 50)
-    running_mean = np.convolve(losses, np.ones(width) / width, "valid")
+    window = np.ones(width) / width
+    running_mean = np.convolve(losses, window, "valid")
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
-    axes.plot(np.arange(width - 1, len(losses)), running_mean, color="#2060a0", label="training")
+    steps = np.arange(width - 1, len(losses))
+    axes.plot(steps, running_mean, color="#2060a0", label="training")
     if validated:
         axes.plot(validated.keys(), validated.values(), "o-", color="#c04020", label="validation")
         axes.legend()
@@ -338,4 +353,5 @@ def report_losses(log: Path) -> None:
         say(f"validation loss: {validated[least]:.3f} after {least + 1} steps, its least; "
             f"{validated[last]:.3f} after {last + 1}")
     axes.set(xlabel="step", ylabel="loss", title=log.stem, yscale="log")
-    save_figure(figure, log.with_name(log.name.replace("-log.jsonl", "-loss.png")))
+    picture = log.name.replace("-log.jsonl", "-loss.png")
+    save_figure(figure, log.with_name(picture))

@@ -288,7 +288,7 @@ class Features:
 
 @dataclass
 class FromFrame:
-    """Reads the features of a video, (start, stop) -> [stop - start, J, D], counted from a frame."""
+    """Reads features, (start, stop) -> [stop - start, J, D], counted from a frame of the video."""
     features: Features
     first: int
 

@@ -4,6 +4,7 @@ the whole way from videos to a narrator.
 import json
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -177,7 +178,8 @@ def test_four_commands(toys, tmp_path, capsys):
     log = read_jsonl(out / "narrator-log.jsonl")
     assert [0 < row["val_loss"] < 1 for row in log] == [True] * 4
     said = capsys.readouterr().err
-    assert "streamed from the start of the files, the held-out videos have F1 0." in said
+    f1 = re.search(r"from the start of the files, the held-out videos have F1 ([01]\.\d{3})", said)
+    assert float(f1[1]) > 0.5
     assert Path(load(str(out)).config.vision) == TOY / "vision"
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
