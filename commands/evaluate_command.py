@@ -228,7 +228,7 @@ def run_stream(args: argparse.Namespace):
     of all.
     """
     check_launcher()
-    check_writable(args.per_video)
+    check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
     narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
     settings = settings_of_results(args, narrator, vision) | {"static": args.static}
     keep = keeper(args, settings)
@@ -256,7 +256,7 @@ def run_stream(args: argparse.Namespace):
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
     check_launcher()
-    check_writable(args.per_video)
+    check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
     narrator, vision, samples = narrator_and_samples(args, args.model)
     settings = settings_of_results(args, narrator, vision)
     settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}

@@ -430,6 +430,9 @@ def test_videos_are_grouped_by_their_own_length(tmp_path, protocol):
     for video_entry in videos.values():
         video_entry["duration"] = 480.0
     write(metadata, videos)
+    features = load_file(tmp_path / "features.safetensors")
+    whole = {name: torch.zeros(961, *x.shape[1:]) for name, x in features.items()}
+    save_file(whole, tmp_path / "features.safetensors")
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     result = command(protocol, "--data", "ek100", "--root", tmp_path, "--model",
                      tmp_path / "model", "--limit", 1, "--by-duration", "--json")

@@ -20,7 +20,6 @@ from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
-from support.common.text import one_line
 from support.files.cues import read_cues
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
@@ -179,7 +178,7 @@ def to_sentences(rows, where: str) -> list[Sentence]:
             there = f"its keys are {', '.join(fields)}" if fields else f"not {str(row)[:60]}"
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
                           f'(or "end", "timestamp"); {there[:100]}')
-        sentences.append(Sentence(float(time), one_line(text)))
+        sentences.append(Sentence(float(time), text))
     return sorted(sentences, key=attrgetter("time"))
 
 
