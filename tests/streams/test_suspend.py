@@ -469,3 +469,16 @@ def test_a_killed_camera_loses_no_line(tmp_path):
     for name, text in before.items():
         assert (tmp_path / name).read_text().startswith(text)
         assert len(rows_of(tmp_path / name)) == 8
+
+
+def test_time_never_goes_back(tmp_path, monkeypatch):
+    """The wall clock is set back by an hour between two runs of a camera."""
+    model = at_every_frame()
+    narrate_live(tmp_path, model, ("jsonl", "trace", "state"), 3)
+    wall_clock = time.time
+    monkeypatch.setattr(time, "time", lambda: wall_clock() - 3600)
+    narrate_live(tmp_path, model, ("jsonl", "trace", "state"), 3)
+    for name, field in (("jsonl", "end"), ("trace", "time")):
+        times = [row[field] for row in rows_of(tmp_path / name)]
+        assert len(times) == 6
+        assert times == sorted(set(times)), name
