@@ -135,8 +135,8 @@ def evaluate(
     """All measures of a set of videos.
 
     Temporal alignment is a mean over videos. Captions are scored over the pairs of all videos;
-    METEOR is None where it cannot be computed. As in the authors' code, a video without any true narration is
-    left out; BadData if no video is left.
+    METEOR is None where it cannot be computed. As in the authors' code, a video without any true
+    narration is left out; BadData if no video is left.
     """
     alignment = {}
     pairs = {}
@@ -277,7 +277,8 @@ def cider(pairs: list[Pair]) -> list[float]:
         cos_n   = sum_w min(g_s(w), g_r(w)) * g_r(w) / (|g_r| * |g_s|)
         CIDEr-D = 10 * mean_n(cos_n) * exp(-(length of s - length of r)^2 / (2 * 6^2))
 
-    Lengths are numbers of bigrams, as in the authors' code. A single pair scores 0, because all weights are 0.
+    Lengths are numbers of bigrams, as in the authors' code. A single pair scores 0, because all
+    weights are 0.
     """
     counts = []
     true_sentences_with = Counter()         # n-gram: number of true sentences that contain it
@@ -328,8 +329,8 @@ def rouge_l(pairs: list[Pair], beta: float = 1.2) -> list[float]:
         recall    = LCS / words of r
         ROUGE-L   = (1 + beta^2) * precision * recall / (recall + beta^2 * precision)
 
-    As in the authors' code, words are split at single blanks here, elsewhere at any whitespace: two blanks
-    have an empty word between them.
+    As in the authors' code, words are split at single blanks here, elsewhere at any whitespace: two
+    blanks have an empty word between them.
     """
     scores = []
     for true, predicted in pairs:
@@ -381,11 +382,11 @@ class SegmentScores:
                     and the end of text
     correctness     LM-Correctness: share of these tokens before the first wrong one
     difference      frames by which the model would end the segment too early (> 0) or too late
-                    (< 0). As in the authors' code, also 0 where it does not end a segment and no later frame
-                    can be fed: in the last segment, and in one of a single frame
-    fluency         share of all decisions (frames and words) before the first wrong one. As
-                    the authors' code, an end that comes too early counts as right itself, one that comes
-                    too late does not; with difference 0, all frames count as right
+                    (< 0). As in the authors' code, also 0 where it does not end a segment and no
+                    later frame can be fed: in the last segment, and in one of a single frame
+    fluency         share of all decisions (frames and words) before the first wrong one. As in the
+                    authors' code, an end that comes too early counts as right itself, one that
+                    comes too late does not; with difference 0, all frames count as right
     """
     ppl: float
     correctness: float
@@ -415,8 +416,8 @@ def score_segments(
         cache = Cache()
     hidden, labels, tokens = narrator(x, narrations, cache)
     if not hidden.sum().isfinite():
-        raise BadData("the model's numbers are not finite; are its weights or the features damaged, "
-                      "or is float16 too narrow (--dtype bfloat16)?")
+        raise BadData("the model's numbers are not finite; are its weights or the features "
+                      "damaged, or is float16 too narrow (--dtype bfloat16)?")
     cache.tokens += tokens
     segment = torch.tensor(tokens.segment)                          # on the CPU, as the labels are
     of_frame = torch.tensor(tokens.ids) == nar.FRAME
@@ -525,8 +526,8 @@ def later_frames(
 
 
 def summary(scores: list[SegmentScores], fps: float) -> dict[str, float]:
-    """A sample's values: means over its segments, as in the authors' code (without any segment it counts as
-    perfect).
+    """A sample's values: means over its segments. As in the authors' code, one without any segment
+    counts as perfect.
     """
     if not scores:
         return {"ppl": 1.0, "time_diff": 0.0, "fluency": 1.0, "lm_correctness": 1.0}
@@ -581,7 +582,7 @@ def true_narrations(narrator: nar.Narrator, sample: Sample) -> nar.Narrations:
     if not sample.narrations or sample.narrations[0][0] != 0:
         raise BadData(f"{sample.name}: teacher forcing needs a narration at the first frame; "
                       f"annotate one")
-    return [(frame, narrator.layout.encode(" " + text)) for frame, text in sample.narrations]
+    return narrator.layout.encode_narrations(sample.narrations)
 
 
 def teacher_forced(

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from clam import CLAM
 from support.common.errors import BadData
-from support.engine import attention, checkpoint, family, lora, norms, settings
+from support.engine import attention, checkpoint, family, lora, settings
 from support.engine.pictures import letterbox
 
 SYSTEM = ("A multimodal AI assistant is helping users with some activities. "
@@ -48,8 +48,8 @@ INSTRUCTION = "Please concisely narrate the video in real time."
 
 MEMORIES = {"clam": CLAM}       # the visual memories, by name; baselines/ adds its own
 
-# Above so many tokens `Narrator.parallel` attends segment by segment, which is then faster than with
-# a mask of all pairs.
+# Above so many tokens `Narrator.parallel` attends segment by segment, which is then faster than
+# with a mask of all pairs.
 LARGEST_MASK = 640
 
 
@@ -219,6 +219,7 @@ class Tokens:
         labels = [i if learn else -100 for i, learn in zip(self.ids, self.learn)]
         return torch.tensor(labels[1:] + [-100])
 
+
 class Layout:
     r"""Turns a stream into tokens, in the pieces in which it is fed; training concatenates the same
     pieces.
@@ -274,6 +275,10 @@ class Layout:
     def encode(self, text: str) -> list[int]:
         """BadData if the tokenizer cannot encode it, or the language model lacks such tokens."""
         return checkpoint.token_ids(self.tokenizer, text, self.vocabulary)
+
+    def encode_narrations(self, narrations: list[tuple[int, str]]) -> Narrations:
+        """(frame, text) -> (frame, ids); a blank stands between "Assistant:" and the words."""
+        return [(frame, self.encode(" " + text)) for frame, text in narrations]
 
     def decode(self, ids: list[int]) -> str:
         words = [i for i in ids if i != self.eot]
@@ -403,7 +408,6 @@ class Narrator(nn.Module):
         self.config = config
         family.check_family(llm)
         attention.install(llm)                      # its attention takes what `run` hands it
-        norms.fuse_norms(llm)
         self.cache_name = family.name_of_cache(llm.model)
         self.llm = llm.requires_grad_(False)
         hidden = llm.config.hidden_size             # D_lm
@@ -506,15 +510,19 @@ class Narrator(nn.Module):
 
         state       of the memory before the video; None: the initial one
         """
-        J = self.layout.J
-        # after so many frame tokens: at the end of a frame
-        read_at = [(frame + 1) * J for frame, _ in narrations[:-1]]
-        if self.config.readout == "cls":        # the authors' models: after the frame's CLS token
-            read_at = [frame * J + 1 for frame, _ in narrations[:-1]]
         x = rearrange(x, "t j d -> 1 (t j) d").to(self.connector[0].weight)
-        # long: an empty list, of a single narration, would be a float tensor
-        memory, _ = self.memory(x, torch.tensor([read_at]).long(), state)
+        memory, _ = self.memory(x, self.read_at(narrations), state)
         return memory
+
+    def read_at(self, narrations: Narrations) -> Tensor:
+        """After how many frame tokens M_t is read: at the end of each segment but the last [1, n].
+        """
+        J = self.layout.J
+        tokens = [(frame + 1) * J for frame, _ in narrations[:-1]]          # after the whole frame
+        if self.config.readout == "cls":        # the authors' models: after the frame's CLS token
+            tokens = [frame * J + 1 for frame, _ in narrations[:-1]]
+        # long: an empty list, of a single narration, would be a float tensor
+        return torch.tensor([tokens]).long()
 
     def state_after(self, x: Tensor, narrations: Narrations) -> Tensor:
         """The state of the memory after frames x [T, J, D]. The narrations are not used here; a
@@ -565,8 +573,8 @@ class Narrator(nn.Module):
         return attention.cross_entropy(self.logits, hidden, labels), len(labels)
 
     def trainable(self) -> dict[str, Tensor]:
-        """What is trained (App. B.6), and what a checkpoint holds: LoRA, connector and memory, under
-        the names of the authors' adapters.
+        """What is trained (App. B.6), and what a checkpoint holds: LoRA, connector and memory,
+        under the names of the authors' adapters.
         """
         weights = {}
         for name, p in self.named_parameters():

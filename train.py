@@ -41,7 +41,6 @@ from support.common.options import (
 )
 from support.common.processes import process_group, sum_of
 from support.engine import checkpoint
-from support.engine.cpu import speed_up
 from support.engine.run import (
     Run, begin_together, check_weights, order, paths_of_models, seed_dropout,
 )
@@ -132,7 +131,7 @@ class Examples(Sequence):
         return self.example_of(self.samples[index])
 
     def example_of(self, sample: data.Sample) -> Example:
-        narrations = [(frame, self.layout.encode(" " + text)) for frame, text in sample.narrations]
+        narrations = self.layout.encode_narrations(sample.narrations)
         return Example(sample.read(0, sample.num_frames), narrations)
 
 
@@ -323,7 +322,6 @@ def train(options: Recipe, start: Callable = start_as_authors, learn: Callable =
             start(narrator, examples, options)
         narrator.to(device)
         begin_together(narrator, samples, held_out)
-        speed_up(narrator, learns=True)
 
         # train
         learn(narrator, examples, options, Examples(held_out, narrator))

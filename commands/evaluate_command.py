@@ -319,8 +319,7 @@ def about_memory(narrator: nar.Narrator, sample: data.Sample, vision: nar.Vision
     about = {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
     if has_gate(narrator.memory):
         x = x.to(narrator.connector[0].weight).flatten(0, 1)[None]      # [1, T J, D]
-        ends = torch.tensor([[(frame + 1) * narrator.layout.J for frame, _ in narrations[:-1]]])
-        about["gate"] = effect_of_gate(narrator.memory, x, ends)
+        about["gate"] = effect_of_gate(narrator.memory, x, narrator.read_at(narrations))
     return {"memory": about}
 
 

@@ -20,6 +20,7 @@ from support.common.locks import locked
 from support.common.options import DATASETS, Parser
 from support.common.progress import say
 from support.engine import checkpoint
+from support.engine.cpu import speed_up
 from support.engine.run import check_settings_of_state, portable_path, settings_of_run
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
@@ -223,6 +224,7 @@ def start_as_chosen(narrator: Narrator, examples: train.Examples, options: Optio
 def learn(narrator: Narrator, examples: train.Examples, options: Options,
           held_out: train.Examples):
     """`train_narrator`, with --long; own videos begin anywhere, and are streamed at the end."""
+    speed_up(narrator, learns=True)
     if options.data in DATASETS:
         train_narrator(narrator, examples, options, held_out, LateBatches)
         return

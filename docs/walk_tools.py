@@ -16,7 +16,7 @@ from train import Example
 def example_of(sample: Sample, encoder: VisionEncoder, layout: Layout) -> Example:
     """Frame tokens [T, J, D] of a video, and its true narrations (frame, token ids)."""
     x = torch.stack(list(sample.tokens(encoder, batch=16)))
-    narrations = [(frame, layout.encode(" " + text)) for frame, text in sample.narrations]
+    narrations = layout.encode_narrations(sample.narrations)
     return Example(x, narrations)
 
 

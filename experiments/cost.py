@@ -47,6 +47,7 @@ from support.common.options import DEFAULT_MODEL, Parser, positive_int
 from support.common.progress import progress
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
+from support.engine.norms import fuse_norms
 from support.files.features import encode_pictures
 
 VARIANTS = {                               # the settings in which each one differs from FlowNar
@@ -76,7 +77,9 @@ def llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, words
         tie_word_embeddings=hidden <= 2048, bos_token_id=0, eos_token_id=1,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    fuse_norms(llm)                        # as when one is loaded
+    return llm
 
 
 def toy_tokenizer():

@@ -38,7 +38,6 @@ from support.common.options import Parser, in_range
 from support.common.progress import progress
 from support.engine.gates import effect_of_gate, gate_at_mean, has_gate
 from support.engine.start import start_memory
-from support.engine.start import start_memory
 
 FILE = RESULTS / "overwriting.jsonl"
 PICTURE = ROOT / "assets" / "overwriting.png"
@@ -314,7 +313,7 @@ def train_memory(run: MemoryTraining) -> dict:
 
 
 def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
-                  generator: torch.Generator) -> Tensor:
+                    generator: torch.Generator) -> Tensor:
     """Of fresh videos: all places that are hidden and have shown something are asked for."""
     shown, _ = timelines(world, BATCH, generator)
     x = tokens_shown(world, shown, generator)

@@ -273,7 +273,7 @@ def sentences(layout: nar.Layout, tokens: nar.Tokens, next_ids: list[int]) -> li
 
 
 def learn_in_passes(narrator: nar.Narrator, examples: train.Examples, options: Options,
-          held_out: train.Examples) -> None:
+                    held_out: train.Examples) -> None:
     """`train_narrator`, each step in one pass; its log has the measures of words, too."""
     narrator.config.vision = options.vision
     narrator.train()

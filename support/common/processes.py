@@ -242,6 +242,7 @@ def in_shares(work: Callable[[], Any]) -> list[Any]:
     except Exception as error:
         failed = error
     with peers():
+        # pickles, as in torch's own all_gather_object: the processes trust each other
         store.set(f"{name} {process}", pickle.dumps((failed is not None, result)))
         meet(f"{name} through")
         all_of_them = [pickle.loads(store.get(f"{name} {n}")) for n in range(processes)]
@@ -252,4 +253,3 @@ def in_shares(work: Callable[[], Any]) -> list[Any]:
         raise PeerFailed("another process of this run could not do its part; its own message says "
                          "why")
     return [given for _, given in all_of_them]
-

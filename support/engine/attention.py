@@ -104,11 +104,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     """
     shared = query.shape[1] // key.shape[1]
     rows = rearrange(query, "b (h g) q c -> b h (g q) c", g=shared)
-    several = query.shape[2] > 1
-    if mask is None and several:
-        out = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale,
-                                             is_causal=True, enable_gqa=True)
-        return out
+    if mask is None and query.shape[2] > 1:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale,
+                                              is_causal=True, enable_gqa=True)
     if mask is not None and mask.shape[2] < rows.shape[2]:
         mask = mask.repeat(1, 1, shared, 1)
     out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout,

@@ -28,6 +28,7 @@ from support.common.disk import expecting, is_number, read_json, write_json, wri
 from support.common.errors import BadData, first_line
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.lora import TARGETS
+from support.engine.norms import fuse_norms
 from support.engine.reasons import reason_of_files, reason_of_hub, what_is_wrong
 
 # PEFT's settings that change nothing in what LoRA's tensors mean. Which layers have some, their
@@ -439,7 +440,9 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     """(causal LM, tokenizer) from a folder, hub id or .gguf file; on the processor."""
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
-    return load_weights(AutoModelForCausalLM, source, "llm", dtype), tokenizer
+    llm = load_weights(AutoModelForCausalLM, source, "llm", dtype)
+    fuse_norms(llm)
+    return llm, tokenizer
 
 
 def load_tokenizer(source: str):

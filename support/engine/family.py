@@ -158,9 +158,12 @@ def ropes(config) -> list[dict]:
     return nested or [given]
 
 
-def rope_types(model: nn.Module) -> set[str]:
-    """The kinds of rotations that a model of transformers gives its keys."""
-    return {rope.get("rope_type", "default") for rope in ropes(model.config)}
+def rope_type(model: nn.Module) -> str:
+    """How a model of transformers rotates its keys: of several ways, one that depends on the
+    context's length.
+    """
+    kinds = sorted({rope.get("rope_type", "default") for rope in ropes(model.config)})
+    return next((kind for kind in kinds if kind not in STATIC), kinds[0])
 
 
 # ---------------------------------------------------------------------- what the model does
@@ -261,10 +264,3 @@ def name_of_cache(module: nn.Module) -> str:
     arguments = inspect.signature(type(module).forward).parameters
     # before transformers 5.24 it was `past_key_values`
     return "cache" if "cache" in arguments else "past_key_values"
-
-
-
-def rope_type(model: nn.Module) -> str:
-    """The kind of a model's rotations: of several, one that depends on the context's length."""
-    kinds = sorted(rope_types(model))
-    return next((kind for kind in kinds if kind not in STATIC), kinds[0])

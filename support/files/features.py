@@ -95,7 +95,7 @@ def load_pt(path: Path):
 
 
 def tensor_of(content) -> Tensor:
-    """The features in what a .pt file holds: a tensor, or all that a list or a dict of one holds."""
+    """The features in what a .pt file holds: a tensor, or a dict with a single one."""
     if isinstance(content, dict) and len(content) == 1:
         content, = content.values()
     if isinstance(content, Tensor):
