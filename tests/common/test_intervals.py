@@ -90,10 +90,11 @@ def test_only_videos_that_all_results_measure_count():
     assert compare_means([{"a": 1.0}], [{"a": 1.0}]) is None
 
 
-@pytest.mark.parametrize("seeds", [3, 6])
-@pytest.mark.parametrize("spread", [0, 0.3, 1])
+@pytest.mark.parametrize("seeds", [2, 3, 6])
+@pytest.mark.parametrize("spread", [0, 0.5, 1])
 def test_it_covers_a_difference_of_the_same_trainings(seeds, spread):
-    """Rows that share their trainings, which differ in how they take to one of the two."""
+    """Rows that share their trainings, which differ in how they take to one of the two. The variance
+    of two or three is often small by chance."""
     generator = np.random.default_rng(4)
     covered = []
     for _ in range(400):
@@ -101,7 +102,7 @@ def test_it_covers_a_difference_of_the_same_trainings(seeds, spread):
         second = first + generator.normal(0, spread, (seeds, 1)) + generator.normal(0, 1, (seeds, 30))
         interval = compare_means(results(first), results(second), same_trainings=True)
         covered.append(not interval.shown)
-    assert np.mean(covered) > 0.92
+    assert np.mean(covered) > 0.93
 
 
 def test_trainings_do_not_make_an_interval_narrower():
