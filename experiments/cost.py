@@ -5,6 +5,7 @@ paper's size (§4.1, Fig. 1, App. C.3).
     python -m experiments.cost stream --config 1b
     python -m experiments.cost training --frames 1200 --variant FlowNar-C
     python -m experiments.cost full-size --dtype bfloat16
+    python -m experiments.cost speed --compile
 
 stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one
             language model, with the same frames and narrations. The narrations are given, and fed
@@ -12,6 +13,8 @@ stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-Mo
             computes. Sizes matter here, values of weights do not. The frames are made beforehand
 training    the loss of one video and its gradient
 full-size   a narrator of the paper's size with random weights, from pixels to sentences
+speed       frames/s of such a narrator, made where it computes: from features and from pictures,
+            with each --lookahead. One JSON object a line
 
 "ms a frame" and "ms a word" are of the passes of the language model that read a frame, and a word of
 a narration (without guessed words). Bytes in use are those of keys and values in the cache, of
@@ -25,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -36,7 +39,7 @@ from torch import Tensor
 
 import narrator as nar
 import stream
-from narrator import load, make_config, new_narrator
+from narrator import VisionEncoder, load, make_config, new_narrator
 from streams.bounds import open_stream
 from streams.suspend import memory_tensors
 from support.common.devices import DTYPES, device_and_dtype, synchronise
@@ -46,6 +49,7 @@ from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
 from support.common.progress import progress
 from support.engine import checkpoint
+from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.engine.norms import fuse_norms
 from support.files.features import encode_pictures
@@ -259,12 +263,16 @@ def run_training(args: argparse.Namespace) -> None:
         raise BadData("--width must be a multiple of 128: heads of 64, and half as many of keys")
     tokenizer = toy_tokenizer()
     torch.manual_seed(0)
-    words = max(2000, len(tokenizer))
-    heads = args.width // 64
-    llm = llama(args.width, 4 * args.width, args.layers, heads, heads // 2, words, device, dtype)
+    if args.config:
+        llm = llama(*LLAMA[args.config], 8, WORDS, device, dtype)
+        config = nar.Config()
+    else:
+        words = max(2000, len(tokenizer))
+        heads = args.width // 64
+        llm = llama(args.width, 4 * args.width, args.layers, heads, heads // 2, words, device, dtype)
+        config = nar.Config(lora_rank=16, lora_alpha=32)
     if args.checkpointing:
         llm.gradient_checkpointing_enable({"use_reentrant": False})
-    config = nar.Config(lora_rank=16, lora_alpha=32)
     config = make_config(**asdict(config) | VARIANTS[args.variant])
     narrator = new_narrator(llm, tokenizer, config).to(device).train()
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
@@ -280,12 +288,15 @@ def run_training(args: argparse.Namespace) -> None:
         synchronise(narrator.llm.device)
         seconds.append(clock() - began)
     peak = peak_memory(narrator.llm.device)
-    print_table([(args.variant, {
+    costs = {
         "tokens": len(narrator.layout.sequence(narrations)),
         "step, s": median(seconds[1:]),        # the first step also allocates
         "peak memory, MB": peak / 1e6,
         "of it, the step, MB": (peak - before) / 1e6,
-    })])
+    }
+    print_table([(args.variant, costs)])
+    if args.json:
+        print_json(narrator, costs)
 
 
 # ------------------------------------------------------------------------------- the paper's size
@@ -293,25 +304,33 @@ def run_training(args: argparse.Namespace) -> None:
 def make_narrator(folder: Path, layers: int | None) -> None:
     """A checkpoint of the paper's size with random weights: Llama-3.2-1B's shape, LoRA of rank
     128, SigLIP-L/16-384. With `layers`, both models have only so many."""
-    from transformers import SiglipConfig, SiglipModel
-    hidden, inner, depth, heads = LLAMA["1b"]
-    llm = llama(hidden, inner, layers or depth, heads, 8, WORDS, "cpu", torch.bfloat16)
+    llm = llama_1b(layers, "cpu", torch.bfloat16)
     llm.save_pretrained(folder / "llm")
     tokenizer = toy_tokenizer()
     tokenizer.save_pretrained(folder / "llm")
+    make_vision_model(folder / "vision", layers)
+    config = nar.Config(llm="llm", vision="vision", memory_target=False, readout="cls")
+    new_narrator(llm, tokenizer, config).save(folder)
 
+
+def llama_1b(layers: int | None, device: str, dtype: torch.dtype):
+    hidden, inner, depth, heads = LLAMA["1b"]
+    return llama(hidden, inner, layers or depth, heads, 8, WORDS, device, dtype)
+
+
+def make_vision_model(folder: Path, layers: int | None, device: str = "cpu") -> None:
+    """SigLIP-L/16-384 in bf16 with random weights, made on a device, in a folder."""
+    from transformers import SiglipConfig, SiglipModel
     size = SIGLIP | {"num_hidden_layers": layers or SIGLIP["num_hidden_layers"]}
     # needed by no narrator
     text = {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 1,
             "num_attention_heads": 16, "bos_token_id": 0, "eos_token_id": 1}
-    vision = SiglipModel(SiglipConfig(
-        text_config=text, vision_config=size | {"image_size": 384, "patch_size": 16}))
-    vision.to(torch.bfloat16).save_pretrained(folder / "vision")
-    write_json(folder / "vision" / "preprocessor_config.json",
+    with torch.device(device):
+        vision = SiglipModel(SiglipConfig(
+            text_config=text, vision_config=size | {"image_size": 384, "patch_size": 16}))
+    vision.to(torch.bfloat16).save_pretrained(folder)
+    write_json(folder / "preprocessor_config.json",
                {"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
-
-    config = nar.Config(llm="llm", vision="vision", memory_target=False, readout="cls")
-    new_narrator(llm, tokenizer, config).save(folder)
 
 
 def measure_full_size(model: str, args: argparse.Namespace) -> dict:
@@ -353,6 +372,52 @@ def run_full_size(args: argparse.Namespace) -> None:
         print_table([("all", measure_full_size(folder, args))])
 
 
+def run_speed(args: argparse.Namespace) -> None:
+    """Print the speeds, each as soon as it is measured. The pictures have the size in which
+    `stream.py` decodes a video of 16:9."""
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    torch.manual_seed(0)
+    narrator = new_narrator(llama_1b(args.layers, device, dtype), toy_tokenizer(), nar.Config())
+    narrator = narrator.to(device).eval().requires_grad_(False).merge()
+    with TemporaryDirectory() as folder:
+        make_vision_model(Path(folder), args.layers, device)
+        encoder = VisionEncoder(folder, narrator.config.grid, device, dtype)
+    pictures = np.random.default_rng(0).integers(0, 256, (64, 432, 768, 3), np.uint8)
+    if args.compile:
+        compile_narrator(narrator)
+
+    def frames(source: str, count: int, lookahead: int) -> Iterator[Tensor]:
+        if source == "features":
+            return random_frames(narrator, count)
+        return encode_pictures(islice(cycle(pictures), count), encoder, lookahead)
+
+    for lookahead, source in product(args.lookahead, ("features", "pictures")):
+        began = time.perf_counter()
+        first = 5 * EVERY                                   # the first calls allocate, and compile
+        measure_stream(narrator, frames(source, first, lookahead), first, first, lookahead)
+        warm_up = time.perf_counter() - began
+        x = frames(source, args.frames, lookahead)
+        costs = measure_stream(narrator, x, args.frames, args.frames, lookahead)
+        print_json(narrator, {
+            "from": source,
+            "lookahead": lookahead,
+            "compiled": args.compile,
+            "frames/s": costs["fps"],
+            "ms a frame": costs["ms_a_frame"],
+            "ms a word": costs["ms_a_word"],
+            "warm-up, s": warm_up,
+        })
+
+
+def print_json(narrator: nar.Narrator, costs: dict) -> None:
+    """A line of JSON: what was measured, on which device, with which language model."""
+    llm = narrator.llm
+    name = torch.cuda.get_device_name(llm.device) if llm.device.type == "cuda" else "cpu"
+    where = {"device": name, "dtype": str(llm.dtype), "layers": llm.config.num_hidden_layers,
+             "width": llm.config.hidden_size}
+    print(json.dumps(where | costs), flush=True)
+
+
 # ------------------------------------------------------------------------------- the command line
 
 def main() -> None:
@@ -372,8 +437,6 @@ def main() -> None:
     streams.add_argument("--config", choices=list(LLAMA),
                          help="a Llama of this size with random weights, instead of the toy's")
     streams.add_argument("--model", metavar="DIR", help="a trained narrator instead")
-    streams.add_argument("--json", action="store_true", help="one JSON object as the last line")
-
     training = commands.add_parser("training", help="a training step of a variant (§3.5)")
     training.set_defaults(run=run_training)
     for name, default, meaning in (("frames", 400, "frames of the video"),
@@ -382,6 +445,8 @@ def main() -> None:
                                    ("width", 1024, "of its hidden states")):
         training.add_argument(f"--{name}", type=positive_int, default=default,
                               help=f"{meaning} (default %(default)s)")
+    training.add_argument("--config", choices=list(LLAMA),
+                          help="a Llama of this size, and LoRA of the paper's rank")
     training.add_argument("--variant", choices=list(VARIANTS), default="FlowNar",
                           help="default: FlowNar")
     training.add_argument("--checkpointing", action="store_true",
@@ -393,10 +458,22 @@ def main() -> None:
                            help="pictures (default %(default)s)")
     full_size.add_argument("--layers", type=positive_int, help="of both models (default: all)")
 
+    speed = commands.add_parser("speed", help="frames/s of a narrator of the paper's size")
+    speed.set_defaults(run=run_speed)
+    speed.add_argument("--frames", type=positive_int, default=400,
+                       help="frames of each stream (default %(default)s)")
+    speed.add_argument("--layers", type=positive_int, help="of both models (default: all)")
+    speed.add_argument("--lookahead", type=positive_int, nargs="+", default=[1, 4], metavar="K",
+                       help="frames in one pass of the models (default: 1 and 4)")
+    speed.add_argument("--compile", action="store_true", help="as in stream.py")
+
+    for command in (streams, training):
+        command.add_argument("--json", action="store_true",
+                             help="one JSON object as the last line")
     for command in (streams, full_size):
         command.add_argument("--lookahead", type=positive_int, default=4,
                              help="frames in one pass of the models; 1: live (default %(default)s)")
-    for command in (streams, training, full_size):
+    for command in (streams, training, full_size, speed):
         command.add_argument("--device", default="auto",
                              help="cpu, cuda, mps (default: the best there is)")
         command.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])

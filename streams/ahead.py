@@ -29,50 +29,67 @@ GUESSED_WORDS = 3                   # at most
 class GrowingCache(Cache):
     """A Cache whose keys and values lie in buffers with room for half as many again: a word does
     not copy everything.
+
+    largest     the most tokens that a pass adds, after the first one
     """
 
-    def __init__(self):
-        super().__init__()
-        # of each layer: keys and values with their room; `keys` and `values` are views of the first
+    def __init__(self, largest: int):
+        self.tokens = Tokens()
+        self.largest = largest
+        self.old = 0                    # tokens before the present pass
+        # of each layer: keys and values with their room [1, heads, room, c]
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def keys(self) -> dict[int, Tensor]:
+        """Those of the tokens, without what was read ahead: views."""
+        left = len(self.tokens.ids)
+        return {layer: keys[:, :, :left] for layer, (keys, _) in self.buffers.items()}
+
+    @property
+    def values(self) -> dict[int, Tensor]:
+        left = len(self.tokens.ids)
+        return {layer: values[:, :, :left] for layer, (_, values) in self.buffers.items()}
+
     def update(self, keys: Tensor, values: Tensor, layer: int, *_, **__) -> tuple[Tensor, Tensor]:
-        old = self.length(layer)
-        new = old + keys.shape[2]
-        if layer not in self.buffers or new > self.buffers[layer][0].shape[2]:
-            self.grow(keys, values, layer, max(64, new * 3 // 2))
+        new = self.old + keys.shape[2]
+        if layer not in self.buffers:                                   # the first pass
+            self.buffers[layer] = (with_room(keys, new), with_room(values, new))
         key_buffer, value_buffer = self.buffers[layer]
-        key_buffer[:, :, old:new] = keys
-        value_buffer[:, :, old:new] = values
-        self.keys[layer] = key_buffer[:, :, :new]
-        self.values[layer] = value_buffer[:, :, :new]
-        return self.keys[layer], self.values[layer]
+        key_buffer[:, :, self.old:new] = keys
+        value_buffer[:, :, self.old:new] = values
+        return key_buffer[:, :, :new], value_buffer[:, :, :new]
 
-    def grow(self, keys: Tensor, values: Tensor, layer: int, room: int) -> None:
-        """Give a layer buffers with more room."""
-        buffers = []
-        for kept, added in ((self.keys, keys), (self.values, values)):
-            buffer = added.new_empty(*added.shape[:2], room, added.shape[3])
-            if layer in kept:
-                old = kept[layer].shape[2]
-                buffer[:, :, :old] = kept[layer]
-            buffers.append(buffer)
-        self.buffers[layer] = tuple(buffers)
+    def crop(self) -> None:
+        """Before each pass: what comes after the tokens may be written over, and there is room.
 
-    def length(self, layer: int) -> int:
-        """How many tokens a layer holds, those included that were read ahead."""
-        return self.keys[layer].shape[2] if layer in self.keys else 0
+        So a pass itself allocates nothing (torch.compile).
+        """
+        self.old = len(self.tokens.ids)
+        most = self.old + self.largest
+        for layer, (keys, values) in self.buffers.items():
+            if keys.shape[2] < most:
+                self.buffers[layer] = (with_room(keys, most), with_room(values, most))
 
     def keep(self, seen: Tensor) -> int:
-        removed = super().keep(seen)
-        if removed:                             # the keys lie elsewhere now: back to the buffers
-            for layer, (key_buffer, value_buffer) in self.buffers.items():
-                left = self.length(layer)
-                key_buffer[:, :, :left] = self.keys[layer]
-                value_buffer[:, :, :left] = self.values[layer]
-                self.keys[layer] = key_buffer[:, :, :left]
-                self.values[layer] = value_buffer[:, :, :left]
+        removed = (~seen).sum().item()
+        if removed:
+            self.tokens = self.tokens.select(seen.tolist())
+            index = seen.nonzero()[:, 0]
+            for buffers in self.buffers.values():
+                for buffer in buffers:
+                    index = index.to(buffer.device)
+                    buffer[:, :, :len(index)] = buffer.index_select(2, index)
         return removed
+
+
+def with_room(kept: Tensor, tokens: int) -> Tensor:
+    """Keys or values [1, heads, n, c] at the beginning of a buffer for half as many again as so many
+    tokens.
+    """
+    buffer = kept.new_empty(*kept.shape[:2], tokens * 3 // 2, kept.shape[3])
+    buffer[:, :, :kept.shape[2]] = kept
+    return buffer
 
 
 class Ahead(Context):
@@ -84,7 +101,8 @@ class Ahead(Context):
 
     def __init__(self, narrator: Narrator, lookahead: int = 1, guesses: int = GUESSED_WORDS):
         super().__init__(narrator)
-        self.cache = GrowingCache()
+        largest = len(self.layout.opening(1)) + lookahead * len(self.layout.frame(1)) + guesses
+        self.cache = GrowingCache(largest)
         self.lookahead = lookahead
         self.guesses = guesses
         self.source: Iterator[Tensor] = iter(())
