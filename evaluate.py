@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import narrator as nar
-from data import Sample, shorten
+from data import Sample
 from stream import Cache, Context, narrate
 from support.common.errors import BadData
 from support.common.java import java_problem, run_meteor
@@ -583,23 +583,6 @@ def true_narrations(narrator: nar.Narrator, sample: Sample) -> nar.Narrations:
         raise BadData(f"{sample.name}: teacher forcing needs a narration at the first frame; "
                       f"annotate one")
     return narrator.layout.encode_narrations(sample.narrations)
-
-
-def teacher_forced(
-    narrator: nar.Narrator,
-    sample: Sample,
-    vision: nar.VisionEncoder | None = None,
-    max_frames: int = 1200,
-    reply_theta: float = 0.0,
-    cache: Cache | None = None,
-) -> dict[str, float]:
-    """PPL, TimeDiff, Fluency and LM-Correctness of a sample; as in the authors' code, of at most
-    1,200 frames.
-    """
-    sample = shorten(sample, max_frames)
-    narrations = true_narrations(narrator, sample)
-    x = torch.stack(list(sample.tokens(vision)))                        # [T, J, D]
-    return summary(score_segments(narrator, x, narrations, reply_theta, cache), sample.fps)
 
 
 Made = TypeVar("Made")

@@ -16,7 +16,10 @@ import evaluate
 import narrator as nar
 from baselines import context_class
 from commands.compare import run_compare
+from stream import Context
 from streams.bounds import open_stream
+from streams.caches import Compacted, Windowed
+from streams.loops import course_of, summary_of_course
 from support.common.devices import check_launcher, device_and_dtype, rank
 from support.common.disk import check_distinct, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line
@@ -89,8 +92,14 @@ def print_scores(truths: dict[str, NarratedVideo], predictions: dict[str, list[S
 
 def measures_of(truths: dict[str, NarratedVideo],
                 predictions: dict[str, list[Sentence]]) -> tuple[dict, dict[str, dict]]:
-    """All measures, and the toy's own of its sentences: of all videos together, and of each."""
+    """All measures, those of long streams, and the toy's own of its sentences: of all videos
+    together, and of each.
+    """
     result, each, pairs = evaluate.all_measures(truths, predictions)
+    courses = {name: course_of(truths[name], predictions[name]) for name in each}
+    result |= summary_of_course(list(courses.values()))
+    for name, course in courses.items():
+        each[name] |= summary_of_course([course])
     all_pairs = sum(pairs.values(), [])
     if any(getattr(sentence, "memory_words", ()) for sentence, _ in all_pairs):
         from toy.words import recall_of_words
@@ -181,7 +190,10 @@ def keeper(args: argparse.Namespace, settings: dict) -> Callable:
     """
     folder = args.output
     if folder is None and args.data != "toy":
-        seal = digest_of(json.dumps(settings, sort_keys=True))[:8]
+        named = dict(settings)
+        if named.get("cache") is None:          # folders from before there was a choice
+            named.pop("cache", None)
+        seal = digest_of(json.dumps(named, sort_keys=True))[:8]
         folder = KEPT / f"{file_name(Path(args.data).name)}-{split_of(args)}-{args.command}-{seal}"
     if folder is None:
         return lambda make: make
@@ -230,16 +242,17 @@ def run_stream(args: argparse.Namespace):
     check_launcher()
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
     narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
-    settings = settings_of_results(args, narrator, vision) | {"static": args.static}
+    new_stream(narrator, args)                      # refuses what cannot be
+    settings = settings_of_results(args, narrator, vision)
+    settings |= {"static": args.static, "cache": None if args.cache == "plain" else args.cache}
     keep = keeper(args, settings)
     narrator = narrator.merge()
     speed_up(narrator)
 
     def narrate(sample: data.Sample) -> list[dict]:
         data.check_sample(sample, narrator.config)
-        context = open_stream(narrator, lookahead=args.lookahead)
-        return evaluate.self_conditioned(narrator, sample, vision, args.static, context,
-                                         args.lookahead)
+        return evaluate.self_conditioned(narrator, sample, vision, args.static,
+                                         new_stream(narrator, args), args.lookahead)
 
     rows_of, failed = evaluate.of_each(samples, keep(narrate), "streaming")
     if rank()[0] == 0 and rows_of:
@@ -248,6 +261,15 @@ def run_stream(args: argparse.Namespace):
         minutes = {name: sample.duration / 60 for name, sample in truths.items()}
         print_scores(truths, predictions, minutes, args)
     tell_failures(failed, samples)
+
+
+def new_stream(narrator: nar.Narrator, args: argparse.Namespace) -> Context:
+    """A stream with the cache of --cache. BadData if the narrator cannot have that one."""
+    if args.cache == "plain":
+        return open_stream(narrator, lookahead=args.lookahead)
+    if args.cache in ("compacted", "rotated"):
+        return context_class(narrator, Compacted)(narrator, rotate=args.cache == "rotated")
+    return Windowed(narrator, int(args.cache))
 
 
 # ---------------------------------------------------------------------- teacher forcing (§4.1)
@@ -265,10 +287,13 @@ def run_teacher(args: argparse.Namespace):
 
     def score(sample: data.Sample) -> list[dict]:
         data.check_sample(sample, narrator.config)
+        sample = data.shorten(sample, args.max_frames)
+        narrations = evaluate.true_narrations(narrator, sample)
+        x = torch.stack(list(sample.tokens(vision)))                    # [T, J, D]
         cache = context_class(narrator)(narrator).cache
-        measures = evaluate.teacher_forced(narrator, sample, vision, args.max_frames,
-                                           args.reply_theta, cache)
-        return [measures | about_memory(narrator, sample, vision, args.max_frames)]
+        segments = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
+        measures = evaluate.summary(segments, sample.fps)
+        return [measures | about_memory(narrator, x, narrations)]
 
     rows_of, failed = evaluate.of_each(samples, keep(score), "teacher")
     if rank()[0] == 0 and rows_of:
@@ -307,14 +332,10 @@ def print_means(each: dict[str, dict], samples: list[data.Sample], narrator: nar
 
 
 @torch.no_grad()
-def about_memory(narrator: nar.Narrator, sample: data.Sample, vision: nar.VisionEncoder | None,
-                 max_frames: int) -> dict[str, dict]:
-    """What the memory makes of a sample; {} without at least two read-outs."""
-    sample = data.shorten(sample, max_frames)
-    if not narrator.memory.M or len(sample.narrations) < 3:
+def about_memory(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations) -> dict[str, dict]:
+    """What the memory makes of a video x [T, J, D]; {} without at least two read-outs."""
+    if not narrator.memory.M or len(narrations) < 3:
         return {}
-    narrations = evaluate.true_narrations(narrator, sample)
-    x = torch.stack(list(sample.tokens(vision)))                        # [T, J, D]
     tokens_differ, read_outs_differ = how_memory_differs(narrator, x, narrations)
     about = {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
     if has_gate(narrator.memory):
@@ -354,6 +375,13 @@ def means_of(rows: list[dict[str, float]]) -> dict[str, float]:
 # ---------------------------------------------------------------------- the command line
 
 
+def kind_of_cache(text: str) -> str:
+    """An argparse type: see `new_stream`."""
+    if text not in ("plain", "compacted", "rotated"):
+        positive_int(text)
+    return text
+
+
 def json_file(text: str) -> str:
     """An argparse type: a video, mistaken for the name of an output, is safe."""
     if not text.endswith(".json"):
@@ -382,6 +410,10 @@ def main():
     group.add_argument("--lookahead", type=positive_int, default=4, metavar="K",
                        help="frames in one pass of the language model; the narrations are the same "
                             "in float32, in bfloat16 up to rounding (default %(default)s)")
+    group.add_argument("--cache", type=kind_of_cache, default="plain", metavar="KIND",
+                       help="for comparison: after each narration compact positions (compacted: "
+                            "as App. B.3 warns of; rotated: and rotate kept keys), or, without a "
+                            "memory, keep the prompt and the latest N tokens (a number)")
     streams.set_defaults(run=run_stream)
 
     teacher = commands.add_parser("teacher", help="teacher-forced protocol: PPL, TimeDiff, Fluency, "

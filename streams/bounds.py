@@ -153,8 +153,9 @@ def open_stream(narrator: Narrator, **options) -> Bounded:
     return context_class(narrator, Bounded)(narrator, **options)
 
 
-def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> None:
-    """Move the tokens from number `first` on back by `back` positions (< 0: forward).
+def rotate_keys(cache: Cache, first: int, back: int | Tensor, frequencies: Tensor) -> None:
+    """Move the n tokens from number `first` on back by `back` positions (< 0: forward), all alike
+    or each by its own [n].
 
     With R(p) the rotation for position p: R(p - back) k = R(-back) R(p) k.
 
@@ -162,10 +163,11 @@ def rotate_keys(cache: Cache, first: int, back: int, frequencies: Tensor) -> Non
                     errors grow with the angle
     """
     half = len(frequencies)
+    angles = torch.as_tensor(back)[..., None] * frequencies             # [c/2] or [n, c/2]
     for keys in cache.keys.values():
         k = keys[0, :, first:]                                          # [G, n, c], a view
-        cos = (back * frequencies).cos().float().to(k.device)           # [c/2]
-        sin = (back * frequencies).sin().float().to(k.device)
+        cos = angles.cos().float().to(k.device)
+        sin = angles.sin().float().to(k.device)
         # channel i and channel i + c/2 are the two coordinates that rotate together
         a = k[..., :half].float().clone()                               # [G, n, c/2]
         b = k[..., half:2 * half].float().clone()

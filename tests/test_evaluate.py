@@ -25,6 +25,7 @@ from support.common.disk import read_jsonl
 from support.common.options import config_changes
 from support.files.narrations import read_predictions
 from support.files.tracks import NarratedVideo as Truth, Sentence
+from toy import world
 from toy.words import ToySentence
 from support.files.predictions import Predictions
 from test_train import epic
@@ -442,7 +443,11 @@ def test_videos_are_grouped_by_their_own_length(tmp_path, protocol):
 # ---------------------------------------------------------------------- teacher
 
 def test_teacher_command():
-    result = command("teacher", "--data", "toy", "--limit", 1, "--json", "--by-duration")
+    with mock.patch.object(nar.VisionEncoder, "forward", autospec=True,
+                           side_effect=nar.VisionEncoder.forward) as encode:
+        result = command("teacher", "--data", "toy", "--limit", 1, "--json", "--by-duration")
+    pictures = sum(len(call.args[1]) for call in encode.call_args_list)
+    assert pictures == len(next(world.kitchens("test", 1)))        # each is encoded once
     assert result["ppl"] >= 1
     assert 0 <= result["fluency"] <= 1
     assert result["by_duration"]

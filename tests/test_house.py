@@ -106,9 +106,9 @@ BUDGET = {
     "the six files": 19_000,                   # each of them is its script
     "support": 37_300,                         # what a model does that this program does not
     "experiments": 22_300,                     # speed and operators, as a GPU shows them
-    "streams": 13_700,                         # own videos begin anywhere
+    "streams": 15_100,                         # loops of sentences, delays, caches to compare with
     "toy": 16_800,                             # its own sentences and samples
-    "commands": 12_500,                        # --explain in the width of a terminal
+    "commands": 12_600,                        # evaluate.py stream --cache
     "baselines": 6_100,                        # the delta rule, gated and not
 }
 

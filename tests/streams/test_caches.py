@@ -1,0 +1,103 @@
+"""streams/caches.py: positions that are compacted after a narration, and a sliding window."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from baselines import context_class
+from commands.evaluate_command import new_stream
+from helpers import TOY, assert_same_stream, narrate, tiny, video
+from narrator import FRAME, VISUAL
+from stream import Cache, Context
+from streams.caches import Compacted, Windowed
+from support.common.errors import BadData
+from test_evaluate import command
+
+AT = (0, 3, 5, 9, 12, 15, 18)
+ONLINE = {"memory": "none", "prune": False}
+
+
+def kept_keys(model, context, positions, x) -> torch.Tensor:
+    """The first layer's keys of the tokens in a cache, fed again at given positions. (Those of other
+    layers depend on tokens that have left.)"""
+    ids = context.cache.tokens.ids
+    frames = ids.count(FRAME) // model.config.J
+    e = model.embed(ids, x[len(x) - frames:] if frames else None)
+    cache = Cache()
+    model.run(e, positions, cache=cache)
+    return cache.keys[0]
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"last_k": 2}, {"memory": "recent", "last_k": 0},
+                                     {"last_k": 0, "narration_memory": 4}], ids=str)
+@torch.no_grad()
+def test_positions_are_compacted_after_each_narration(changes, rotate):
+    """The counter goes on behind the tokens that are left. Their keys have the rotation of where
+    they are then, or of where they were fed."""
+    model = tiny(**changes)
+    x, narrations = video(model, at=AT)
+    context = context_class(model, Compacted)(model, rotate=rotate)
+    for step in narrate(model, x, given=dict(narrations), context=context):
+        if step.narration:
+            left = len(context.cache.tokens)
+            assert context.position == left
+            expected = torch.arange(left) if rotate else context.positions
+            keys = kept_keys(model, context, expected, x)
+            assert torch.allclose(context.cache.keys[0], keys, atol=1e-4)
+            assert rotate == torch.equal(context.positions, torch.arange(left))
+
+
+def test_where_nothing_leaves_nothing_changes():
+    model = tiny(**ONLINE)
+    x, narrations = video(model, at=AT)
+    contexts = [Context(model), Compacted(model, rotate=True), Windowed(model, 10_000)]
+    plain, *others = [list(narrate(model, x, given=dict(narrations), context=context))
+                      for context in contexts]
+    for steps in others:
+        assert_same_stream(steps, plain)
+
+
+@pytest.mark.parametrize("window", [200, 230, 261])
+@torch.no_grad()
+def test_a_window_holds_the_latest_frames(window):
+    """And the prompt, and the latest ten sentences; whole frames leave, and no more than must."""
+    model = tiny(**ONLINE)
+    x, narrations = video(model, frames=60, at=tuple(range(0, 60, 4)))
+    context = Windowed(model, window)
+    fullest = 0
+    for step in narrate(model, x, given=dict(narrations), context=context):
+        tokens = context.cache.tokens
+        assert len(tokens) <= window
+        fullest = max(fullest, step.most_tokens)
+        texts = {number for number, kind in zip(tokens.number, tokens.kind) if number >= 0}
+        assert texts >= set(range(max(0, context.segment - Windowed.NARRATIONS), context.segment))
+        assert min(texts) >= context.segment - Windowed.NARRATIONS - 1
+        assert tokens.ids.count(FRAME) % model.config.J == 0
+    assert fullest > window - 2 * (model.config.J + 1)
+    assert tokens.kind.count(VISUAL) and context.position == len(tokens)
+    keys = kept_keys(model, context, torch.arange(len(tokens)), x)
+    assert torch.allclose(context.cache.keys[0], keys, atol=1e-4)
+
+
+def test_refusals():
+    def stream(cache, **changes):
+        return new_stream(tiny(**changes), SimpleNamespace(cache=cache, lookahead=4))
+
+    with pytest.raises(BadData, match="--cache 300: a window is for a narrator that keeps every"):
+        stream("300")
+    for cache in ("compacted", "300"):
+        with pytest.raises(BadData, match="--cache: layers of VideoLLM-MoD hold different tokens"):
+            stream(cache, **ONLINE, mod_keep=0.2)
+    model = tiny(**ONLINE)
+    x, narrations = video(model)
+    with pytest.raises(BadData, match="--cache 40: prompt and sentences leave no room for a frame"):
+        list(narrate(model, x, given=dict(narrations), context=Windowed(model, 40)))
+
+
+def test_the_command(tmp_path):
+    """Predictions of one kind are not those of another."""
+    line = ("stream", "--data", "toy", "--limit", 1, "--model", TOY, "--output", tmp_path / "kept")
+    rotated = command(*line, "--cache", "rotated", "--json")
+    assert rotated["f1"] == 1 and rotated["repeated"] == 0
+    assert "cache" in command(*line, ok=False)
