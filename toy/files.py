@@ -101,7 +101,8 @@ def rendered(kitchen: Kitchen) -> Sample:
     sentences = []
     for narration in kitchen.narrations:
         time = time_of(narration.frame, FPS)
-        sentences.append(ToySentence(time, narration.text, narration.memory_words))
+        sentences.append(ToySentence(time, narration.text, narration.memory_words,
+                                     narration.before))
     return Sample(
         [sentences],
         name=f"toy-{kitchen.seed}",

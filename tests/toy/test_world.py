@@ -57,6 +57,7 @@ def test_a_video_is_a_function_of_its_seed():
     ("night", "83223d686ac9e7a1", [3.92, 3.63, 3.30]),
     ("hard", "c7d2286c837fafa4", [105.27, 94.58, 85.61]),
     ("second", "9fda0401937fbf99", [95.32, 85.94, 96.92]),
+    ("overwriting", "d658f9425a0049cc", [109.39, 105.99, 86.23]),
 ])
 def test_the_worlds_stay_as_they_were(name, expected, means):
     """The bundled narrator and all reported numbers are of these videos."""
@@ -164,7 +165,7 @@ def brought_since(video: Kitchen, places: list[int], m: int, n: int) -> bool:
     return filled or bool(restocked.any())
 
 
-@pytest.mark.parametrize("name", ["plain", "idle", "second"])
+@pytest.mark.parametrize("name", ["plain", "idle", "second", "overwriting"])
 def test_memory_narrations_need_memory(name):
     """The thing was seen there before the previous segment began, and no narration named it."""
     delays = []
@@ -187,6 +188,47 @@ def test_memory_narrations_need_memory(name):
                 if places[m] == places[n] and " ".join(words) in narrations[m].text:
                     assert brought_since(video, places, m, n)
     assert 8 < np.median(delays) < 40
+
+
+# ------------------------------------------------------------- the world "overwriting"
+
+def test_what_is_overwritten_and_what_is_not_differ_in_nothing_else():
+    """Half of the memory words are of a place that had shown another thing for longer.
+
+    How long the thing that they name was seen, and how long ago, is the same in both halves.
+    """
+    sights = {False: [], True: []}             # overwritten? [frames of the thing, frames since it]
+    common = []                                # has the thing before a word of the thing asked for?
+    earlier = []                               # [frames of the thing before, frames to the next]
+    for video in world.kitchens("train", 300, world.WORLDS["overwriting"]):
+        labels = video.labels()
+        for place, narration in zip(acted_at(video), video.narrations, strict=True):
+            if not narration.memory_words:
+                assert not narration.before
+                continue
+            frames = {}                        # thing: the frames that show it here
+            for frame, (kind, colour) in enumerate(labels[:narration.frame, place, :2].tolist()):
+                if kind:
+                    frames.setdefault(video.world.words(kind, colour), []).append(frame)
+            asked = frames[narration.memory_words]
+            if narration.before:
+                before = frames[narration.before]
+                common.append(bool(set(narration.before) & set(narration.memory_words)))
+                asked = [frame for frame in asked if frame > before[-1]]
+                earlier.append((len(before), asked[0] - before[-1]))
+            else:
+                assert len(frames) == 1
+            sights[bool(narration.before)].append((len(asked), narration.frame - asked[-1]))
+    one, several = (np.array(sights[kind]) for kind in (False, True))          # [N, 2]
+    assert len(one) > 500
+    assert len(several) / len(one) == pytest.approx(1, abs=0.1)
+    assert several.mean(0) == pytest.approx(one.mean(0), rel=0.06)
+    for share in (0.1, 0.5, 0.9):
+        assert np.quantile(several, share, 0) == pytest.approx(np.quantile(one, share, 0), abs=2)
+    assert np.mean(common) < 0.02
+    frames, gap = np.median(earlier, 0)
+    assert frames > 5 * np.median(several[:, 0])
+    assert gap <= 4                            # mostly, one thing takes the other's place
 
 
 # ------------------------------------------------------------- documents
