@@ -107,7 +107,7 @@ BUDGET = {
     "support": 37_300,                         # what a model does that this program does not
     "experiments": 22_300,                     # speed and operators, as a GPU shows them
     "streams": 15_100,                         # loops of sentences, delays, caches to compare with
-    "toy": 16_800,                             # its own sentences and samples
+    "toy": 17_500,                             # a world that overwrites, and its words apart
     "commands": 12_600,                        # evaluate.py stream --cache
     "baselines": 6_100,                        # the delta rule, gated and not
 }
