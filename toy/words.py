@@ -17,6 +17,7 @@ from support.files.tracks import NarratedVideo, Notes, Sentence
 class ToySentence(Sentence):
     """A true sentence, with the words in it that only visual memory can give."""
     memory_words: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()               # of what its place had shown before (toy/world.py)
 
 
 def true_sentences(path: Path) -> list[ToySentence]:
@@ -52,20 +53,35 @@ def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | N
     exact                   share of sentences that equal their match
     memory_words            share of the words that need memory that the match contains
     exact_without_memory    as exact, of sentences without such words
+    words_once              as memory_words, where the place has shown nothing else
+    words_replaced          as memory_words, where the place had shown another thing before
+    words_before            of the words of that other thing: share that the match contains instead
     """
     exact = []
     exact_without_memory = []
     memory_words = []
+    once = []
+    replaced = []
+    before = []
     for sentence, text in pairs:
         exact.append(sentence.text == text)
         if not sentence.memory_words:
             exact_without_memory.append(sentence.text == text)
         words = text.rstrip(".").split()
-        memory_words += [word in words for word in sentence.memory_words]
+        right = [word in words for word in sentence.memory_words]
+        memory_words += right
+        if sentence.before:
+            replaced += right
+        else:
+            once += right
+        before += [word in words for word in sentence.before if word not in sentence.memory_words]
     return {
         "exact": share(exact),
         "memory_words": share(memory_words),
         "exact_without_memory": share(exact_without_memory),
+        "words_once": share(once),
+        "words_replaced": share(replaced),
+        "words_before": share(before),
     }
 
 
