@@ -24,13 +24,20 @@ from support.common.signatures import what_is
 from support.common.text import one_line
 from support.files.tracks import Notes, Sentence
 
+# the names of the time of a narration, in tables and JSON: ours, of the JSONL and whisper's,
+# EgoExo4D's
+TIME_NAMES = ("time", "end", "timestamp")
+VIDEO_NAMES = {"video", "video_id", "video_uid", "video_name"}
+
 # {\p1} and the drawing after it, {\an8}, {y:i}, <i>, <v Ann>, <c.red>, <00:01.5>
 MARKUP = re.compile(
     r"\{\\p[1-9].*|\{(?:\\|[A-Za-z]:)[^{}]*\}|<\d[\d:.]*>"
     r"|</?(?i:[biscuv]|br|em|font|lang|rt|ruby|span|strong)(?:[\s./][^<>]*)?>"
 )
-# 00:00:01,500 --> 00:00:02,000 and settings. Some write another arrow, or begin before time 0
-TIMES = re.compile(r"\s*(-?[\d:.,]+)\s*(?:-+>|→)\s*([\d:.,]+)(?:\s.*)?")
+# 00:00:01,500 --> 00:00:02,000 and settings. Some write another arrow, begin before time 0, or have
+# characters that cannot be seen beside them
+TIMES = regex.compile(r"[\s\p{Cf}]*(-?[\d:.,]+)\s*(?:[-–—=]+(?:>|&gt;)|→)\s*([\d:.,]+)"
+                      r"(?:[\s\p{Cf}].*)?")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
 # what the text of subtitles of other kinds begins with
@@ -48,8 +55,9 @@ OTHER_KINDS = {
     r"\d\d:\d\d:\d\d:": "TMPlayer (.txt)",
     r"[{[]\s*[\"{\[]": "JSON (.json)",
 }
-# in any script (Unicode's Sentence_Terminal), and quotes and brackets after it
-END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}'"]*$""")
+# in any script (Unicode's Sentence_Terminal), with quotes, brackets and what cannot be seen after it
+END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}\p{Cf}\s'"]*$""")
+LOST = "\N{REPLACEMENT CHARACTER}"
 
 
 def read_cues(path: Path, notes: Notes) -> list[Sentence]:
@@ -70,6 +78,7 @@ def whole_sentences(narrations: list[Sentence], notes: Notes) -> list[Sentence]:
         if not any(map(str.isalnum, text)):
             notes.add("narrations without words left out")
             continue
+        notes.add("sentences with characters that a conversion has lost", LOST in text)
         if not END_OF_SENTENCE.search(text):
             notes.add("sentences without a full stop given one")
             text = text.rstrip(" ,;:-–") + "."
@@ -106,38 +115,61 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         kind = other_kind("\n".join(lines), path) or "is it an .srt file?"
         raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT; {kind}")
 
-    cues = []                                  # (end, lines)
+    # of each line: whether times are in the next one, and in the next one that is not empty
+    timed = [*map(has_times, lines), False]
+    times_follow = [False]
+    for number in reversed(range(1, len(lines))):
+        times_follow.append(timed[number] if lines[number].strip() else times_follow[-1])
+
+    cues = []                                  # (end, lines as they are shown, lines of the file)
     in_cue = False
     for number, line in enumerate(lines, 1):
         text = line.strip(" \t")
-        next_line_has_times = number < len(lines) and has_times(lines[number])
-        if has_times(line):
-            cues.append((end_of_cue(line, f"{path}, line {number}"), []))
+        place = f"{path}, line {number}"
+        are_next = timed[number]
+        follow = times_follow.pop()
+        if timed[number - 1]:
+            cues.append((end_of_cue(line, place), [], []))
             in_cue = True
         elif line == "":                       # some texts have a line of one blank
             in_cue = False
-        elif next_line_has_times and text.isdecimal():
-            in_cue = False                     # a number without an empty line before it
+        elif text.isdecimal() and (are_next or follow and not in_cue):
+            in_cue = False                     # a number, with no empty line before it, or one after
         elif in_cue:
             with_breaks = re.sub(r"\\[Nnh]", " ", MARKUP.sub("", text))
             cues[-1][1].append(unescape(with_breaks).strip(" \t"))
-        elif text and not is_vtt and not next_line_has_times:
-            hint = "is there an empty line inside a text?"
-            if not cues:
+            cues[-1][2].append(text)
+        elif number > 1 and text.startswith("WEBVTT"):
+            raise BadData(f"{place}: here another file begins, whose times may begin anew; give the "
+                          f"files one by one")
+        elif text and not is_vtt and not are_next:
+            hint = "is there an empty line inside a text? Remove it, or this line"
+            if not any(timed):
                 hint = other_kind("\n".join(lines), path) or "it is no SubRip file"
-            raise BadData(f"{path}, line {number}: expected a cue's number and times, "
-                          f"not {line[:60]!r}; {hint}")
+            raise BadData(f"{place}: expected a cue's number and times, not {line[:60]!r}; {hint}")
+    return fresh_texts(cues, notes)
 
-    shown = []
+
+def fresh_texts(cues: list[tuple[float, list[str], list[str]]],
+                notes: Notes) -> list[tuple[float, str]]:
+    """(end, text) of cues (end, lines as they are shown, lines of the file), each said once."""
     texts = []
-    for end, lines in cues:
-        fresh = lines
-        # captions that roll: several lines, of which the first one has been shown before
-        if max(len(lines), len(shown)) > 1 and lines and lines[0] in shown:
-            fresh = [line for line in lines if line == "" or line not in shown]
-            notes.add("lines that the cue before has shown left out", len(lines) - len(fresh))
-        texts.append((end, " ".join(fresh)))
-        shown = lines
+    before = []
+    written_before = []
+    for end, lines, written in cues:
+        said = list(filter(None, lines))
+        said_before = list(filter(None, before))
+        rolled = 0
+        if said and lines == before and written != written_before:
+            # word after word in another colour: one sentence, up to the end of the last word
+            notes.add("cues that differ from the one before in their markup alone joined")
+            texts.pop()
+        elif max(len(lines), len(before)) > 1:
+            # captions that roll: their first lines are the last ones that were shown
+            rolled = max(n for n in range(len(said) + 1) if said[:n] == said_before[-n or len(before):])
+            notes.add("lines that the cue before has shown left out", rolled)
+        texts.append((end, " ".join(said[rolled:])))
+        before, written_before = lines, written
     return texts
 
 
@@ -180,44 +212,77 @@ def end_of_cue(line: str, place: str) -> float:
 def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
     """(time, text) of the rows of a .csv file, whatever separates its cells.
 
-    The first line may name the columns: "time" (or "end") and "text" are read, others ignored.
-    Without such a line there are two columns, time and text, or three, of which the second is a
-    time, too: as in start,end,text.
+    The first line may name the columns: one of TIME_NAMES and "text" are read, others ignored.
+    Without such a line there are two columns, time and text, or three of which the first two can be
+    a start and an end, or a number and an end.
     """
     content = read_text(path)
-    rows = read_rows(path, content, separator_of(path, content))
+    told = re.match(r"sep=(.)\n", content)     # as Excel has it
+    content = content[told.end():] if told else content
+    rows = read_rows(path, content, told[1] if told else separator_of(path, content))
     if not rows:
         return []
     names = [cell.strip().lower() for cell in rows[0][1]]
     columns = len(names)
-    time_name = "time" if "time" in names else "end"
     time_column, text_column = columns - 2, columns - 1
-    if time_name in names and "text" in names:
+    time_name = next((name for name in TIME_NAMES if name in names), None)
+    if time_name and "text" in names:
+        for name in (time_name, "text"):
+            if names.count(name) > 1:
+                raise BadData(f"{path}: {names.count(name)} columns are named {name}; rename one")
         time_column, text_column = names.index(time_name), names.index("text")
         rows = rows[1:]
+        for n in (n for n in range(columns) if names[n] in VIDEO_NAMES):
+            check_one_video([row[n:n + 1] for _, row in rows], path)
     elif columns > 2:
-        times = [n for n in range(columns) if all(is_time(row[n:]) for _, row in rows)]
-        if columns > 3 or times != [0, 1]:
-            given = ["other"] * columns
-            lengths = [sum(len(row[n]) for _, row in rows if n < len(row)) for n in range(columns)]
-            given[max([n for n in times if n < columns - 1], default=0)] = "time"
-            others = set(range(columns)) - set(times) or {columns - 1}
-            given[max(others, key=lengths.__getitem__)] = "text"
-            raise BadData(f"{path}: its first line does not name its {columns} columns, and what "
-                          f"they are cannot be known; add one, such as {','.join(given)} (with the "
-                          f"separator of the file; sentences with it stand in quotes)")
+        check_columns(path, [row for _, row in rows])
 
     texts = []
     for line, row in rows:
         if len(row) != columns or columns < 2 or not is_time(row[time_column:]):
+            what = what_is(path, quotes=False)
             raise BadData(f"{path}, line {line}: expected time,text: a time in seconds or h:m:s, "
                           f"and a sentence (in quotes, if it has commas); or a first line that "
-                          f"names the columns time and text")
+                          f"names the columns time and text" + (f"; it {what}" if what else ""))
         texts.append((read_clock(row[time_column]), row[text_column]))
     if texts and all(is_time([text]) for _, text in texts):
         raise BadData(f"{path}: the sentences are numbers; which column is the text? A first line "
                       f"can name the columns time and text")
     return texts
+
+
+def check_one_video(videos: list, place) -> None:
+    """BadData if narrations that are read as those of one video are of several."""
+    different = {str(video) for video in videos}
+    if len(different) > 1:
+        raise BadData(f"{place}: has narrations of {len(different)} videos; give each a file of its "
+                      f"own, or write {{video: narrations}} as JSON")
+
+
+def check_columns(path: Path, rows: list[list[str]]) -> None:
+    """BadData, with a head to add, unless a table of three or more columns, whose first line does
+    not name them, can be nothing but start, end and text, or number, end and text.
+    """
+    columns = len(rows[0])
+    # the first line may have other names
+    below = rows if any(is_time([cell]) for cell in rows[0]) else rows[1:]
+    times = {}                                 # column that has times alone: these
+    for n in range(columns):
+        if all(is_time(row[n:]) for row in below):
+            times[n] = [read_clock(row[n]) for row in below]
+    in_order = [n for n in times if times[n] == sorted(set(times[n]))]
+    if columns == 3 and [*times] == [0, 1] and 1 in in_order and below is rows:
+        counted = [first - times[0][0] for first in times[0]] == [*range(len(below))]
+        if counted or all(start <= end for start, end in zip(*times.values())):
+            return
+    given = ["other"] * columns
+    lengths = [sum(len(row[n]) for row in below if n < len(row)) for n in range(columns)]
+    given[max([n for n in in_order if n < columns - 1], default=0)] = "time"
+    others = set(range(columns)) - set(times) or {columns - 1}
+    given[max(others, key=lengths.__getitem__)] = "text"
+    raise BadData(f"{path}: its first line does not name its {columns} columns as they are read, "
+                  f"and what they are cannot be known; add or change it, such as {','.join(given)} "
+                  f"(with the separator of the file; sentences with it stand in quotes)")
 
 
 def is_time(cells: list[str]) -> bool:

@@ -12,6 +12,7 @@
 Times are in seconds, in any order. A malformed file raises BadData: one line names the problem.
 """
 from collections.abc import Iterator
+from itertools import permutations
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -20,11 +21,9 @@ from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
-from support.files.cues import read_cues
+from support.common.text import same_name
+from support.files.cues import TIME_NAMES, VIDEO_NAMES, check_one_video, read_cues
 from support.files.tracks import NarratedVideo, Notes, Sentence
-
-# the names of the time in a narration's row: ours, of the JSONL and whisper's, EgoExo4D's
-TIMES = ("time", "end", "timestamp")
 
 
 def read_predictions(path: Path) -> dict[str, list[Sentence]]:
@@ -75,16 +74,18 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
 
 
 def check_unit(truths: dict[str, NarratedVideo], predictions: dict[str, list[Sentence]]) -> None:
-    """BadData if the predicted times of a video must be in milliseconds."""
+    """BadData if the times of a video's truth or predictions must be in milliseconds."""
     for video, predicted in predictions.items():
-        true_times = [sentence.time for rows in truths[video].annotators for sentence in rows]
-        if not predicted or not true_times:
-            continue
-        usual = median(sentence.time for sentence in predicted)
-        if usual > 60 + 10 * max(true_times):
-            raise BadData(f"video {video}: half of the predictions are beyond {usual:g} s, and the "
-                          f"true narrations end at {max(true_times):g} s; are they in "
-                          f"milliseconds? give seconds")
+        times = {
+            "predictions": [sentence.time for sentence in predicted],
+            "true narrations": [sentence.time for rows in truths[video].annotators
+                                for sentence in rows],
+        }
+        for (some, theirs), (others, their_times) in permutations(times.items()):
+            if theirs and their_times and median(theirs) > 60 + 10 * max(their_times):
+                raise BadData(f"video {video}: half of the {some} are beyond {median(theirs):g} s, "
+                              f"and the {others} end at {max(their_times):g} s; are they in "
+                              f"milliseconds? give seconds")
 
 
 def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
@@ -96,6 +97,7 @@ def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
     for file in narration_files(path):
         for video, entry in read_videos(file).items():
             place = f"{file}, video {video}"
+            video = same_name(video)
             if video in seen:
                 raise BadData(f"{place}: the video has narrations in another file, too; "
                               f"leave one out")
@@ -103,24 +105,23 @@ def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
             yield video, entry, place
 
 
-def narration_files(path: Path) -> list[Path]:
-    """A file itself, or the files of a folder.
+# of several files with one stem, the first of these is read; .json and .jsonl are both
+ENDINGS = {".json": 0, ".jsonl": 0, ".csv": 1, ".srt": 2, ".vtt": 3}
 
-    Of files with the same stem, a .json or .jsonl file is read, else the first of .csv, .srt, .vtt.
-    """
+
+def narration_files(path: Path) -> list[Path]:
+    """A file itself, or the files of a folder (but for those that macOS puts beside others)."""
     if not path.is_dir():
         return [path]
-    # not the files that macOS puts beside others, ._a.json
-    files = [file for file in sorted(path.iterdir())
-             if not file.name.startswith(".") and not file.name.endswith(".trace.jsonl")]
-    chosen = []
-    for endings in ((".json", ".jsonl"), (".csv",), (".srt",), (".vtt",)):
-        stems = {file.stem for file in chosen}
-        chosen += [file for file in files
-                   if file.suffix.lower() in endings and file.stem not in stems]
-    if not chosen:
+    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in ENDINGS
+             and not file.name.startswith(".") and not file.name.endswith(".trace.jsonl")]
+    if not files:
         raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
-    return chosen
+    best = {}
+    for file in files:
+        rank = ENDINGS[file.suffix.lower()]
+        best[file.stem] = min(rank, best.get(file.stem, rank))
+    return [file for file in files if ENDINGS[file.suffix.lower()] == best[file.stem]]
 
 
 def read_videos(file: Path) -> dict:
@@ -131,11 +132,13 @@ def read_videos(file: Path) -> dict:
         cues = read_cues(file, Notes())
         return {file.stem: [{"time": cue.time, "text": cue.text} for cue in cues]}
     content = read_json(file)
+    rows = rows_of_video(content)
+    if rows is not None:
+        return {file.stem: rows}
     if not isinstance(content, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
                       f'{{video: [{{"time", "text"}}, ...]}}')
-    rows = rows_of_video(content)
-    return content if rows is None else {file.stem: rows}
+    return content
 
 
 def rows_of_video(content) -> list | None:
@@ -163,7 +166,7 @@ def rows_of_file(content, path: Path) -> list:
 def to_sentences(rows, where: str) -> list[Sentence]:
     """[{"time": seconds, "text": str}, ...] -> sentences, sorted by time.
 
-    Other names of the time: TIMES. where: for errors.
+    Other names of the time: TIME_NAMES. where: for errors.
     """
     if not isinstance(rows, list):
         raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
@@ -172,13 +175,17 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         fields = row if isinstance(row, dict) else {}
         time = fields.get("time")               # the usual name, found at once in millions of rows
         if time is None:
-            time = next((fields[name] for name in TIMES if name in fields), None)
+            time = next((fields[name] for name in TIME_NAMES if fields.get(name) is not None), None)
         text = fields.get("text")
         if not (is_number(time) and isinstance(text, str)):
-            there = f"its keys are {', '.join(fields)}" if fields else f"not {str(row)[:60]}"
+            has = f"not {str(row)[:100]}"
+            if fields and (time is None or text is None):
+                has = f"its keys are {', '.join(fields)[:100]}"
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
-                          f'(or "end", "timestamp"); {there[:100]}')
+                          f'(or "end", "timestamp"); {has}')
         sentences.append(Sentence(float(time), text))
+    for name in VIDEO_NAMES & rows[0].keys() if rows else ():
+        check_one_video([row[name] for row in rows if name in row], where)
     return sorted(sentences, key=attrgetter("time"))
 
 

@@ -9,7 +9,8 @@ it, under the same name.
                             val.txt, a fifth of the videos is for validation
 
 Of several files of one video, the first of .json, .csv, .srt and .vtt is taken, with the name of
-the video before one with a language: a.srt before a.en.srt, and English before other languages.
+the video before one with a language: a.srt before a.en.srt before a.en.forced.srt, and English
+before other languages.
 
 A narration stands at its time, or at the end of its cue. A sample is a video from its first
 narration to its end. Notes (tracks.py) count all corrections. A file that cannot be corrected is
@@ -21,10 +22,12 @@ from collections import defaultdict
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from unicodedata import normalize
 
 from support.common.disk import check_name, read_json, read_text
 from support.common.errors import BadData
 from support.common.seal import refuse_if_changed
+from support.common.text import same_name
 from support.files.cues import read_cues, whole_sentences
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
@@ -48,24 +51,24 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """{name: (file of narrations, video)}, sorted by name. The video is None if only its features
     are left.
     """
-    names = {file.stem for file in folder.glob("features/*.safetensors")}
     videos = {}
     texts = []                                 # files of narrations
     for file in sorted(folder.iterdir()):
         ending = file.suffix.lower()
-        if ending not in VIDEOS + NARRATIONS:
-            continue
-        if file.name.startswith(".") or not file.is_file():
+        if ending not in VIDEOS + NARRATIONS or file.name.startswith(".") or file.is_dir():
             continue
         check_name(file)
-        if ending in NARRATIONS:
+        if not file.is_file():
+            notes.add("links to what is not there left out", examples=[file.name])
+        elif ending in NARRATIONS:
             texts.append(file)
         elif file.stem in videos:
             raise BadData(f"{file}: {videos[file.stem].name} has the same name; "
                           f"keep one of them, or rename one")
         else:
             videos[file.stem] = file
-    names |= videos.keys()
+    encoded = [file.stem for file in folder.glob("features/*.safetensors")]
+    names = {same_name(name): name for name in [*encoded, *videos]}
 
     texts_of = defaultdict(list)               # name of a video: its files
     for file in texts:
@@ -80,29 +83,30 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
 
     listed = {}
     for name, candidates in sorted(texts_of.items()):
-        candidates.sort(key=partial(preference, name))
-        taken = candidates[0]
-        for file in candidates[1:]:
-            notes.add("files of narrations left out, because another one of the video is taken",
-                      examples=[f"{file.name}: {taken.name} is taken"])
+        taken, *others = sorted(candidates, key=partial(preference, name))
         listed[name] = taken, videos.get(name)
+        notes.add("files of narrations left out, because another one of the video is taken",
+                  len(others), [f"{file.name}: {taken.name} is taken" for file in others])
     return listed
 
 
-def video_of(file: Path, names: set[str]) -> str | None:
-    """The name of the video that a file of narrations belongs to: of a.srt and a.en.srt, a."""
-    name = file.stem
-    if file.suffix.lower() in SUBTITLES:
+def video_of(file: Path, names: dict[str, str]) -> str | None:
+    """The video that a file of narrations belongs to: of a.srt, a.en.srt and a.mp4.srt, a.
+
+    names   {name in the form in which names are compared: name of a video}
+    """
+    name = same_name(file.stem)
+    if file.suffix.lower() != ".json":         # a.info.json is about a, and no narration
         while name not in names and "." in name:
             name, _, _ = name.rpartition(".")
-    return name if name in names else None
+    return names.get(name)
 
 
 def preference(name: str, file: Path) -> tuple:
     """The file of the video `name` for which this is least is taken."""
-    language = file.stem.removeprefix(name)
+    language = same_name(file.stem).removeprefix(same_name(name))
     ending = NARRATIONS.index(file.suffix.lower())
-    return language != "", not language.startswith(".en"), ending, file.name
+    return language.count("."), not language.startswith(".en"), ending, language
 
 
 def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
@@ -113,6 +117,7 @@ def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
     """
     if split not in (*SPLITS, "all"):
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}, all")
+    listed = {same_name(name): name for name in names}
     split_of = {}
     for listed_split in ("val", "test"):
         file = folder / f"{listed_split}.txt"
@@ -120,10 +125,11 @@ def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
         for name in filter(None, map(str.strip, lines)):
             if Path(name).suffix.lower() in (*VIDEOS, *NARRATIONS):
                 name = Path(name).stem         # a file name with its ending
-            if name not in names or name in split_of:
+            video = listed.get(same_name(name))
+            if video is None or video in split_of:
                 raise BadData(f"{file}: {name[:60]!r} is no video of {folder} with narrations, or "
                               f"is listed twice")
-            split_of[name] = listed_split
+            split_of[video] = listed_split
     if "val" not in split_of.values():
         others = [name for name in names if name not in split_of]
         split_of |= dict.fromkeys(for_validation(others), "val")
@@ -182,7 +188,14 @@ def to_encode(folder: Path, notes: Notes) -> list[str]:
 
 def encoder_of(folder: str, name: str) -> str:
     """The vision model that made a video's features."""
-    return read_header(feature_file(Path(folder), name)).header["vision"]
+    return read_header(file_of_features(Path(folder), name)).header["vision"]
+
+
+def file_of_features(folder: Path, name: str) -> Path:
+    """Where the features of a video are, or will be."""
+    forms = [name, same_name(name), normalize("NFD", name)]
+    files = [feature_file(folder, form) for form in forms]
+    return next(filter(Path.exists, files), files[0])
 
 
 # -------------------------------------------------------------------------- videos with narrations
@@ -204,7 +217,7 @@ def read_folder(
     for name in choose_split(folder, list(files), split)[:limit]:
         narration_file, video = files[name]
         wanted = settings | file_size(video) if video else settings
-        path = feature_file(folder, name)
+        path = file_of_features(folder, name)
         encode = f"python data.py encode --data {folder} --model MODEL"
         if not path.exists():
             raise BadData(f"{path}: is missing: {encode}")

@@ -208,3 +208,82 @@ def test_transcripts_of_other_programs_are_told_what_is_read(tmp_path, content, 
     message = str(error.value)
     assert all(key in message for key in keys), message
     assert '"time"' in message and '"text"' in message and "\n" not in message
+
+
+# ------------------------------------------------------------------------------ what people have
+
+CUE = "{}00:00:01,000 --> 00:00:02,000\nYou fill the rack.\n\n{}00:00:03,000 --> 00:00:04,000\n42\n"
+
+
+@pytest.mark.parametrize("number", ["{}\n", "", "{}\n\n", "\n\n{}\n", "{}\n\u200b", "{}\n\u200e", "\ufeff{}\n"])
+@pytest.mark.parametrize("arrow", ["-->", "->", "→", "–>", "--&gt;", "-->\t"])
+def test_numbers_and_times_in_every_form(tmp_path, number, arrow):
+    content = CUE.format(number.format(1), number.format(2)).replace("-->", arrow)
+    assert read(tmp_path / "a.srt", content) == [(2.0, S), (4.0, "42.")]
+
+
+@pytest.mark.parametrize("end", ["", "\u200e", "\u200f\u200e", "\u2069", "\u00a0", "\ufeff", "» ", "”\u200f"])
+def test_what_cannot_be_seen_after_a_full_stop_asks_for_no_other(tmp_path, end):
+    (_, text), = read(tmp_path / "a.srt", CUE.format("", "")[:32] + f"Du sitzt.{end}\n")
+    assert text.count(".") == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_sentence_of_captions_is_read_once(tmp_path, seed):
+    """Captions that roll by a line, word after word in colour, or that have lines in common by chance."""
+    rng = random.Random(seed)
+    lines = [" ".join(rng.sample(["You", "cut", "fill", "rack", "pan"], 3)) + f" {n}." for n in range(9)]
+    stamp = "00:00:{:02},000 --> 00:00:{:02},000\n{}\n\n".format
+    rolling = "".join(stamp(n, n + 1, "\n".join(lines[max(0, n - 1):n + 1])) for n in range(9))
+    assert read(tmp_path / "a.srt", rolling) == [(n + 1.0, line) for n, line in enumerate(lines)]
+    coloured = "".join(stamp(n, n + 1, line.replace(word, f"<u>{word}</u>"))
+                       for n, (line, word) in enumerate((line, word) for line in lines for word in line.split()))
+    assert read(tmp_path / "a.srt", coloured) == [(4 * n + 4.0, line) for n, line in enumerate(lines)]
+    alike = "".join(stamp(n, n + 1, f"Yes.\n{line}") for n, line in enumerate(lines))
+    assert read(tmp_path / "a.srt", alike) == [(n + 1.0, f"Yes. {line}") for n, line in enumerate(lines)]
+
+
+def test_joined_files_are_refused(tmp_path):
+    one = "WEBVTT\n\n00:00.000 --> 00:01.000\nYou sit.\n\n"
+    with pytest.raises(BadData, match="line 6: here another file begins"):
+        read(tmp_path / "a.vtt", one + one)
+
+
+@pytest.mark.parametrize("rows", [
+    [(0, 2.5), (2.5, 3), (5.5, 1)],            # start, duration
+    [(2, 0.5), (4, 2.5), (6, 4)],              # end, start
+    [(0, 5), (2, 0), (3, 5)],                  # decimal commas between commas
+    [(0, 5), (1, 5), (2, 5)],
+])
+def test_two_columns_of_times_that_are_no_start_and_end(tmp_path, rows):
+    with pytest.raises(BadData, match="what they are cannot be known"):
+        read(tmp_path / "a.csv", table([(*row, S) for row in rows], ","))
+
+
+@pytest.mark.parametrize("head", ["start_time,end_time,caption", "begin,stop,narration"])
+def test_a_head_with_other_names_is_asked_for_ours(tmp_path, head):
+    with pytest.raises(BadData, match="its first line does not name.*such as other,time,text"):
+        read(tmp_path / "a.csv", f"{head}\n0,2,You sit.\n2,4,You go.\n")
+
+
+@pytest.mark.parametrize("separator", [";", ",", "\t", "|"])
+def test_a_table_can_say_what_separates_its_cells(tmp_path, separator):
+    content = f"sep={separator}\n" + table([(1.5, S), (2.5, S)], separator)
+    assert read(tmp_path / "a.csv", content) == [(1.5, S), (2.5, S)]
+
+
+@pytest.mark.parametrize("name", ["time", "text"])
+def test_columns_of_one_name_are_refused(tmp_path, name):
+    with pytest.raises(BadData, match=f"2 columns are named {name}"):
+        read(tmp_path / "a.csv", f"time,text,{name}\n1,You sit.,You go.\n")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".json"])
+@pytest.mark.parametrize("key", ["video", "video_id"])
+def test_narrations_of_several_videos_are_not_joined(tmp_path, ending, key):
+    rows = [{key: video, "time": 1.0, "text": S} for video in "ab"]
+    contents = {".csv": table([rows[0].keys(), *(row.values() for row in rows)], ","),
+                ".jsonl": "\n".join(map(json.dumps, rows)), ".json": json.dumps(rows)}
+    (tmp_path / f"a{ending}").write_text(contents[ending])
+    with pytest.raises(BadData, match="has narrations of 2 videos"):
+        read_predictions(tmp_path / f"a{ending}")

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -464,8 +465,9 @@ def test_lists_of_narrations_as_people_have_them(tmp_path):
     (pred / "a.json").write_text(json.dumps({"a": mixed}))
     assert command("score", "--pred", pred, "--gt", tmp_path, "--json")["f1"] == 1
     late = [row | {"time": 1000 * row["time"]} for row in rows]
-    (pred / "a.json").write_text(json.dumps({"a": late}))
+    (pred / "a.json").write_text(json.dumps(late))
     assert "milliseconds" in command("score", "--pred", pred, "--gt", tmp_path, ok=False)
+    assert "milliseconds" in command("score", "--pred", tmp_path, "--gt", pred, ok=False)
 
 
 # ---------------------------------------------------------------------- files and splits
@@ -473,6 +475,39 @@ def test_lists_of_narrations_as_people_have_them(tmp_path):
 
 def names(folder, split):
     return [sample.name for sample in samples(folder, split)]
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD", "NFC"), ("NFD", "NFC", "NFC"), ("NFC", "NFC", "NFD")])
+def test_names_with_accents_are_one_name_in_both_forms(tmp_path, forms):
+    """Of video, narrations and features; in val.txt and in scores, too."""
+    make_folder(tmp_path, {"a": 20, "b": 20})
+    video, text, encoded = (unicodedata.normalize(form, "caf\u00e9") for form in forms)
+    (tmp_path / "a.mp4").rename(tmp_path / f"{video}.mp4")
+    (tmp_path / "a.csv").rename(tmp_path / f"{text}.csv")
+    (tmp_path / "features/a.safetensors").rename(tmp_path / f"features/{encoded}.safetensors")
+    (tmp_path / "val.txt").write_text(f"{text}\n")
+    assert names(tmp_path, "val") == [video] and len(names(tmp_path, "all")) == 2
+    (tmp_path / "pred").mkdir()
+    shutil.copy(tmp_path / f"{text}.csv", tmp_path / "pred" / f"{video}.csv")
+    shutil.copy(tmp_path / "b.csv", tmp_path / "pred")
+    assert read_predictions(tmp_path / "pred").keys() == read_truth(tmp_path).keys()
+
+
+@pytest.mark.parametrize("files", [
+    ["a.csv", "a.json", "a.srt"][1:], ["a.srt", "a.en.srt"], ["a.en.srt", "a.en-US.srt", "a.de.srt"],
+    ["a.en.vtt", "a.en.forced.srt"], ["a.de.srt", "a.en.forced.srt"], ["a.mp4.csv", "a.mp4.en.csv"],
+])
+def test_which_narrations_of_a_video_are_taken(tmp_path, files):
+    """The first of each list, in whatever order they are found."""
+    for file in files:
+        (tmp_path / file).write_text("")
+    (tmp_path / "a.mp4").write_text("")
+    (tmp_path / "a.info.json").write_text("{}")
+    (tmp_path / "gone.mp4").symlink_to(tmp_path / "nowhere.mp4")
+    notes = Notes()
+    assert own_videos.list_videos(tmp_path, notes)["a"][0].name == files[0]
+    assert f"{len(files) - 1} files of narrations left out" in str(notes)
+    assert "links to what is not there left out (gone.mp4)" in str(notes)
 
 
 def test_split_by_share(tmp_path):
