@@ -151,7 +151,8 @@ class Ahead(Context):
         words follow.
         """
         if x is not None:
-            frames = self.peek(self.lookahead - 1)
+            # frames that wait for their turn are where they came from: the processor, for features
+            frames = [frame.to(x) for frame in self.peek(self.lookahead - 1)]
             guesses = [self.layout.frame(self.segment).ids for _ in frames]
             x = torch.stack([x, *frames])
         else:

@@ -27,14 +27,19 @@ def test_published_narrations(name):
 
 
 @pytest.mark.parametrize("lookahead", [1, 4])
-def test_the_bundled_narrator_from_pictures(lookahead):
-    """The first 60 frames of the kitchen, from pixels, on the GPU and on the processor."""
+@pytest.mark.parametrize("source", ["pictures", "features"])
+def test_the_bundled_narrator(source, lookahead):
+    """The first 60 frames of the kitchen, from pictures or from features, on the GPU and on the
+    processor.
+    """
     sentences = []
     for device in ("cpu", "cuda"):
         model = nar.load(str(TOY), device=device).merge()
         kitchen = str(ROOT / "toy" / "kitchen.mp4")
         frames = open_frames(kitchen, model.config, model.vision_encoder(), 4)[0]
         x = [frame for frame, _ in zip(frames, range(60))]
+        if source == "features":                # of a file: on the processor
+            x = [frame.cpu() for frame in x]
         steps = list(narrate(model, x, context=open_stream(model, lookahead=lookahead)))
         sentences.append([(step.frame, step.narration.text) for step in steps if step.narration])
     assert sentences[0] == sentences[1]
