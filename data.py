@@ -37,7 +37,7 @@ from support.common.memory import without_collection
 from support.common.options import DATASETS, dataset_folder
 from support.files import annotations, own_videos
 from support.files.features import Features, FromFrame, Store, encode_pictures
-from support.files.tracks import NarratedVideo, Notes, assign_frames, at_frames, frame_at
+from support.files.tracks import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
 
 FPS = 2                 # frames a second of the three data sets (§4.1)
 
@@ -114,6 +114,10 @@ def load_dataset(
             samples = samples_of_data_set(name, folder, split, limit, streaming, notes)
     if not samples:
         raise BadData(f"{folder}: the {split} split of {name} has no narrations")
+    left = sum(len(sentences) for sample in samples for sentences in sample.annotators)
+    if notes.counts[BEYOND] >= left:
+        raise BadData(f"{folder}: {notes.counts[BEYOND]} narrations are beyond the ends of their "
+                      f"videos, {left} within; are they of other videos, or in milliseconds?")
     process, _ = rank()
     if process == 0:
         print(notes.after(f"{name} {split}: {len(samples)} samples"), file=sys.stderr)
@@ -190,7 +194,7 @@ def samples_of_data_set(
             raise BadData(f"{features.path}: was encoded with {features.fps:g} frames a second, "
                           f"and {FPS:g} are needed; encode it again with --fps {FPS:g}")
         if streaming:
-            samples.append(interval_sample(part, features))
+            samples.append(interval_sample(part, features, notes))
         else:
             samples.append(track_sample(part, features, notes))
     if narrated and not samples:
@@ -226,7 +230,7 @@ def track_sample(track: NarratedVideo, features: Features, notes: Notes) -> Samp
     )
 
 
-def interval_sample(interval: NarratedVideo, features: Features) -> Sample:
+def interval_sample(interval: NarratedVideo, features: Features, notes: Notes) -> Sample:
     """An interval of a video, with the sentences of all annotators at their own times."""
     video = interval.video
     # As in the authors' code, the first frame is rounded down (for training, up); the last one is
@@ -238,6 +242,9 @@ def interval_sample(interval: NarratedVideo, features: Features) -> Sample:
     if num_frames < 1:
         raise BadData(f"{features.path}, video {video}: ends before its narrations begin "
                       f"({interval.start} s)")
+    end = (first + num_frames) / FPS
+    notes.add("narrations beyond the end of their features, which cannot be found",
+              sum(sentence.time > end for rows in interval.annotators for sentence in rows))
     return Sample(
         interval.annotators,
         interval.origin,

@@ -1,6 +1,7 @@
 """What a file is that could not be read as what it should be: by its first bytes."""
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,9 @@ KINDS = [(re.compile(pattern, re.DOTALL | re.IGNORECASE), what) for pattern, wha
     (rb"\x93NUMPY", "is a NumPy array (.npy)"),
     (rb"PK\x03\x04.{26}[^/]*/?data\.pkl", "is a file of torch.save (.pt)"),
     (rb"PK\x03\x04.{26}[^/]*\.npy", "is a file of NumPy arrays (.npz)"),
-    (rb"PK\x03\x04.{26}(?:word|ppt|xl|\[Content_Types\])", "is a document of Office"),
+    (rb"PK\x03\x04.{26}(?:word|ppt|xl|\[Content_Types\])|\xd0\xcf\x11\xe0\xa1\xb1",
+     "is a document of Office; save it as text (CSV)"),
+    (rb"PAR1", "is a table of Parquet; save it as CSV"),
     (rb"PK\x03\x04", "is a ZIP archive; unpack it"),
     (rb"\x1f\x8b", "is compressed by gzip; unpack it (gunzip)"),
     (rb"BZh[1-9]", "is compressed by bzip2; unpack it (bunzip2)"),
@@ -75,6 +78,8 @@ def what_is(path: str | Path, quotes: bool = True) -> str | None:
         return "is an unfinished download; let it come to its end"
     if not head:
         return "is empty; get the file again"
+    if head[7:9] == b"\0{" and (whole := size_of_tensors(path)) > size:
+        return f"is damaged: {size} of {whole} bytes are there; get the file again"
     for pattern, what in KINDS:
         if pattern.match(head):
             return what
@@ -102,6 +107,18 @@ def what_says(head: bytes) -> str | None:
     kind = "XML" if text.lstrip().startswith("<") else "text"
     kind = "JSON" if text.lstrip()[0] in "{[" else kind
     return f"is {kind}, and begins with {' '.join(text.split())[:60]!r}"
+
+
+def size_of_tensors(path: Path) -> int:
+    """The bytes that a .safetensors file has, as its header says; 0 if that cannot be read."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            tensors = json.loads(file.read(length))
+            return 8 + length + max(tensor["data_offsets"][1] for name, tensor in tensors.items()
+                                    if name != "__metadata__")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return 0
 
 
 def boxes_of(path: Path) -> Iterator[tuple[bytes, int, int]]:

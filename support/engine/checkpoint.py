@@ -29,7 +29,7 @@ from support.common.errors import BadData, first_line
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.lora import TARGETS
 from support.engine.norms import fuse_norms
-from support.engine.reasons import reason_of_files, reason_of_hub, what_is_wrong
+from support.engine.reasons import reason_of_files, reason_of_hub, what_is_wrong, what_lacks
 
 # PEFT's settings that change nothing in what LoRA's tensors mean. Which layers have some, their
 # names say.
@@ -137,7 +137,7 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
     """
     llm, tokenizer = load_llm(config.llm, dtype)
     head = files.weights.pop(HEAD, None)
-    if head is not None and not config.llm.endswith(".gguf"):       # whose numbers are rounded
+    if head is not None and not config.llm.lower().endswith(".gguf"):   # whose numbers are rounded
         check_head(llm, head, files.folder / WEIGHTS, config.llm)
     # Sizes are compared first, with tensors that take no memory: a wrong one may ask for too much.
     with torch.device("meta"):
@@ -222,7 +222,7 @@ def plain_name(name: str) -> str:
     _checkpoint_wrapped_module), DeepSpeed, and PEFT, which adds an adapter's name, mostly "default".
     """
     # the name of an adapter comes after these
-    name = re.sub(r"\b(lora_[AB]|modules_to_save)\.(?!weight$)(\w+)\.(?=\w)", r"\1.", name)
+    name = re.sub(r"\b(lora_[AB]|modules_to_save)\.(?!weight$)([^.]+)\.(?=\w)", r"\1.", name)
     # no part of a model's own names begins with "_"
     name = re.sub(r"\b(_\w+|module|modules_to_save)\.", "", name)
     before, prefix, rest = name.rpartition("base_model.model.")
@@ -268,7 +268,7 @@ def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
 
 def required(file: Path) -> Path:
     if not file.is_file():
-        raise BadData(f"{file} is missing: not the folder of a whole model")
+        raise BadData(f"{file} is missing: {what_lacks(file)}")
     return file
 
 
@@ -337,13 +337,14 @@ def model_folder(source: str, kind: str) -> Path:
     kind        a key of MODELS
     """
     folder = Path(source)
-    if folder.suffix == ".gguf":
+    if folder.suffix.lower() == ".gguf" and folder.is_file():
         folder = folder.parent
-        source = str(folder)
     if folder.is_dir():
         return folder
-    if folder.exists() or source.startswith((".", "/")):
-        raise cannot_be_loaded(source, kind, "there is no such folder")
+    if folder.exists():
+        raise cannot_be_loaded(source, kind, f"it is a file; give its folder, {folder.parent}")
+    if source.startswith((".", "/", "~")) or folder.suffix.lower() == ".gguf":
+        raise cannot_be_loaded(source, kind, "there is no such folder or file")
     from huggingface_hub import snapshot_download
     name, _, revision = source.partition("@")
     try:
@@ -363,7 +364,7 @@ def from_pretrained(Class: type, source: str, kind: str, **options):
     """
     quiet()
     folder = model_folder(source, kind)
-    gguf = folder / Path(source).name if source.endswith(".gguf") else None
+    gguf = Path(source) if source.lower().endswith(".gguf") else None
     if gguf:
         options["gguf_file"] = gguf.name
     elif not (folder / "config.json").exists():
@@ -420,12 +421,14 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     """
     # "sdpa": a model's settings could name a kernel, which is code, on the hub.
     model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
-                                    attn_implementation="sdpa", output_loading_info=True)
-    for problem in ("missing", "unexpected"):
+                                    attn_implementation="sdpa", output_loading_info=True,
+                                    ignore_mismatched_sizes=True)       # they are refused below
+    for problem in ("missing", "unexpected", "mismatched"):
         names = report[f"{problem}_keys"]
         if names:
-            raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {problem}: "
-                                                 f"{listed(names)}")
+            what = "of other sizes than its settings say" if problem == "mismatched" else problem
+            raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {what}: "
+                                                 f"{listed(str(name) for name in names)}")
     # Weights are views of the mapped file: any one of them would keep all of it in memory.
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.clone()
@@ -519,6 +522,14 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
     model = load_weights(AutoModel, source, "vision", dtype)
     if hasattr(model.config, "vision_config"):
         model = model.vision_model
+    # whether it takes pictures of its size, and nothing else: tried without numbers
+    try:
+        with torch.device("meta"):
+            pixels = torch.empty(1, 3, config.image_size, config.image_size)
+            type(model)(model.config)(pixel_values=pixels)
+    except Exception as error:                  # models that want other things raise anything
+        raise BadData(f"vision model '{source}': does not take colour pictures alone "
+                      f"({first_line(error)[:120]}); use SigLIP, CLIP, ViT or DINOv2") from error
     return model, pixel_settings(model_folder(source, "vision"))
 
 
@@ -537,15 +548,12 @@ def pixel_settings(folder: Path) -> dict[str, list[float]]:
     """Mean and standard deviation of each colour, by which pictures from 0 to 1 become what a vision
     model wants: {"image_mean", "image_std"}.
 
-    They are in preprocessor_config.json or, as transformers 5 saves them, inside
-    processor_config.json.
+    As transformers, it takes those inside processor_config.json before preprocessor_config.json.
     """
-    file = folder / "preprocessor_config.json"
-    whole = folder / "processor_config.json"
-    if not file.exists() and whole.exists():
-        file = whole
-        settings = read_object(file).get("image_processor", {})
-    else:
+    file = folder / "processor_config.json"
+    settings = read_object(file).get("image_processor") if file.exists() else None
+    if settings is None:
+        file = folder / "preprocessor_config.json"
         settings = read_object(file)
     with expecting(file, "the settings of a preprocessor"):
         unknown = [name for name, value in settings.items()

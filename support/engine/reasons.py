@@ -96,17 +96,32 @@ def reason_of_files(folder: Path, error: Exception, file: Path | None = None) ->
         if missing := missing_shards(folder):
             return f"{missing[0]} is missing, which model.safetensors.index.json names"
         if not list(folder.glob("*.safetensors")):
-            if others := found(folder, PICKLES):
-                return (f"its weights are pickles ({others[0]}), which can run code and are not "
-                        f"read; take a revision with .safetensors, or convert them")
-            if others := found(folder, OTHER_FORMS):
-                return f"its weights are there as {others[0]} alone; .safetensors are read"
+            return other_weights(folder) or "it has no model.safetensors"
     for pattern, meaning in ERRORS:
         if re.search(pattern, text):
             return meaning
     if isinstance(error, ImportError):
         return f"a package is missing: {first_line(error)[:200]}"
-    return f"are all files of the model there? {first_line(error)}"
+    return " ".join(str(error).split())[:250] or type(error).__name__
+
+
+def other_weights(folder: Path) -> str | None:
+    """Of a folder without .safetensors: which weights it has, and what to do."""
+    if others := found(folder, PICKLES):
+        return (f"its weights are pickles ({others[0]}), which can run code and are not "
+                f"read; take a revision with .safetensors, or convert them")
+    if others := found(folder, OTHER_FORMS):
+        return f"its weights are there as {others[0]} alone; .safetensors are read"
+    return None
+
+
+def what_lacks(file: Path) -> str:
+    """What a folder is that lacks a file of a narrator or of a preprocessor."""
+    if file.name == "adapter_model.safetensors" and (weights := other_weights(file.parent)):
+        return weights
+    if file.name.startswith("adapter") and (file.parent / "config.json").exists():
+        return "the folder has a model, and no narrator (train.py makes one of it)"
+    return "not the folder of a whole model"
 
 
 def what_is_wrong(file: Path) -> str | None:

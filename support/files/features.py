@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,12 +119,17 @@ def why_unread(path: Path, error: Exception) -> str:
     return f"it is damaged ({type(error).__name__}); get it again"
 
 
+def check_shape(path: Path, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
+    if len(shape) != 3 or 0 in shape or not dtype.is_floating_point:
+        raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
+                      f"of them 0, not {list(shape)} in {dtype}")
+
+
 def check_features(path: Path, x: Tensor) -> None:
     """Raise BadData unless these are features."""
-    if x.dim() != 3 or 0 in x.shape or not x.is_floating_point():
-        raise BadData(f"{path}: features must be [frames, tokens, width] in floating point, none "
-                      f"of them 0, not {list(x.shape)} in {x.dtype}")
-    if not x.isfinite().all():
+    check_shape(path, x.shape, x.dtype)
+    numbers = x.float() if x.element_size() == 1 else x     # torch knows little of formats of a byte
+    if not numbers.isfinite().all():
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
 
@@ -253,6 +258,7 @@ class Features:
         """[T, J, D], from the file's header: it is opened once, and no frame is read."""
         with open_features(self.path, self.tensor) as frames:
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
+        check_shape(self.path, shape)
         if self.frames is None:                # of files of `data.py encode` it is known
             self.check_rows(shape[0])
         return tuple(shape)

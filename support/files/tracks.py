@@ -9,6 +9,9 @@ from math import ceil
 from support.common.text import one_line
 
 
+BEYOND = "narrations beyond the end of their video left out"
+
+
 @dataclass(slots=True)
 class Sentence:
     """A sentence and its time (seconds)."""
@@ -115,7 +118,7 @@ def one_frame_each(
     within = [(frame, sentence) for frame, sentence in placed if frame <= last]
     beyond = [(last, sentence) for frame, sentence in placed if frame > last]
     notes.add("narrations beyond the end of their video moved to its last frame", len(beyond[:1]))
-    notes.add("narrations beyond the end of their video left out", len(beyond[1:]))
+    notes.add(BEYOND, len(beyond[1:]))
     wanted = within + beyond[:1]
     notes.add("narrations left out of videos with more narrations than frames",
               len(wanted[last + 1:]))

@@ -109,3 +109,16 @@ def test_the_codec_of_a_video(tmp_path):
     (tmp_path / "d.mp4").write_bytes(json.dumps({}).encode())
     assert codec_of(tmp_path / "d.mp4") is None
     assert codec_of("https://example.org/a.mp4") is None
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.99])
+def test_tensors_that_are_not_all_there(tmp_path, share):
+    """Both sizes are said; of a whole file, what it is; of another beginning, nothing of the kind."""
+    file = tmp_path / "a.safetensors"
+    save_file({"x": torch.zeros(400), "y": torch.zeros(3)}, file)
+    whole = file.read_bytes()
+    assert what_is(file) == "is a .safetensors file"
+    file.write_bytes(whole[:int(share * len(whole))])
+    assert what_is(file).startswith(f"is damaged: {int(share * len(whole))} of {len(whole)} bytes")
+    file.write_bytes(bytes([9, 0, 0, 0, 0, 0, 0, 0]) + b"{}" + bytes(50))
+    assert what_is(file) is None

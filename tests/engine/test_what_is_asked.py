@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
@@ -18,6 +19,8 @@ from support.engine.checkpoint import load_llm, load_vision_model, pixel_setting
 from support.engine.reasons import reason_of_hub
 from test_attention import model_of
 
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "image_size": 32, "patch_size": 8}
 SLIDING = ["sliding_attention", "full_attention"]
 
 
@@ -106,7 +109,7 @@ def test_a_training_video_tells_of_positions(capsys):
 ])
 def test_names_without_what_wrappers_add(wrapped, name):
     longer = [name, name.replace(".layers.0.", ".layers.0._checkpoint_wrapped_module."),
-              name.replace("lora_A.", "lora_A.default."), name.replace("lora_A.", "lora_A.mine."),
+              name.replace("lora_A.", "lora_A.default."), name.replace("lora_A.", "lora_A.my-own."),
               name.replace("connector.", "connector.modules_to_save.default."),
               name.replace("clustering.", "clustering.modules_to_save.other._orig_mod.")]
     for each in longer:
@@ -156,6 +159,11 @@ def test_settings_of_a_preprocessor(tmp_path, changes, mean, std, whole):
     file.write_text(json.dumps({"image_processor": settings} if whole else settings))
     with pytest.raises(BadData, match="do_flip_channel_order = True is not supported"):
         pixel_settings(tmp_path)
+    # of both files, transformers takes the newer one
+    other = "preprocessor_config.json" if whole else "processor_config.json"
+    (tmp_path / other).write_text("{}")
+    with pytest.raises(BadData, match=f"{file.name}: do_flip"):
+        pixel_settings(tmp_path)
 
 
 @pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
@@ -163,6 +171,8 @@ def test_settings_of_a_preprocessor(tmp_path, changes, mean, std, whole):
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised .gptq"),
     ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantised"),
     ({"model_type": "of_tomorrow"}, "does not know the model; update"),
+    ({"intermediate_size": 8}, "are of other sizes than its settings say: .*mlp"),
+    ({"num_attention_heads": 3}, "cannot be loaded: .* (heads|multiple|divisible)"),
 ])
 def test_settings_that_cannot_be_followed(tmp_path, kind, loads, change, says):
     shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
@@ -197,6 +207,48 @@ def test_weights_that_are_not_finite(tmp_path, dtype):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(BadData, match=f"not finite .*{name}"):
         load_llm(str(tmp_path), dtype)
+
+
+@pytest.mark.parametrize("vision", [
+    ("Siglip2Vision", {"num_patches": 16}), ("ViT", {"num_channels": 1}), ("ViT", {}),
+], ids=str)
+def test_a_vision_model_takes_pictures_alone(tmp_path, vision):
+    """It is tried when it is loaded, not at the first picture."""
+    name, changes = vision
+    config = getattr(transformers, f"{name}Config")(**SMALL | changes)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    if not changes:
+        load_vision_model(str(tmp_path))
+        return
+    with pytest.raises(BadData, match="does not take colour pictures alone"):
+        load_vision_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("source, says", [
+    ("llm/model.safetensors", "it is a file; give its folder, .*llm"),
+    ("llm/none.gguf", "there is no such folder or file"),
+    ("none.GGUF", "there is no such folder or file"),
+    ("~/llm", "there is no such folder or file"),
+])
+def test_a_source_that_is_no_folder(tmp_path, monkeypatch, source, says):
+    shutil.copytree(TOY / "llm", tmp_path / "llm")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadData, match=f"'{source}' cannot be loaded: {says}"):
+        load_llm(source)
+
+
+@pytest.mark.parametrize("files, says", [
+    (["adapter_config.json", "adapter_model.bin"], "its weights are pickles .adapter_model.bin."),
+    (["config.json", "model.safetensors"], "the folder has a model, and no narrator"),
+    ([], "not the folder of a whole model"),
+])
+def test_a_folder_that_is_no_narrator(tmp_path, files, says):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(BadData, match=says):
+        load(str(tmp_path))
 
 
 def answer(Class: type, status: int) -> Exception:

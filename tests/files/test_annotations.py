@@ -432,3 +432,24 @@ def test_statistics_beside_the_paper(tmp_path, capsys):
     assert stats["words_per_narration"] == 3.5
     assert "138" in printed and "493.9" in printed         # the paper's
     assert "1 put-back: cup, put back" in printed
+
+
+@pytest.mark.parametrize("unit, fits", [(1, True), (1000, False), (30, False)])
+def test_times_that_no_video_has_are_refused(tmp_path, capsys, unit, fits):
+    """In milliseconds, or in frames: most narrations lie beyond the ends of their videos. In what is
+    streamed, those that cannot be found are counted."""
+    rows = [{"time": unit * time, "text": f"You open door {time}."} for time in range(1, 9)]
+    write(tmp_path / "annotations/refined_narration_stream_train.json",
+          {video: {"a": rows} for video in "vw"})
+    features(tmp_path, {"v": 20, "w": 20})
+    if fits:
+        assert [len(sample.narrations) for sample in samples("ego4d", tmp_path)] == [8, 8]
+        return
+    with pytest.raises(BadData, match="14 narrations are beyond .* 2 within; .* in milliseconds"):
+        samples("ego4d", tmp_path)
+    late = {"time": 12.0, "text": "You go."}
+    write(tmp_path / "annotations/refined_narration_stream_val.json",
+          {"v": {"a": [{"time": 1.0, "text": "You sit."}, late]}})
+    capsys.readouterr()
+    samples("ego4d", tmp_path, "val", streaming=True)
+    assert "1 narrations beyond the end of their features" in capsys.readouterr().err

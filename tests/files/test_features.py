@@ -121,16 +121,21 @@ def save_bfloat16(x, path):
     torch.save(x.bfloat16(), path)
 
 
+def save_a_byte_each(x, path):
+    torch.save((x % 8).to(torch.float8_e4m3fn), path)
+
+
 @pytest.mark.parametrize("path, name, save", [
     ("v.pt", "v.pt", torch.save),
     ("features/full_scale_2fps/v.pt", "features/full_scale_2fps/v.pt", torch.save),
     ("features/videos_2fps_max384/v.pt", "v.pt", torch.save),          # as published
     ("v.safetensors", "v.safetensors", save_tensor),
     ("v.pt", "v.pt", save_bfloat16),
+    ("v.pt", "v.pt", save_a_byte_each),
 ])
 def test_a_range_of_frames(tmp_path, path, name, save):
     write_metadata(tmp_path, {"v": {"duration": 9.5, "path": name}})
-    x = torch.arange(20.0)[:, None, None].expand(20, 10, 4).contiguous()
+    x = (torch.arange(20.0) % 8)[:, None, None].expand(20, 10, 4).contiguous()
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     save(x, tmp_path / path)
     store = features.Store(tmp_path, {})
@@ -212,6 +217,13 @@ def test_paths_of_an_index_are_found_by_their_last_parts(tmp_path, path, place, 
     of_video = store.find("v")
     assert of_video.path.samefile(file) if found else of_video is None
     assert Path(store.path_of("v")).name == file.name
+
+
+@pytest.mark.parametrize("shape", [(1, 41, 10, 4), (41, 40), (41, 3, 3, 4), (0, 10, 4), (41, 0, 4)])
+def test_the_shape_is_what_is_wrong_with_features_of_another_shape(tmp_path, shape):
+    torch.save(torch.zeros(shape), tmp_path / "v.pt")
+    with pytest.raises(BadData, match=r"must be \[frames, tokens, width\]"):
+        features.Features(tmp_path / "v.pt", 20.0).rows()
 
 
 @pytest.mark.parametrize("rows, fits", [
