@@ -309,7 +309,7 @@ class Camera:
                     newest_at = time.monotonic()
                     self.decoded += 1
                     if self._is_due(newest_at):
-                        size = upright_size(frame, self.largest)
+                        size = upright_size(frame, stream, self.largest)
                         picture = to_rgb(frame, stream, self.reformatter, size)
                         yield newest_at, time.time(), picture
                 if time.monotonic() - newest_at > PATIENCE:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import av
@@ -29,7 +29,8 @@ class Decoded:
 
 def presented(claims: Iterable[Decoded], start: float | None, longest_gap: float,
               gaps: list[float]) -> Iterator[tuple[Decoded, float]]:
-    """(claim, the time at which its picture is shown), in seconds from time 0.
+    """(claim, the time at which its picture is shown), in seconds from time 0. The clock of a claim
+    without a time of its own is None.
 
     A clock is a claim, not a fact: that pictures leave a decoder in the order in which they are
     shown is certain. So a time is believed as far as it comes after the one that was believed
@@ -40,6 +41,7 @@ def presented(claims: Iterable[Decoded], start: float | None, longest_gap: float
       before it, and so does one without a time.
     * Several such pictures have a new clock, as joined videos have. It goes on where the old one
       has ended. A key picture has one if the picture after it goes on from there.
+    * The same time for more than two pictures is none: that clock has stopped.
     * If a clock goes on where the one before it would be by now, it is that one again. Time stands
       still until then, if a leap forward has been believed in between.
     * A clock that goes back by no more than BACK, and not at a key picture, is the same one.
@@ -61,6 +63,8 @@ def presented(claims: Iterable[Decoded], start: float | None, longest_gap: float
     # a clock that would go on now, as what it shows at time 0; and what is `origin` then
     other = after_return = inf
     now = expected = 0.0
+    before = None                              # what the picture before has claimed
+    has_stopped = False
     while claim := waiting.popleft() if waiting else next(claims, None):
         clock = claim.clock
         if clock is not None and known is None:
@@ -69,12 +73,17 @@ def presented(claims: Iterable[Decoded], start: float | None, longest_gap: float
         is_back = clock is not None and clock < known + min(step, 1e-6)
         is_late = clock is not None and clock - origin > expected + step / 2
         to_come = clocks_to_come() if is_back or is_late else []
-        is_wrong = clock is None
         begins = claim.is_key and to_come and 0 < to_come[0] - clock <= 1.5 * claim.step
-        if to_come and not begins:
+        goes_on = has_stopped or claim.is_key or to_come[:1] == [clock]
+        has_stopped = clock == before and not begins and goes_on
+        before = clock
+        is_wrong = clock is None or has_stopped
+        if to_come and not begins and not is_wrong:
             stands_between = any(known < later < clock for later in to_come)
             is_wrong = known < to_come[0] if is_back else stands_between
         time = expected
+        if has_stopped:
+            claim = replace(claim, clock=None)
         if not is_wrong:
             time = clock - origin
             is_gap = time > expected + longest_gap

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import chain, islice
 from math import ceil, inf
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,6 +41,8 @@ LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
 # and in formats whose clocks may change on the way (.ts), as in FFmpeg: there it is a new clock
 LONGEST_GAP_WHERE_CLOCKS_CHANGE = 10.0
+TIMELESS = 0.1                                 # share of pictures without times that is reported
+ODDEST_PIXEL = 4                               # a pixel that is longer or wider is not believed
 PATIENCE = 10.0                                # seconds without data until a sender is given up
 PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
 ENCODER = "libx264"
@@ -69,9 +72,9 @@ class Video:
                 follows without a gap
 
     Time 0 is that of the file, whose sound may begin before its pictures. Until the first picture
-    that can be decoded, that picture is given. Repeated frames are the same array. Mirroring and
-    the aspect ratio of non-square pixels are ignored. If the size changes on the way, all pictures
-    are scaled to the first size. HDR pictures get the colours of ordinary video.
+    that can be decoded, that picture is given. Repeated frames are the same array. Pictures are as
+    a player shows them: turned and mirrored as the file asks, with square pixels, and HDR in the
+    colours of ordinary video. If the size changes on the way, all are scaled to the first size.
 
     Raises BadData if the file is missing, is no video, is encrypted, or has no picture that can be
     decoded; of what is sent, also if it breaks off.
@@ -86,8 +89,13 @@ class Video:
         self.damaged = 0
         self.gaps = []
         self._read = False                     # whether an iteration has begun
+        self._pictures_given = 0               # by the decoder, and those without their own time
+        self._timeless = 0
+        self._read_to = 0                      # byte of the file at which the last packet ends
         self._container = open_file(path, options)
         self._stream = video_stream(self._container, self.name, "AUTO")
+        flags = self._container.format.flags
+        self._clock_may_change = bool(flags & av.format.Flags.ts_discont.value)
         self.duration = promised(self._container, self._stream)
         self.frames = None
         if self.duration is not None:
@@ -103,7 +111,7 @@ class Video:
                         "rewrite it (ffmpeg -i IN -c copy -movflags +faststart OUT)")
             raise BadData(f"{self.name}: not one picture can be decoded; {cure}")
         self._pictures = chain(first, pictures)
-        self.size = upright_size(first[0], self.largest)
+        self.size = upright_size(first[0], self._stream, self.largest)
 
         # A decoder gives pictures in the order of presentation. If their times step back, they are
         # times of decoding, as AVI has them: then dts is the clock.
@@ -115,10 +123,7 @@ class Video:
         self._last_clock = -inf                # the latest time of a picture, right or wrong
         self.rate = float(self._stream.guessed_rate or self._stream.average_rate or self.fps)
         self._step = min(LONGEST_GAP, 1 / self.rate)           # a picture's duration, if not stated
-        self._problems = []
-        if self._container.format.flags & av.format.Flags.no_timestamps.value:
-            self._problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
-                                  f"(--source-option framerate=N)")
+        self._has_times = not flags & av.format.Flags.no_timestamps.value
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """uint8 [H, W, 3], frame by frame.
@@ -153,7 +158,17 @@ class Video:
 
     def report(self) -> None:
         """Print what is wrong with the file in one line on stderr; after an iteration."""
-        problems = list(self._problems)
+        problems = []
+        if not self._has_times:
+            problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
+                            f"(--source-option framerate=N)")
+        elif self._timeless > TIMELESS * self._pictures_given:
+            problems.append(f"{self._timeless} of {self._pictures_given} pictures have no time of "
+                            f"their own, {1 / self._step:g} a second are assumed (to give all "
+                            f"of them others: ffmpeg -r N -i IN OUT)")
+        if self._has_unread_film():
+            problems.append("another film stands behind the one that was read; join films by "
+                            "ffmpeg -f concat, not byte by byte")
         if self.damaged:
             problems.append(f"{self.damaged} damaged or missing parts were skipped")
         if self.gaps:
@@ -162,6 +177,17 @@ class Video:
                             f"times after them are earlier than the file says")
         if problems:
             say(f"{self.name}: {'; '.join(problems)}")
+
+    def _has_unread_film(self) -> bool:
+        """Whether the file begins again behind what was read: of several .mp4 or .flv files that
+        were joined byte by byte, FFmpeg reads the first.
+        """
+        if not Path(self.path).is_file():
+            return False
+        with open(self.path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            head = content[:8]
+            begins_once = b"ftyp" in head or b"FLV" in head
+            return begins_once and content.find(head, self._read_to) > 0
 
     def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
@@ -176,7 +202,7 @@ class Video:
                               f"is the sender still there?") from error
             except (av.FFmpegError, IndexError) as error:
                 # PyAV raises IndexError if a stream begins late, which is no damage
-                if not isinstance(error, IndexError):
+                if not isinstance(error, IndexError) and failures == 0:
                     self.damaged += 1
                 failures += 1
                 # a generator that has raised has ended
@@ -187,10 +213,11 @@ class Video:
             if packet.has_sidedata("encryption_info"):
                 raise BadData(f"{self.name}: is encrypted; decrypt it first")
             failures = 0
+            self._read_to = max(self._read_to, (packet.pos or 0) + packet.size)
             frames = []
-            # A marked packet was cut short, and would spoil the pictures before it. Only in .ts is
-            # the mark a mere suspicion: files that were joined have one at each seam.
-            damaged = packet.is_corrupt and self._container.format.name != "mpegts"
+            # A marked packet was cut short, and would spoil the pictures before it. Where clocks
+            # may change, in .ts and in playlists, the mark is a mere suspicion: each seam has one.
+            damaged = packet.is_corrupt and not self._clock_may_change
             if not damaged:
                 try:
                     frames = packet.decode()
@@ -207,13 +234,15 @@ class Video:
         """
         # a gap is believed up to the stated duration, but none of hours
         longest_gap = min(max(LONGEST_GAP, self.duration or 0), LONGEST_GAP_IN_LONG_VIDEOS)
-        if self._container.format.flags & av.format.Flags.ts_discont.value:
+        if self._clock_may_change:
             longest_gap = LONGEST_GAP_WHERE_CLOCKS_CHANGE
         # what the clock shows at time 0; None: what it shows at the first picture
         origin = start_of(self._container) if self._states_times else None
         claims = presented(self._claims(), origin, longest_gap, self.gaps)
         before, begin = next(claims)
         for claim, time in claims:
+            self._pictures_given += 1
+            self._timeless += claim.clock is None
             yield before.picture, time
             before, begin = claim, time
         yield before.picture, begin + max(before.step, 2 * TOLERANCE)
@@ -262,6 +291,10 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         file = f"file:{path}"                  # FFmpeg does not take a name with a ':' for a URL
     elif source and Path(path).is_dir():
         raise BadData(f"{name} is a folder; give its videos, as in {Path(name) / '*.mp4'}")
+    elif source and Path(path).exists():
+        raise BadData(f"{name}: is a pipe or a device; for a pipe, give - and < {name}")
+    elif source.startswith("file:"):
+        raise BadData(f"{name}: give the path of the file alone, without file:")
     else:
         raise BadData(f"{name}: no such file")
     try:
@@ -272,7 +305,10 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         hint = "check the address" if "://" in name else "truncated? not a video?"
         if what and any(word in what for word in ("NumPy", "HDF5", "torch.save")):
             what += "; features are read from .safetensors, or from .pt with one tensor"
-        reason = f": it {what}" if what else f" ({error.strerror}); {hint}"
+        why = error.strerror
+        if isinstance(error, av.error.ExitError):
+            why = f"nothing came for {PATIENCE:g} s"
+        reason = f": it {what}" if what else f" ({why}); {hint}"
         raise BadData(f"{name}: cannot be opened as a video{reason}") from error
 
 
@@ -283,10 +319,16 @@ def video_stream(container, name: str, threads: str):
     """
     if container.format.name == "tty":         # FFmpeg would draw the letters of a .txt file
         raise BadData(f"{name}: is a text file; give a video file")
-    stream = container.streams.best("video")
-    # an attached picture is the cover of an audio file
-    if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
+    # As FFmpeg's program chooses: not the cover of an audio file; of several films, the default one
+    # or, as the versions in a playlist have no default, the largest.
+    kinds = av.stream.Disposition
+    films = [film for film in container.streams.video if not film.disposition & kinds.attached_pic]
+    if not films:
         raise BadData(f"{name}: has no video stream (audio or subtitles only); give a video file")
+    stream = max(films, key=lambda film: (
+        bool(film.disposition & kinds.default),
+        film.width * film.height if film.codec_context else 0,
+    ))
     if stream.codec_context is None:
         codec = codec_of(container.name.removeprefix("file:")) or "whose name is not known"
         raise BadData(f"{name}: this FFmpeg has no decoder for its video (codec {codec}); the file "
@@ -323,16 +365,32 @@ def promised(container, stream) -> float | None:
     return max(0.0, end - start)
 
 
-def is_on_its_side(frame: av.VideoFrame) -> bool:
-    """Whether a picture, as stored, has to be turned by a quarter."""
-    return round(frame.rotation / 90) % 2 == 1
+def turn_of(frame: av.VideoFrame) -> tuple[bool, int, int]:
+    """How a picture, as stored, is shown, by quarters of a turn: whether its rows become columns;
+    then, whether rows and columns are read forwards (1) or backwards (-1).
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return False, 1, 1
+    # (x, y) is shown at (ax + cy, bx + dy), but for a factor and a shift
+    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32)
+    is_on_its_side = abs(b) > abs(a)
+    across, down = (c, b) if is_on_its_side else (a, d)
+    return is_on_its_side, -1 if down < 0 else 1, -1 if across < 0 else 1
 
 
-def upright_size(frame: av.VideoFrame, largest: int | None) -> tuple[int, int]:
-    """Height and width of an upright picture whose sides shall not be longer than `largest`."""
-    scale = min(1, (largest or inf) / max(frame.width, frame.height))
-    width, height = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
-    return (width, height) if is_on_its_side(frame) else (height, width)
+def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int, int]:
+    """Height and width of an upright picture with square pixels whose sides shall not be longer
+    than `largest`.
+    """
+    shape = float(stream.sample_aspect_ratio or 1)     # width of a pixel, divided by its height
+    if not 1 / ODDEST_PIXEL <= shape <= ODDEST_PIXEL:
+        shape = 1.0
+    width = frame.width * shape
+    scale = min(1, (largest or inf) / max(width, frame.height))
+    width, height = max(1, round(width * scale)), max(1, round(frame.height * scale))
+    is_on_its_side, _, _ = turn_of(frame)
+    return (width, height) if is_on_its_side else (height, width)
 
 
 def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
@@ -341,7 +399,8 @@ def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
 
     This is by far the most expensive step after decoding: call it for frames that are kept.
     """
-    height, width = reversed(size) if is_on_its_side(frame) else size        # as stored
+    is_on_its_side, down, across = turn_of(frame)
+    height, width = size[::-1] if is_on_its_side else size                  # as stored
     scaling = {}
     if (frame.width, frame.height) != (width, height):
         scaling = {"interpolation": "BICUBIC"}
@@ -351,8 +410,9 @@ def to_rgb(frame: av.VideoFrame, stream, reformatter: VideoReformatter,
     rgb = reformatter.reformat(frame, width, height, form, **scaling).to_ndarray()     # [H, W, 3]
     if is_hdr:
         rgb = hdr_to_sdr(rgb, transfer)
-    # `rotation` and rot90 both turn counter-clockwise
-    return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))
+    if is_on_its_side:
+        rgb = rgb.swapaxes(0, 1)
+    return np.ascontiguousarray(rgb[::down, ::across])
 
 
 def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:

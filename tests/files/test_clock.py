@@ -177,6 +177,24 @@ def test_missing_and_repeated_times_move_nothing(rate):
         assert pictures(shown(claims), 1 / rate) == pictures(ffmpeg(claims, False), 1 / rate)
 
 
+@pytest.mark.parametrize("at", ["zero", "where it was", "everywhere"])
+@pytest.mark.parametrize("rate", RATES)
+def test_a_clock_that_stands_still_moves_nothing(rate, at):
+    """As cameras write it that lose their clock for some seconds."""
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        claims = clip(rng, round(100 * rate), rate)
+        meant = [claim.clock for claim in claims]
+        first = int(rng.integers(1, 30 * rate))
+        stopped = claims[first:first + int(rng.integers(2, 30 * rate))]
+        if at == "everywhere":
+            stopped = claims
+        for claim in stopped:
+            claim.clock = 0.0 if at == "zero" else claims[first - 1].clock
+        for longest_gap in (SHORTEST, LONGEST):
+            assert np.abs(shown(claims, longest_gap) - meant).max() <= 1.001 / rate, seed
+
+
 @pytest.mark.parametrize("rate", RATES)
 def test_times_in_another_order_move_nothing(rate):
     """As if times of decoding had been taken for times of presentation."""

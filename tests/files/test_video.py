@@ -50,7 +50,7 @@ def steady(count: int, rate: float) -> list[float]:
 def record(path: Path, times, movflags: str = "", turn: int | None = None, bframes: int = 3,
            gop: int = 12, picture=picture_of, container: str | None = None, codec: str = "libx264",
            options: dict[str, str] | None = None,
-           seconds_of_sound: float = 0, transfer: int = 0) -> Path:
+           seconds_of_sound: float = 0, transfer: int = 0, pixel: Fraction | int = 1) -> Path:
     """Write picture(k) at times[k] [s], and silence from time 0 on."""
     options = (options or {}) | ({"movflags": movflags} if movflags else {})
     with av.open(str(path), "w", format=container, options=options) as file:
@@ -63,6 +63,8 @@ def record(path: Path, times, movflags: str = "", turn: int | None = None, bfram
             stream.set_display_rotation(turn)
         if transfer:
             stream.codec_context.color_trc = transfer
+        if pixel != 1:
+            stream.codec_context.sample_aspect_ratio = pixel
         if seconds_of_sound:
             sound = file.add_stream("aac", rate=48000)
             for k in range(round(seconds_of_sound * 48000 / 1024)):
@@ -276,6 +278,43 @@ def test_all_of_a_playlist(tmp_path, capsys, has_end, grows):
     assert err.count("\n") == err.count("the playlist has no end") == (grows or not has_end)
 
 
+def test_seams_of_a_playlist_are_no_damage(tmp_path):
+    """Each segment has a clock of its own, and counts its packets from 0."""
+    lines = ["#EXTM3U", "#EXT-X-TARGETDURATION:4"]
+    for part in range(3):
+        record(tmp_path / f"{part}.ts", steady(40, 10), bframes=0,
+               picture=lambda k: picture_of(40 * part + k))
+        lines += ["#EXT-X-DISCONTINUITY", "#EXTINF:4,", f"{part}.ts"]
+    (tmp_path / "a.m3u8").write_text("\n".join([*lines, "#EXT-X-ENDLIST"]))
+    video = Video(tmp_path / "a.m3u8")
+    assert numbers_in(video) == on_screen(steady(120, 10), 2, 24)
+    assert (video.damaged, video.gaps) == (0, [])
+
+
+def test_the_largest_version_of_a_playlist(tmp_path):
+    lines = ["#EXTM3U"]
+    for height in (32, 64, 16):
+        name = f"{height}.m3u8"
+        record(tmp_path / name, steady(10, 10), container="hls",
+               picture=lambda k: picture_of(k, height, noise=False))
+        lines += ["#EXT-X-STREAM-INF:BANDWIDTH=1000", name]
+    (tmp_path / "a.m3u8").write_text("\n".join(lines))
+    assert Video(tmp_path / "a.m3u8").size[0] == 64
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.flv"])
+def test_a_film_behind_another_one_is_reported(tmp_path, capsys, name):
+    """`cat a.mp4 b.mp4` is read by FFmpeg as the first one."""
+    path = record(tmp_path / name, steady(20, 10))
+    film = path.read_bytes()
+    for count, lines in ((1, 0), (3, 1)):
+        path.write_bytes(count * film)
+        video = Video(path)
+        assert len(numbers_in(video)) == 4
+        video.report()
+        assert capsys.readouterr().err.count("another film stands behind") == lines
+
+
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
 def test_a_slide_show_with_pictures_minutes_apart(tmp_path, name):
     times = [0, 200, 900, 1000, 1001]
@@ -310,6 +349,25 @@ def test_a_single_picture_is_one_frame(tmp_path):
     assert numbers_in(Video(record(tmp_path / "a.mp4", [0]))) == [0]
 
 
+def test_times_that_stand_still_are_reported(tmp_path, capsys):
+    """As some recorders write them: only one picture of five has a new time."""
+    times = steady(60, 10)
+    path = record(tmp_path / "right.mkv", times, bframes=0)
+    with av.open(str(path)) as source, av.open(str(tmp_path / "a.mkv"), "w") as target:
+        stream = source.streams.video[0]
+        copy = target.add_stream_from_template(stream)
+        for n, packet in enumerate(source.demux(stream)):
+            if packet.dts is not None:
+                packet.stream = copy
+                packet.pts = packet.dts = packet.pts - round(n % 5 * 0.1 / packet.time_base)
+                target.mux(packet)
+    for name, line in (("right.mkv", ""), ("a.mkv", "pictures have no time of their own")):
+        video = Video(tmp_path / name)
+        assert np.abs(np.subtract(numbers_in(video), on_screen(times, 2, 12))).max() <= 1
+        video.report()
+        assert line in (err := capsys.readouterr().err) and bool(line) == bool(err)
+
+
 # ------------------------------------------------------------------------- rotation and size
 
 def red_corner(height: int, width: int) -> np.ndarray:
@@ -334,6 +392,51 @@ def test_pictures_are_upright_and_no_larger_than_asked_for(tmp_path, turn):
     assert second is first
     assert np.abs(first.astype(int) - whole[2::4, 2::4]).mean() < 3
     assert next(iter(Video(path, largest=1))).shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_mirrored_pictures(tmp_path, turns):
+    """As the front cameras of telephones and the editors of films leave them."""
+    stored = red_corner(240, 360)
+    path = record(tmp_path / "a.mp4", [0, 1], picture=lambda k: stored)
+    # rows of a matrix that sends (x, y) to (-x, y), and then turns it
+    one = 1 << 16
+    a, b, c, d = [(-one, 0, 0, one), (0, one, one, 0), (one, 0, 0, -one), (0, -one, -one, 0)][turns]
+    content = bytearray(path.read_bytes())
+    place = content.index(b"tkhd") + 44
+    for k, number in zip((0, 1, 3, 4), (a, b, c, d)):
+        content[place + 4 * k:place + 4 * k + 4] = number.to_bytes(4, "big", signed=True)
+    path.write_bytes(content)
+    picture = next(iter(Video(path)))
+    expected = np.rot90(stored[:, ::-1], turns)
+    assert picture.shape == expected.shape
+    assert np.abs(picture.astype(int) - expected).mean() < 8
+
+
+@pytest.mark.parametrize("pixel, size", [
+    (2, (64, 192)), (Fraction(1, 2), (64, 48)), (Fraction(64, 45), (64, 137)), (1000, (64, 96))])
+def test_pixels_become_square(tmp_path, pixel, size):
+    """Those of a DVD are not. A shape that no camera has is not believed."""
+    path = record(tmp_path / "a.mkv", [0, 1], pixel=pixel)
+    assert Video(path).size == size
+    assert next(iter(Video(path))).shape == (*size, 3)
+    assert max(Video(path, largest=50).size) == 50
+
+
+@pytest.mark.parametrize("default", [None, 0])
+def test_of_several_video_streams_the_default_or_the_largest_is_read(tmp_path, default):
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as file:
+        for index, height in enumerate((16, 64, 32)):
+            stream = file.add_stream("libx264", rate=10)
+            stream.height, stream.width = height, 96
+            stream.disposition = av.stream.Disposition.default if index == default else 0
+        for stream in file.streams.video:
+            for k in range(3):
+                picture = picture_of(k, stream.height, noise=False)
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            file.mux(stream.encode())
+    assert Video(path).size[0] == (64 if default is None else 16)
 
 
 def test_a_telephone_that_is_turned_on_the_way(tmp_path):
@@ -543,7 +646,7 @@ def write_diary(path: Path) -> None:
     ("empty.mp4", Path.touch, "cannot be opened as a video: it is empty"),
     ("text.mp4", write_diary, "cannot be opened as a video: it is text, and begins with 'dear"),
     ("text.txt", write_diary, "text file"),
-    ("pipe.mp4", os.mkfifo, "no such file"),
+    ("pipe.mp4", os.mkfifo, "is a pipe or a device; for a pipe, give - and <"),
     ("hollow.mp4", write_hollow, "not one picture"),
     ("locked.mp4", write_encrypted, "is encrypted"),
     ("sound.mp4", write_sound, "no video stream"),
