@@ -39,10 +39,10 @@ from support.common.iterate import prefetch
 from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
-from support.common.processes import process_group, sum_of
+from support.common.processes import my_share, sum_of
 from support.engine import checkpoint
 from support.engine.run import (
-    Run, begin_together, check_weights, order, paths_of_models, seed_dropout,
+    Run, begin_together, check_weights, order, paths_of_models, seed_each,
 )
 from support.engine.run_options import option
 from support.engine.start import start_as_authors
@@ -143,9 +143,8 @@ class Batches:
         self.options = options
 
     def videos(self, step: int) -> Iterator[Example]:
-        process, processes = rank()
         of_batch = order(len(self.examples), self.options.batch, step, self.options.seed)
-        mine = of_batch[process::processes]
+        mine = my_share(of_batch)
         return prefetch((self.examples[i] for i in mine), 1)       # a thread reads the next file
 
 
@@ -172,12 +171,10 @@ def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
     """The mean loss of the learned tokens of all videos, without dropout. (The loss of a training
     step is the mean of the videos' means.) Each process computes a part of it.
     """
-    process, processes = rank()
-
     def of_this_process() -> tuple[float, int]:
         total = 0.0
         tokens = 0
-        mine = range(process, len(examples), processes)
+        mine = my_share(range(len(examples)))
         for example in prefetch((examples[i] for i in mine), 1):
             loss, learned = example.loss(narrator)
             total += loss.item()
@@ -216,7 +213,7 @@ def fit(stage: str, parameters: dict[str, Tensor], backward: Callable[[int], flo
         for step in run.steps():
             for group in optimizer.param_groups:
                 group["lr"] = lr * schedule(step, steps, options.warmup)
-            run.zero_gradients()
+            optimizer.zero_grad(set_to_none=False)
             loss = run.backward(backward, step)         # loss and gradients of all processes
             run.clip_gradients(options.clip)
             optimizer.step()
@@ -239,8 +236,8 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     steps_to_validation = steps_per_epoch * max(1, round(options.epochs / 10))
 
     def backward(step: int) -> float:
-        seed_dropout(options.seed, step)
-        return loss_of_batch(narrator, of_step.videos(step), options.batch)
+        videos = seed_each(of_step.videos(step), options.seed, step * options.batch)
+        return loss_of_batch(narrator, videos, options.batch)
 
     def validate(step: int) -> dict:
         steps_done = step + 1
@@ -296,7 +293,8 @@ def save(narrator: nar.Narrator, options: Recipe, dtype: torch.dtype | None = No
 
 
 def train(options: Recipe, start: Callable = start_as_authors, learn: Callable = train_narrator):
-    """Load, make, train, save. Under torchrun, all processes do this together.
+    """Load, make, train, save. Under torchrun, all processes do this together, in a `process_group`
+    (support/common/processes.py).
 
     options     the recipe, and how the training runs (commands/train_command.py: Options)
     start       start(narrator, examples, options) sets the first weights of a new narrator;
@@ -305,30 +303,30 @@ def train(options: Recipe, start: Callable = start_as_authors, learn: Callable =
     """
     torch.manual_seed(options.seed)
     device, dtype = device_and_dtype(options.device, options.dtype)
-    with process_group(device):
-        # load
-        samples = load_samples(options, "train", options.limit)
-        held_out = []
-        if options.val_limit:
-            held_out = load_samples(options, "val", options.val_limit)
 
-        # make
-        if options.init:
-            narrator = pretrained(options, dtype)
-        else:
-            narrator = narrator_for(options, samples[0], dtype)
-        examples = Examples(samples, narrator)
-        if not options.init:
-            start(narrator, examples, options)
-        narrator.to(device)
-        begin_together(narrator, samples, held_out)
+    # load
+    samples = load_samples(options, "train", options.limit)
+    held_out = []
+    if options.val_limit:
+        held_out = load_samples(options, "val", options.val_limit)
 
-        # train
-        learn(narrator, examples, options, Examples(held_out, narrator))
+    # make
+    if options.init:
+        narrator = pretrained(options, dtype)
+    else:
+        narrator = narrator_for(options, samples[0], dtype)
+    examples = Examples(samples, narrator)
+    if not options.init:
+        start(narrator, examples, options)
+    narrator.to(device)
+    begin_together(narrator, samples, held_out, options)
 
-        # save
-        if rank()[0] == 0:
-            save(narrator, options)
+    # train
+    learn(narrator, examples, options, Examples(held_out, narrator))
+
+    # save
+    if rank()[0] == 0:
+        save(narrator, options)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from support.common.errors import BadData, command_line
 from support.common.options import (
     DATASETS, Parser, dataset_folder, frame_rate, non_negative_int, positive_float, positive_int,
 )
+from support.common.processes import process_group
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
 from support.engine.cpu import speed_up
@@ -104,6 +105,7 @@ def list_unlike(root: Path, split: str) -> None:
         print(f"{count:5d} {narration}")
 
 
+@process_group()
 def encode_command(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
              if getattr(options, name) is not None}

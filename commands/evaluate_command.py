@@ -20,7 +20,7 @@ from stream import Context
 from streams.bounds import open_stream
 from streams.caches import Compacted, Windowed
 from streams.loops import course_of, summary_of_course
-from support.common.devices import check_launcher, device_and_dtype, rank
+from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_distinct, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
@@ -28,10 +28,12 @@ from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, data_options, model_options, positive_int, probability,
     trigger_options,
 )
+from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say
 from support.common.seal import digest_of, digest_of_model
 from support.engine.cpu import speed_up
 from support.engine.gates import effect_of_gate, has_gate
+from support.engine.run import hash_of_samples
 from support.files.narrations import check_unit, paired, read_predictions, read_truth
 from support.files.predictions import Predictions
 from support.files.tracks import NarratedVideo, Sentence
@@ -180,7 +182,7 @@ def fingerprint(sample: data.Sample) -> str:
     return sha.hexdigest()
 
 
-def keeper(args: argparse.Namespace, settings: dict) -> Callable:
+def keeper(args: argparse.Namespace, settings: dict, samples: list[data.Sample]) -> Callable:
     """make -> the same, whose results are kept: a finished video is not made again, if what is kept
     is of the same frames.
 
@@ -188,6 +190,7 @@ def keeper(args: argparse.Namespace, settings: dict) -> Callable:
 
     Results of data sets are kept in any case, those of the toy if --output says where.
     """
+    check_equal(settings | {"the videos": hash_of_samples(samples)})
     folder = args.output
     if folder is None and args.data != "toy":
         named = dict(settings)
@@ -226,26 +229,26 @@ def tell_failures(failed: dict[str, str], samples: list[data.Sample]) -> None:
     if failed:
         first, problem = next(iter(failed.items()))
         others = f", and {len(failed) - 1} more that are named above" if len(failed) > 1 else ""
-        raise BadData(f"{len(failed)} of {len(samples)} videos could not be evaluated, the figures "
-                      f"are of the others: {first} ({problem}){others}")
+        raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated, the "
+                         f"figures are of the others: {first} ({problem}){others}")
 
 
 # ---------------------------------------------------------------------- self-conditioned (§4.1)
 
 
+@process_group()
 def run_stream(args: argparse.Namespace):
     """Self-conditioned: every narration depends on the model's own narrations before it.
 
     Under torchrun each process narrates a part of the videos, and the first one prints the scores
     of all.
     """
-    check_launcher()
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
     narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
     new_stream(narrator, args)                      # refuses what cannot be
     settings = settings_of_results(args, narrator, vision)
     settings |= {"static": args.static, "cache": None if args.cache == "plain" else args.cache}
-    keep = keeper(args, settings)
+    keep = keeper(args, settings, samples)
     narrator = narrator.merge()
     speed_up(narrator)
 
@@ -275,14 +278,14 @@ def new_stream(narrator: nar.Narrator, args: argparse.Namespace) -> Context:
 # ---------------------------------------------------------------------- teacher forcing (§4.1)
 
 
+@process_group()
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
-    check_launcher()
     check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
     narrator, vision, samples = narrator_and_samples(args, args.model)
     settings = settings_of_results(args, narrator, vision)
     settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
-    keep = keeper(args, settings)
+    keep = keeper(args, settings, samples)
     speed_up(narrator)
 
     def score(sample: data.Sample) -> list[dict]:

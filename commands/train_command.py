@@ -2,7 +2,7 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import Field, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,12 @@ import narrator as nar
 import train
 from baselines.options import BaselineOptions
 from narrator import Narrator
-from support.common.devices import check_launcher, rank
+from support.common.devices import rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
 from support.common.options import DATASETS, Parser
+from support.common.processes import process_group, together
 from support.common.progress import say
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
@@ -178,22 +179,31 @@ def check_output(options: Options) -> None:
         # before anything is loaded; epochs and rate of own videos are chosen only then
         chosen = () if options.data in DATASETS else {"epochs", "lr"} - options.given
         check_settings_of_state(state, settings_of_run(options), chosen)
-    process, _ = rank()
-    if options.resume and not states and process == 0:
+    if options.resume and not states:
         say(f"--resume: {output} holds no interrupted training; it starts from the beginning")
 
 
 # ------------------------------------------------------------------ a training
 
-def check_and_train(options: Options):
-    """Check what needs no model, and train. One run at a time writes into --output."""
-    check_launcher()
-    check_writable(Path(options.output) / checkpoint.ADAPTER)
+def check(options: Options, until_the_end: ExitStack):
+    """BadData if --init or --output does not suit. One run at a time writes into --output, its first
+    process alone.
+    """
+    if options.init:
+        check_init(options)
     process, _ = rank()
-    with locked(options.output) if process == 0 else nullcontext():
+    if process == 0:
+        check_writable(Path(options.output) / checkpoint.ADAPTER)
+        until_the_end.enter_context(locked(options.output))
         check_output(options)
-        if options.init:
-            check_init(options)
+
+
+@process_group()
+def check_and_train(options: Options):
+    """Check what needs no model, and train."""
+    process, _ = rank()
+    with ExitStack() as until_the_end:
+        together(check, options, until_the_end)
         train_as_chosen(options)
     if process == 0:
         root = ["--root", options.root] if options.root else []

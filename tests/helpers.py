@@ -3,8 +3,6 @@ several tests."""
 import os
 import random
 import socket
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import narrator as nar
 import stream
 from baselines.narration_memory import HistoryNarrator
+from forks import Forked
 from streams.bounds import open_stream
 from support.engine.checkpoint import load_llm, load_tokenizer
 from support.engine.start import start_memory
@@ -65,24 +64,19 @@ def ranks(processes: int) -> list[dict[str, str]]:
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def start_together(*lines, folders=None) -> list[subprocess.Popen]:
+def start_together(*lines, folders=None) -> list[Forked]:
     """Start a command in several processes; each has a line of its own.
 
     folders     where each runs; default: the project's root
     """
     folders = folders or [ROOT] * len(lines)
-    return [subprocess.Popen([sys.executable, *map(str, line)], cwd=folder, env=environment,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return [Forked(line, folder, environment)
             for line, environment, folder in zip(lines, ranks(len(lines)), folders)]
 
 
 def run_together(*lines, folders=None) -> list[tuple[int, list[str]]]:
     """The same, to their ends -> exit code and lines on stderr of each."""
-    ended = []
-    for process in start_together(*lines, folders=folders):
-        _, errors = process.communicate(timeout=200)
-        ended.append((process.returncode, errors.splitlines()))
-    return ended
+    return [process.end() for process in start_together(*lines, folders=folders)]
 
 
 def grouped(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

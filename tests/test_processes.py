@@ -1,14 +1,17 @@
 """Several processes of one command: really run, with the variables that torchrun sets."""
 import os
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from commands import train_command
+from forks import Forked
 from helpers import ROOT, TOY, run_together, start_together
 from support.common import devices
 from support.common.disk import read_jsonl
@@ -23,6 +26,12 @@ from test_train import arguments, epic
 # ------------------------------------------------------------------ launchers
 
 
+def of_torchrun(**others) -> dict[str, str]:
+    """The variables of the first of two processes."""
+    return {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1"} | others
+
+
 @pytest.mark.parametrize("environment, name", [
     ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_NTASKS"),
     ({"SLURM_PROCID": "3"}, "SLURM_PROCID"),
@@ -32,6 +41,10 @@ from test_train import arguments, epic
     ({"MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS"),
     ({"RANK": "1", "WORLD_SIZE": "4"}, "WORLD_SIZE"),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}, "WORLD_SIZE"),
+    ({"SLURM_NTASKS": "2", "SLURM_NPROCS": "2", "SLURM_PROCID": "1"}, "SLURM_NTASKS"),
+    (of_torchrun(RANK="three"), "WORLD_SIZE"),
+    (of_torchrun(RANK="3"), "WORLD_SIZE"),
+    (of_torchrun(MASTER_PORT="http"), "WORLD_SIZE"),
     ({"RANK": "", "WORLD_SIZE": ""}, None),
     ({"RANK": "0", "WORLD_SIZE": "1"}, None),
     ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "PMI_SIZE": "1"}, None),
@@ -48,8 +61,12 @@ def test_only_torchrun_makes_several_processes(environment, name, monkeypatch):
         devices.check_launcher()
         return
     with pytest.raises(BadData, match=f"^{name}=.*torchrun --nproc-per-node [234] train.py --data "
-                                      f"'my videos'.* unset {name}$"):
+                                      f"'my videos'.* unset [A-Z_ ]*$") as refused:
         devices.check_launcher()
+    unset = str(refused.value).split(" unset ")[1].split()
+    for variable in unset:                     # all at once, not one after the other
+        monkeypatch.delenv(variable)
+    devices.check_launcher()
 
 
 @pytest.mark.parametrize("command", [
@@ -57,13 +74,85 @@ def test_only_torchrun_makes_several_processes(environment, name, monkeypatch):
     ["data.py", "encode", "a.mp4", "--output", "features"],
 ], ids=" ".join)
 def test_commands_that_share_work_refuse_other_launchers(command, tmp_path):
-    environment = os.environ | {"SLURM_NTASKS": "2", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, ROOT / command[0], *command[1:]], cwd=tmp_path,
-                          env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "torchrun --nproc-per-node 2" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    line = [ROOT / command[0], *command[1:]]
+    code, errors = Forked(line, tmp_path, os.environ | {"SLURM_NTASKS": "2"}).end()
+    assert code == 1
+    assert len(errors) == 1 and "torchrun --nproc-per-node 2" in errors[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = [ROOT / "train.py", "--data", "ek100"]
+        code, errors = Forked(line, ROOT, os.environ | of_torchrun(MASTER_PORT=port)).end()
+    assert code == 1
+    assert len(errors) == 1 and f"do not meet at 127.0.0.1:{port}" in errors[0]
+
+
+# ------------------------------------------------------------------ ends
+
+
+ENDS = """
+import os, sys, time
+from support.common.devices import rank
+from support.common.errors import command_line
+from support.common.processes import KnownToAll, in_shares, process_group
+process, _ = rank()
+def work():
+    if process == 1 and sys.argv[2] == "killed":
+        os.kill(os.getpid(), 9)
+def main():
+    with process_group():
+        in_shares(work)
+        if process == 0:
+            time.sleep(1)                      # it prints the results
+            print("results", file=sys.stderr, flush=True)
+        raise KnownToAll("a video is damaged")
+command_line(main)
+"""
+
+
+def test_no_process_leaves_before_the_first_one_has_printed():
+    """torchrun would end it."""
+    first, second = start_together(["-c", ENDS, "whole"], ["-c", ENDS, "whole"])
+    second.process.join(100)
+    assert "results" in Path(first.file).read_text()
+    for process in (first, second):
+        code, errors = process.end()
+        assert (code, errors[-1]) == (1, "error: a video is damaged")
+
+
+def test_shares_of_a_process_that_is_killed_are_not_waited_for():
+    first, second = run_together(["-c", ENDS, "killed"], ["-c", ENDS, "killed"])
+    assert first == (1, ["error: another process of this run has ended; its own message says why"])
+    assert second == (-9, [])
+
+
+LAUNCHER = """
+import os, signal, sys, time
+from support.common.processes import end_with_launcher
+come, go = os.pipe()
+if os.fork() == 0:
+    end_with_launcher()
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(2, b"saved"), os._exit(0)))
+    os.write(go, b"ready")
+    time.sleep(60)
+    os._exit(1)
+os.read(come, 5)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_process_ends_with_its_launcher():
+    launcher = Forked(["-c", LAUNCHER], ROOT, os.environ)
+    launcher.process.join(100)
+    while "saved" not in Path(launcher.file).read_text():      # else this test hangs, and fails
+        time.sleep(0.01)
+    launcher.end()
 
 
 # ------------------------------------------------------------------ locks
@@ -137,6 +226,15 @@ def test_a_bad_video_costs_no_other_one(videos, tmp_path):
     assert made == ["v1.safetensors", "v2.safetensors", "v3.safetensors"]
 
 
+def test_processes_encode_the_same_videos(videos, tmp_path):
+    """Shells on two machines sort otherwise: some videos would be encoded twice, others never."""
+    line = ["data.py", "encode", "--vision", TOY / "vision", "--output", tmp_path / "features"]
+    for code, errors in run_together([*line, *videos[1:3]], [*line, *videos[2:]]):
+        assert code == 1
+        assert len(errors) == 1 and "process 1 has videos 2 of hash" in errors[0]
+    assert not (tmp_path / "features").exists()
+
+
 def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
     """While the encoder works, pictures are decoded; features come back a batch at a time."""
     decoded = []
@@ -168,20 +266,26 @@ def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The data set in root/, and in out/ what the command makes of it in one process: six steps."""
+    """The data set in root/, and in out/ what the command makes of it in one process: six steps,
+    with dropout.
+    """
     folder = tmp_path_factory.mktemp("whole")
     epic(folder / "root", videos=12)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(sys, "argv", arguments(folder))
+        patch.setattr(sys, "argv", with_dropout(arguments(folder)))
         train_command.main()
     assert end.value.code == 0
     assert not list((folder / "out").glob("*-state.safetensors"))
     return folder
 
 
+def with_dropout(words: list[str]) -> list[str]:
+    return [word.replace("dropout=0", "dropout=0.1") for word in words]
+
+
 def training(whole, **given):
     """`train.py ...` on the same data, from any folder."""
-    words = arguments(whole, **given)
+    words = with_dropout(arguments(whole, **given))
     return [ROOT / words[0], *words[1:]]
 
 
@@ -200,7 +304,8 @@ def assert_as_in_one_process(whole, output):
 
 def test_a_damaged_file_costs_no_steps(whole, tmp_path):
     """Two processes on two machines that share no disk. One reads a damaged file: the other saves
-    the steps. Both go on from there, and what they train is what one process trains.
+    the steps. Both go on from there, and what they train is what one process trains. But they do
+    not begin anew where the state is on the machine that has become the second one.
     """
     machines = [tmp_path / "0", tmp_path / "1"]
     for machine in machines:
@@ -222,59 +327,51 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
     assert len(said_by_second) == 1
 
     save_file(features, root / "features.safetensors")
+    for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines[::-1]):
+        assert code == 1
+        assert "process 1 has a state of 2 steps, and process 0 one of 0" in errors[-1]
     for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines):
         assert code == 0, errors
     assert_as_in_one_process(whole, machines[0] / "out")
     assert not (machines[1] / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_costs_no_steps(whole, tmp_path):
-    """kill -9 of the second one: the first one saves its steps, and says one line of it. One
-    process goes on alone.
+def test_any_number_of_processes_is_one(whole, tmp_path):
+    """Uneven shares: four processes for batches of four, until one is killed; then three, until all
+    are told to end; then one. What the first one has to say of a death is one line.
     """
     line = training(whole, output=tmp_path, save_every=50)
-    first, second = start_together(line, line)
     log = tmp_path / "narrator-log.jsonl"
-    while first.poll() is None and not (log.exists() and log.read_text()):
-        time.sleep(0.005)
-    second.kill()
-    _, said = first.communicate(timeout=100)
-    second.communicate()
-    assert first.returncode == 1, said
-    saved, error = said.splitlines()[-2:]
-    assert "of 6 steps are saved" in saved
-    assert error == "error: another process of this run has ended; its own message says why"
-    assert "Traceback" not in said
-    assert not (tmp_path / "adapter_model.safetensors").exists()
-    assert subprocess.run([sys.executable, *line, "--resume"], cwd=ROOT).returncode == 0
-    assert_as_in_one_process(whole, tmp_path)
-
-
-@pytest.mark.slow
-def test_four_processes_are_one(whole, tmp_path):
-    """Uneven shares: four processes for batches of four, then three, then one."""
-    line = training(whole, output=tmp_path, save_every=1)
-    for processes in (4, 3):
-        running = start_together(*[line] * processes)
-        steps = 2 if processes == 4 else 4
-        log = tmp_path / "narrator-log.jsonl"
-        while running[0].poll() is None and not (log.exists() and len(read_jsonl(log)) >= steps):
+    for processes, steps, message in [
+        (4, 2, "error: another process of this run has ended; its own message says why"),
+        (3, 4, "interrupted"),
+    ]:
+        first, second, *others = start_together(*[line] * processes)
+        while first.is_running() and not (log.exists() and len(read_jsonl(log)) >= steps):
             time.sleep(0.005)
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.communicate(timeout=100)
+        if processes == 4:
+            second.process.kill()
+        else:
+            for process in (first, second, *others):
+                process.process.terminate()
+        for process in (second, *others):
+            process.end()
+        _, said = first.end()
+        assert "of 6 steps are saved" in said[-2]
+        assert said[-1] == message
+        assert "Traceback" not in "".join(said)
+        assert not (tmp_path / "adapter_model.safetensors").exists()
         if processes == 4:
             line = [*line, "--resume"]
-    assert subprocess.run([sys.executable, *line], cwd=ROOT).returncode == 0
+    code, _ = Forked(line, ROOT, os.environ).end()
+    assert code == 0
     assert_as_in_one_process(whole, tmp_path)
 
 
 @pytest.mark.parametrize("change, named", [
     ({"batch": 3}, "process 1 has batch 3, and process 0 has 4"),
-    pytest.param({"root": "other"}, "process 1 has the training videos 12 of hash",
-                 marks=pytest.mark.slow),
+    ({"dtype": "bfloat16"}, "process 1 has --dtype torch.bfloat16, and process 0 has torch.float32"),
+    ({"root": "other"}, "process 1 has the training videos 12 of hash"),
 ])
 def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, named):
     """On both, in one line; nothing is written."""
@@ -293,20 +390,45 @@ def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, 
     assert not (tmp_path / "out").exists()
 
 
+OTHER = """
+import sys, torch
+torch.__version__ = "2.0"
+sys.argv[:] = sys.argv[2:]
+from commands.train_command import main
+main()
+"""
+
+
+def test_another_version_is_named(whole, tmp_path):
+    line = training(whole, output=tmp_path / "out")
+    for code, errors in run_together(line, ["-c", OTHER, *line]):
+        assert code == 1
+        assert errors[-1].startswith("error: at the start, process 1 has PyTorch 2.0, and process 0")
+
+
+@pytest.mark.parametrize("command", ["stream", "teacher"])
+def test_processes_evaluate_alike(whole, tmp_path, command):
+    """Else half of the figures would be of other options, or videos would be missing."""
+    line = [ROOT / "evaluate.py", command, "--data", "ek100", "--model", whole / "out", "--device",
+            "cpu", "--root", whole / "root"]
+    options = ["--limit", "2", "--output", tmp_path / "out"]
+    for code, errors in run_together(line, [*line, *options]):
+        assert code == 1
+        assert "process 1 has the videos 2 of hash" in errors[-1]
+    assert not (tmp_path / "out").exists()
+
+
 WEIGHTS = """
 import sys, torch
 from support.common.devices import rank
 from support.common.errors import command_line
 from support.common.processes import process_group
-from support.engine.run import check_weights, checksum, Run
+from support.engine.run import check_weights
 process, _ = rank()
 weights = {"a": torch.arange(6.), "b": torch.ones(3, 2), "c": torch.ones(2, dtype=torch.bfloat16)}
-assert checksum(weights.values()) == checksum(w.clone() for w in weights.values())
-before = checksum(weights.values())
 weights["b"][2, 1] += process * 2 ** -14
-assert (checksum(weights.values()) == before) == (process == 0)
 def main():
-    with process_group("cpu"):
+    with process_group():
         check_weights(weights, 3)          # they differ by rounding
         weights["a"][5] += process
         check_weights(weights, 4)

@@ -39,6 +39,8 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
     except (ValueError, RuntimeError, AssertionError) as error:
         raise BadData(f"--device {device}: there is no such device here; "
                       f"use cpu, or auto for the best one") from error
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)                    # this process's GPU
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return device, getattr(torch, dtype)
@@ -64,9 +66,17 @@ NUMBERS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RAN
 
 def rank() -> tuple[int, int]:
     """(rank, processes) under torchrun, else (0, 1)."""
-    if not all(os.environ.get(name) for name in OF_TORCHRUN):
+    if not under_torchrun():
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def under_torchrun() -> bool:
+    """Whether the variables of torchrun are all there, and can be true."""
+    values = {name: os.environ.get(name, "") for name in OF_TORCHRUN}
+    if not values.pop("MASTER_ADDR") or not all(map(str.isdecimal, values.values())):
+        return False
+    return int(values["RANK"]) < int(values["WORLD_SIZE"])
 
 
 def is_first_here() -> bool:
@@ -76,19 +86,22 @@ def is_first_here() -> bool:
 
 def check_launcher() -> None:
     """BadData if another launcher than torchrun has started several processes: each would do the
-    whole work. For all commands that share work.
+    whole work.
     """
-    if all(os.environ.get(name) for name in OF_TORCHRUN):
+    if under_torchrun():
         return
     least = {name: 0 for name in SIZES} | {name: 1 for name in NUMBERS}
+    several = {}
     for name, first in least.items():
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value) + first > 1:
-            count = int(value) + first
-            command = shlex.join(["torchrun", "--nproc-per-node", str(count), *sys.argv])
-            raise BadData(f"{name}={value} says that there are several processes, and only those "
-                          f"of torchrun share work: {command} (several machines: "
-                          f"docs/training.md); for one process alone, unset {name}")
+            several[name] = int(value) + first
+    if several:
+        name, count = next(iter(several.items()))
+        command = shlex.join(["torchrun", "--nproc-per-node", str(count), *sys.argv])
+        raise BadData(f"{name}={os.environ[name]} says that there are several processes, and only "
+                      f"those of torchrun share work: {command} (several machines: "
+                      f"docs/training.md); for one process alone, unset {' '.join(several)}")
 
 
 def quiet() -> None:

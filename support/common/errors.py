@@ -30,18 +30,25 @@ class NotDownloaded(BadData):
     __str__ = ValueError.__str__
 
 
+# Signals that end a process: of schedulers, before the time is over, and of a terminal that closes.
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+          if hasattr(signal, name)]
+
+
 def command_line(main: Callable[[], None]) -> None:
     """Run a command line and exit.
 
     Exit codes: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C, 141 a closed pipe (`| head`;
-    no message; the code is a shell's); argparse exits with 2. SIGTERM, by which schedulers end a
-    job, is treated as Ctrl-C. A character that stdout cannot encode, as in a file name, is printed
-    as "?"; on stderr, Python itself does that.
+    no message; the code is a shell's); argparse exits with 2. The signals by which schedulers and
+    closed terminals end a job are treated as Ctrl-C. A character that stdout cannot encode, as in a
+    file name, is printed as "?"; on stderr, Python itself does that.
     """
     say_once.cache_clear()
     if hasattr(sys.stdout, "reconfigure"):               # False if a test has replaced it
         sys.stdout.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:   # nohup
+            signal.signal(number, signal.default_int_handler)
     code = 1
     message = ""
     try:
@@ -91,13 +98,13 @@ def end_at_once() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A context that Ctrl-C and SIGTERM do not end; they act after it."""
+    """A context that Ctrl-C and its like (ENDING) do not end; they act after it."""
     if current_thread() is not main_thread():            # signals reach the main thread alone
         yield
         return
     came = []
     kept = {number: signal.signal(number, lambda number, frame: came.append(number))
-            for number in (signal.SIGINT, signal.SIGTERM)}
+            for number in (signal.SIGINT, *ENDING)}
     try:
         yield
     finally:

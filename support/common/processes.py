@@ -5,69 +5,65 @@ line, and none waits for a process that is gone.
 """
 from __future__ import annotations
 
-import pickle
+import ctypes
+import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import cache
-from itertools import count
-from math import inf
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from support.common.devices import rank
-from support.common.errors import BadData, end_at_once
+from support.common.devices import check_launcher, rank
+from support.common.errors import BadData, end_at_once, first_line
+from support.common.seal import digest_of_program
+
+ARRIVAL = timedelta(minutes=5)             # until all processes have started
+SHARES = timedelta(days=100)               # until the last one is through with its share of work
 
 
-class PeerFailed(BadData):
-    """Another process of the command cannot go on, and has said so."""
+class KnownToAll(BadData):
+    """A problem that ends all processes at the same place."""
     known_to_all = True
+
+
+class PeerFailed(KnownToAll):
+    """Another process of the command cannot go on, and has said so."""
 
 
 class PeerGone(BadData):
-    """Another process of the command has ended without a word."""
+    """Another process of the command has ended without a word, or does not answer."""
 
 
-class Different(BadData):
+class Different(KnownToAll):
     """The processes do not have in common what they must."""
-    known_to_all = True
 
 
-LONGEST_SAVING = 300.0                                   # [s] of a state, after an error
-PAUSE = 0.2                                              # [s] between two looks at the others
-
-
-@cache
-def common_store() -> dist.Store:
-    """A dictionary that all processes have in common."""
-    with peers("cannot be reached"):
-        store, _, _ = next(dist.rendezvous("env://"))
-        return store
-
+# ---------------------------------------------------------------------- beginning and end
 
 @contextmanager
-def process_group(device: str) -> Iterator[None]:
-    """A context in which the processes of torchrun can exchange tensors.
+def process_group() -> Iterator[None]:
+    """A context, or a decorator, of a command whose processes share work.
 
-    After an error that all know of, none leaves before the others: torchrun ends all processes as
-    soon as one has ended, and the first one may still write a state.
+    It is the outermost one: whatever ends a process within it, the others notice when they next
+    exchange something. After an error that all know of, none leaves before the others: torchrun
+    ends all processes as soon as one has ended, and the first one may still write a state.
+
+    BadData if another launcher has started the processes, or if not all come; Different if they do
+    not run the same program.
     """
-    process, processes = rank()
+    check_launcher()
+    _, processes = rank()
     if processes == 1:
         yield
         return
-    backend = "gloo"
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)                    # this process's GPU
-        backend = "cpu:gloo,cuda:nccl"                   # gloo notices at once that a process died
-    with peers("cannot be reached"):
-        dist.init_process_group(backend, store=common_store(), rank=process, world_size=processes)
     try:
-        check_gpus(device)
+        meet()
+        check_equal({"the program, of hash": digest_of_program(), "PyTorch": torch.__version__})
         yield
     except BaseException as error:
         end_at_once()
@@ -77,50 +73,57 @@ def process_group(device: str) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def check_gpus(device: str) -> None:
-    """Different, in all processes, if two of them have the same GPU: NCCL cannot do that."""
-    if not device.startswith("cuda"):
-        return
-    gpus = gathered(str(torch.cuda.get_device_properties(device).uuid))
-    if len(set(gpus)) < len(gpus):
-        raise Different(f"{len(gpus)} processes have {len(set(gpus))} GPUs, and each needs one of "
-                        f"its own: give torchrun a smaller --nproc-per-node, no --device cuda:N")
+def meet() -> None:
+    """Wait until all processes are here, and connect them."""
+    end_with_launcher()
+    process, processes = rank()
+    backend = "gloo"                                     # notices at once that a process died
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=ARRIVAL))
+        store.set(f"{process} is here", "")
+        store.wait([f"{n} is here" for n in range(processes)], ARRIVAL)
+        dist.init_process_group(backend, store=store, rank=process, world_size=processes)
+        patient_group()
+    except RuntimeError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise BadData(f"the {processes} processes of this run do not meet at {place}; has one of "
+                      f"them ended, is the port in use, or is there a firewall? "
+                      f"({first_line(error)[:200]})") from error
+
+
+def end_with_launcher() -> None:
+    """If torchrun is killed, its processes get SIGTERM, which lets them save (on Linux)."""
+    PR_SET_PDEATHSIG = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@cache
+def patient_group() -> dist.ProcessGroup:
+    """All processes, for an exchange before which they may wait for each other for days."""
+    return dist.new_group(timeout=SHARES, backend="gloo")
 
 
 def leave_together() -> None:
     """Wait until all processes are here; torchrun's signal is not needed any more."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        meet("leaving", LONGEST_SAVING)
-    except RuntimeError:                                 # another one has not waited
-        pass
+    with suppress(PeerGone):                             # another one has not waited
+        summed(0)
 
 
-def meet(name: str, longest: float = inf) -> None:
-    """Wait for all processes, at most `longest` seconds. The first one, which can hold the store,
-    goes on last.
-    """
-    process, processes = rank()
-    common_store().add(name, 1)
-    wait_for(name, processes, longest)
-    common_store().add(f"{name}: seen", 1)
-    if process == 0:
-        wait_for(f"{name}: seen", processes, longest)
-
-
-def wait_for(key: str, number: int, longest: float = inf) -> None:
-    """Wait until a number of the store is reached."""
-    began = time.monotonic()
-    while common_store().add(key, 0) < number and time.monotonic() - began < longest:
-        time.sleep(PAUSE)
-
+# ---------------------------------------------------------------------- exchanges
 
 @contextmanager
-def peers(problem: str = "has ended; its own message says why") -> Iterator[None]:
+def peers() -> Iterator[None]:
     """A context of one exchange. PeerGone if another process does not answer."""
     try:
         yield
     except RuntimeError as error:                        # gloo's and NCCL's
+        problem = "has ended; its own message says why"
+        if "timed out" in str(error).lower():
+            problem = "has not answered for a long time; look at what it does"
         raise PeerGone(f"another process of this run {problem}") from error
 
 
@@ -144,64 +147,15 @@ def sum_tensors(tensors: list[Tensor]) -> None:
                 dist.all_reduce(tensor)
 
 
-def together(call: Callable, *values) -> Any:
-    """call(*values) of this process. If it fails in one of the processes, all fail."""
-    _, processes = rank()
-    if processes == 1:
-        return call(*values)
-    failed = None
-    result = None
-    try:
-        result = call(*values)
-    except (PeerGone, PeerFailed, Different):            # all know of it
-        raise
-    except Exception as error:
-        failed = error
-    failures, = summed(failed is not None)
-    if failed is not None:
-        failed.known_to_all = True
-        raise failed
-    if failures:
-        raise PeerFailed("another process of this run cannot go on; its own message says why")
-    return result
-
-
-def sum_of(call: Callable, *values) -> list[float]:
-    """The numbers that call(*values) gives, summed over all processes; see `together`."""
-    return summed(*together(call, *values))
-
-
-def gathered(value: Any) -> list[Any]:
+def gathered(value: Any, patiently: bool = False) -> list[Any]:
     """The value of each process, in all processes."""
     _, processes = rank()
     if processes == 1:
         return [value]
     values = [None] * processes
     with peers():
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, patient_group() if patiently else None)
     return values
-
-
-def check_equal(facts: dict[str, Any], where: str) -> None:
-    """Different, in all processes, if one has another value of something than the first one."""
-    first, *others = gathered(facts)
-    for process, of_process in enumerate(others, 1):
-        for name in first | of_process:
-            value, expected = of_process.get(name), first.get(name)
-            if value != expected:
-                raise Different(f"{where}, process {process} has {name} {value!s:.100}, and "
-                                f"process 0 has {expected!s:.100}: all must have the same")
-
-
-def from_first(value: Any) -> Any:
-    """The value that the first process has, in all processes."""
-    _, processes = rank()
-    if processes == 1:
-        return value
-    values = [value]
-    with peers():
-        dist.broadcast_object_list(values)
-    return values[0]
 
 
 def tensor_from_first(tensor: Tensor) -> None:
@@ -212,9 +166,41 @@ def tensor_from_first(tensor: Tensor) -> None:
             dist.broadcast(tensor.data, 0)
 
 
-# ---------------------------------------------------------------------- work in shares
+def check_equal(facts: dict[str, Any]) -> None:
+    """Different, in all processes, if one has another value of something than the first one."""
+    first, *others = gathered(facts)
+    for process, of_process in enumerate(others, 1):
+        for name in first | of_process:
+            value, expected = of_process.get(name), first.get(name)
+            if value != expected:
+                raise Different(f"at the start, process {process} has {name} {value!s:.100}, and "
+                                f"process 0 has {expected!s:.100}: all must have the same")
 
-numbers = count()                                        # of what is done in shares
+
+# ---------------------------------------------------------------------- work
+
+def together(call: Callable, *values, patiently: bool = False) -> Any:
+    """call(*values) of this process. If it fails in one of the processes, all fail."""
+    failed = None
+    result = None
+    try:
+        result = call(*values)
+    except (PeerGone, KnownToAll):
+        raise
+    except Exception as error:
+        failed = error
+    failures = gathered(failed is not None, patiently)
+    if failed is not None:
+        failed.known_to_all = True
+        raise failed
+    if any(failures):
+        raise PeerFailed("another process of this run cannot go on; its own message says why")
+    return result
+
+
+def sum_of(call: Callable, *values) -> list[float]:
+    """The numbers that call(*values) gives, summed over all processes; see `together`."""
+    return summed(*together(call, *values))
 
 
 def my_share(items: Sequence) -> Sequence:
@@ -227,29 +213,6 @@ def in_shares(work: Callable[[], Any]) -> list[Any]:
     """work() of each process -> what each has given, in all processes.
 
     No process goes on, or ends, before all are through, however long that takes: torchrun ends all
-    when one has ended with an error. After an error in one, it is raised there, and PeerFailed in
-    the others. No process group is needed.
+    when one has ended with an error. See `together`.
     """
-    process, processes = rank()
-    if processes == 1:
-        return [work()]
-    store = common_store()
-    name = f"shares {next(numbers)}"
-    failed = None
-    result = None
-    try:
-        result = work()
-    except Exception as error:
-        failed = error
-    with peers():
-        # pickles, as in torch's own all_gather_object: the processes trust each other
-        store.set(f"{name} {process}", pickle.dumps((failed is not None, result)))
-        meet(f"{name} through")
-        all_of_them = [pickle.loads(store.get(f"{name} {n}")) for n in range(processes)]
-        meet(f"{name} read")
-    if failed is not None:
-        raise failed
-    if any(others_failed for others_failed, _ in all_of_them):
-        raise PeerFailed("another process of this run could not do its part; its own message says "
-                         "why")
-    return [given for _, given in all_of_them]
+    return gathered(together(work, patiently=True))

@@ -9,6 +9,7 @@ import json
 from collections.abc import Container, Iterable
 from hashlib import sha256
 from itertools import chain
+from pathlib import Path
 
 import torch
 
@@ -42,6 +43,18 @@ def refuse_if_changed(
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise BadData(f"{what} was made with {'; '.join(changed[:3])}{more}; {advice}")
+
+
+def digest_of_program() -> str:
+    """SHA-256 of the program's sources, shortened."""
+    root = Path(__file__).parents[2]
+    sources = [*root.glob("*.py")]
+    for room in ("support", "baselines", "streams", "commands", "toy"):
+        sources += (root / room).rglob("*.py")
+    hashed = sha256()
+    for source in sorted(sources):
+        hashed.update(source.read_bytes())
+    return hashed.hexdigest()[:16]
 
 
 def digest_of(text: str, tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> str:

@@ -24,14 +24,14 @@ from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
 from support.common.processes import (
-    Different, check_equal, from_first, gathered, sum_tensors, summed, tensor_from_first, together,
+    Different, KnownToAll, check_equal, gathered, sum_tensors, summed, tensor_from_first, together,
 )
 from support.common.progress import progress, say
-from support.common.seal import refuse_if_changed
+from support.common.seal import digest_of_model, refuse_if_changed
 from support.engine.run_options import RunOptions
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"given", "memory_target", "output", "device", "resume", "save_every", "val_limit",
+MAY_CHANGE = {"given", "videos", "memory_target", "output", "device", "resume", "save_every", "val_limit",
               "checkpointing"}
 
 
@@ -76,41 +76,53 @@ def permutation(count: int, epoch: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-def seed_dropout(seed: int, step: int) -> None:
-    """Each step and each process has random numbers of its own."""
+def seed_each(videos: Iterable, seed: int, first: int) -> Iterator:
+    """This process's videos of a step. Each has random numbers of its own (dropout), the same ones
+    with any number of processes.
+
+    first       how many videos all steps before this one had
+    """
     process, processes = rank()
-    torch.manual_seed((seed * 1_000_003 + step) * processes + process)
+    for i, video in enumerate(videos):
+        torch.manual_seed(seed * 1_000_003 + first + process + i * processes)
+        yield video
 
 
 # ------------------------------------------------------------------ several processes
 
-def checksum(weights: Iterable[Tensor]) -> int:
-    """A number that depends on each bit of the weights, and not on the device."""
-    total = 0
-    for weight in weights:
-        bits = {4: torch.int32, 2: torch.int16}[weight.element_size()]
-        numbers = weight.detach().contiguous().view(bits)
-        total += numbers.sum(dtype=torch.int64).item()
-    return total
-
-
-def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence) -> None:
+def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
+                   options: RunOptions) -> None:
     """All processes get the first one's trainable weights. Different if something else that they
-    must have in common is not the same: settings, videos, frozen weights.
+    must have in common is not the same: settings, videos, kind of device, frozen weights.
     """
+    options.videos = hash_of_samples(samples)
     _, processes = rank()
     if processes == 1:
         return
-    facts = {}
+    weight = next(narrator.llm.parameters())
+    check_gpus(weight.device)
+    facts = {
+        "the training videos": options.videos,
+        "the validation videos": hash_of_samples(held_out),
+        "--device": weight.device.type,
+        "--dtype": weight.dtype,
+    }
     for name, value in asdict(narrator.config).items():
         facts[f"the setting {name} of the narrator:"] = value
-    facts["the training videos"] = hash_of_samples(samples)
-    facts["the validation videos"] = hash_of_samples(held_out)
-    check_equal(facts, "at the start")
+    check_equal(facts)
     for weight in narrator.trainable().values():
         tensor_from_first(weight)
-    facts = {"the weights, whose checksum is": checksum(narrator.parameters())}
-    check_equal(facts, "at the start")
+    check_equal({"the weights, of hash": digest_of_model(narrator)})
+
+
+def check_gpus(device: torch.device) -> None:
+    """Different, in all processes, if two of them have the same GPU: NCCL cannot do that."""
+    if device.type != "cuda":
+        return
+    gpus = gathered(str(torch.cuda.get_device_properties(device).uuid))
+    if len(set(gpus)) < len(gpus):
+        raise Different(f"{len(gpus)} processes have {len(set(gpus))} GPUs, and each needs one of "
+                        f"its own: give torchrun a smaller --nproc-per-node, no --device cuda:N")
 
 
 def hash_of_samples(samples: Sequence) -> str:
@@ -144,7 +156,7 @@ class Run:
     """The steps of a training: resumable, logged, shown, on one process or several.
 
     A context manager. `steps` gives the numbers of the steps that are left; within each stand
-    `zero_gradients`, `backward`, `clip_gradients`, the optimizer's own step, and `done`. Whatever
+    `backward`, `clip_gradients`, the optimizer's own step, and `done`. Whatever
     ends it between two steps of the optimizer, the state is written: Ctrl-C, a damaged file, an
     error in another process.
 
@@ -166,7 +178,10 @@ class Run:
         self.settings = settings_of_run(options) | {
             "steps": steps,
             "weights": sum(p.numel() for p in parameters.values()),
+            "videos": options.videos,
         }
+        for p in parameters.values():
+            p.grad = torch.zeros_like(p)                       # all processes have some to sum
         process, _ = rank()
         self.is_first_process = process == 0
         # The steps that are done; None within a step of the optimizer, from where no training can
@@ -178,9 +193,15 @@ class Run:
         optimizer.register_step_post_hook(self.after_update)
 
     def __enter__(self) -> Run:
-        check_equal(self.settings, "at the start")
-        # One state for all, though the folder may be another one on each machine.
-        if self.resume and from_first(self.state.exists()):
+        check_equal(self.settings)
+        if self.resume:
+            self.saved, *others = gathered(together(self.steps_in_folder))
+            for process, steps in enumerate(others, 1):
+                if steps > self.saved:
+                    raise Different(f"{self.state}: process {process} has a state of {steps} steps, "
+                                    f"and process 0 one of {self.saved}: process 0 alone reads and "
+                                    f"writes states; copy the folder to its machine")
+        if self.saved:
             self.read_state()
         if self.is_first_process:
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -195,13 +216,6 @@ class Run:
         for self.step in self.bar:
             yield self.step
 
-    def zero_gradients(self) -> None:
-        """Zeros instead of None: all processes have the same gradients to sum."""
-        for p in self.parameters.values():
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad.zero_()
-
     def backward(self, backward: Callable[[int], float], step: int) -> float:
         """The loss of a step and its gradients: backward(step) of each process, summed."""
         loss, = summed(together(backward, step))
@@ -212,8 +226,8 @@ class Run:
         """Scale the gradients, so that the norm of all of them is at most `largest`."""
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), largest)
         if not norm.isfinite():
-            raise BadData(f"{self.stage}: the gradient is not finite at step {self.step}: are "
-                          f"features or weights damaged (NaN)? If they are not, lower --lr")
+            raise KnownToAll(f"{self.stage}: the gradient is not finite at step {self.step}: are "
+                             f"features or weights damaged (NaN)? If they are not, lower --lr")
 
     def before_update(self, *_) -> None:
         self.steps_done = None
@@ -227,8 +241,10 @@ class Run:
         entry = {"step": step, "loss": loss}
         try:
             entry |= validate(step)
-        finally:                                               # Ctrl-C during the validation
-            together(self.write, entry)
+        except BaseException:                                  # as Ctrl-C during the validation
+            self.write(entry)
+            raise
+        together(self.write, entry)
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
 
     def write(self, entry: dict) -> None:
@@ -268,14 +284,19 @@ class Run:
             write_tensors(self.state, tensors, about)
         self.saved = self.steps_done
 
+    def steps_in_folder(self) -> int:
+        """The steps of the state that this process finds; 0 without one. BadData if it is damaged,
+        or of a run with other settings.
+        """
+        if not self.state.exists():
+            return 0
+        return int(check_settings_of_state(self.state, self.settings)["step"])
+
     @torch.no_grad()
     def read_state(self) -> None:
-        """Continue with the state, which the first process reads for all.
-
-        BadData if it is damaged, or of a run with other settings.
-        """
-        about, tensors = together(self.content_of_state)
-        self.steps_done = self.saved = from_first(int(about.get("step", 0)))
+        """Continue with the state, which the first process reads for all."""
+        self.steps_done = self.saved
+        tensors = together(load_file, self.state) if self.is_first_process else together(dict)
         for name, p in self.parameters.items():
             state = self.optimizer.state[p]
             for key in ("exp_avg", "exp_avg_sq"):
@@ -288,12 +309,6 @@ class Run:
         if tensors:
             torch.set_rng_state(tensors["random"])
         self.random = torch.get_rng_state()
-
-    def content_of_state(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """What a state says of itself, and its tensors; nothing in all processes but the first."""
-        if not self.is_first_process:
-            return {}, {}
-        return check_settings_of_state(self.state, self.settings), load_file(self.state)
 
 
 # ------------------------------------------------------------------ what is written
@@ -314,6 +329,7 @@ def check_settings_of_state(state: Path, settings: dict, but: Container[str] = (
         saved = json.loads(about["settings"])
     except Exception as error:                                 # damaged files raise anything
         raise BadData(f"{state} is damaged; delete it, and start again") from error
+    but = {*but, *({"videos"} - saved.keys())}                 # older states do not say
     refuse_if_changed(f"{state}, a run that was interrupted,", saved, settings,
                       "use the same settings, or another --output", but)
     return about

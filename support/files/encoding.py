@@ -6,14 +6,13 @@ from pathlib import Path
 
 import torch
 
-from support.common.devices import check_launcher, rank
 from support.common.disk import check_name, check_writable, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.locks import Locked, locked
-from support.common.processes import in_shares, my_share
+from support.common.processes import KnownToAll, check_equal, in_shares, my_share, together
 from support.common.progress import progress, say
-from support.common.seal import refuse_if_changed, what_differs
+from support.common.seal import digest_of, refuse_if_changed, what_differs
 from support.files.features import encode_batches, read_header
 from support.files.video import Video
 
@@ -34,7 +33,6 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     Raises BadData at the end if a video failed; before all work if a file is damaged, or (without
     `renew`) is of another video or was made with other settings.
     """
-    check_launcher()
     check_writable(output / "features.safetensors")
     headers = {}                               # file of features: what it says of itself
     for source in map(Path, videos):
@@ -44,13 +42,14 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
             raise BadData(f"{source}: another of the videos is named {source.stem}; features are "
                           f"kept by that name")
         headers[features] = settings | file_size(source)
+    names = [features.stem for features in headers]
+    check_equal(settings | {"videos": f"{len(names)} of hash {digest_of(str(names)):.16}"})
 
     def missing() -> list[tuple[str, Path]]:
         return [(source, features) for source, features in my_share([*zip(videos, headers)])
                 if not is_made(features, headers[features], renew)]
 
-    process, _ = rank()
-    to_do = in_shares(missing)[process]
+    to_do = together(missing)
 
     def encode_missing() -> list[str]:
         """-> the videos that could not be encoded."""
@@ -68,8 +67,8 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
 
     failed = sum(in_shares(encode_missing), [])
     if failed:
-        raise BadData(f"{len(failed)} of {len(videos)} videos could not be encoded (named above); "
-                      f"the others are done")
+        raise KnownToAll(f"{len(failed)} of {len(videos)} videos could not be encoded (named "
+                         f"above); the others are done")
 
 
 class UnreadableVideo(BadData):
