@@ -113,7 +113,7 @@ def load_dataset(
         with without_collection():
             samples = samples_of_data_set(name, folder, split, limit, streaming, notes)
     if not samples:
-        raise BadData(f"{folder}: the {split} split of {name} has no narrations")
+        raise BadData(notes.after(f"{folder}: the {split} split of {name} has no narrations"))
     left = sum(len(sentences) for sample in samples for sentences in sample.annotators)
     if notes.counts[BEYOND] >= left:
         raise BadData(f"{folder}: {notes.counts[BEYOND]} narrations are beyond the ends of their "

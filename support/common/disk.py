@@ -143,18 +143,13 @@ def read_text(path: Path) -> str:
 
 def encoding_of(head: bytes) -> str | None:
     """The encoding that the first bytes of a text tell, if they do."""
-    marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16",
-             b"\xfe\xff": "utf-16", b"\x84\x31\x95\x33": "gb18030"}
-    for mark, encoding in marks.items():
-        if head.startswith(mark):
-            return encoding
+    if head.startswith(b"\x84\x31\x95\x33"):
+        return "gb18030"
     if change := re.search(rb"\x1b\$(\)C|\)A)?", head):
         return {b")C": "iso-2022-kr", b")A": "iso-2022-cn"}.get(change[1], "iso-2022-jp")
-    # without a mark: which bytes of a character are zero, in most of a text's first ones
-    zeros = [head[place::4].count(0) > len(head) / 8 for place in range(4)]
-    return {(False, True, True, True): "utf-32le", (True, True, True, False): "utf-32be",
-            (False, True, False, True): "utf-16le",
-            (True, False, True, False): "utf-16be"}.get(tuple(zeros))
+    # by a mark, or by which bytes of the first characters are zero
+    encoding = json.detect_encoding(head).replace("6-", "6").replace("32-", "32")
+    return None if encoding.startswith("utf-8") else encoding
 
 
 def parse_json(text: str):
@@ -196,7 +191,8 @@ def expecting(path: str | Path, content: str) -> Iterator[None]:
     try:
         yield
     except BadData as error:
-        if str(path) in str(error):
+        folder = os.path.dirname(path)         # what names a file, this one or another, says enough
+        if str(path) in str(error) or folder and folder in str(error):
             raise
         raise BadData(f"{path}: {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,

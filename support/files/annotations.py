@@ -26,6 +26,7 @@ from pathlib import Path
 
 from support.common.disk import expecting, is_number, read_json, read_text
 from support.common.errors import BadData, NotDownloaded
+from support.common.signatures import what_is
 from support.files.cues import read_clock
 from support.files.epic import UNLIKE, has_verb, sentence
 from support.files.narrations import to_sentences
@@ -58,6 +59,7 @@ OWNERS = {
 }
 # what a file of a data set is expected to hold, for errors
 AS_PUBLISHED = "what its owners put there; damaged? get it again"
+EPIC_COLUMNS = {"video_id", "narration", "verb", "narration_timestamp", "start_timestamp"}
 # Ego4D has no split for narrations: a video is for validation if a benchmark's val file lists it.
 # benchmark -> the key of the list in its files
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos",
@@ -125,6 +127,8 @@ def ego4d_raw(content: dict, notes: Notes) -> Rows:
     rows_of = {}
     for video, entry in content.items():
         rows_of[video] = defaultdict(list)
+        if "narrations" not in entry:
+            notes.add("videos without a list of narrations", examples=[f"with {', '.join(entry)}"])
         for row in entry.get("narrations", []):
             text = clean(row["text"])
             if len(text.split()) == 1:
@@ -154,6 +158,10 @@ def ek100_raw(path: Path, notes: Notes) -> Rows:
     rows_of = defaultdict(lambda: {"0": []})
     # strict: a quote without its end is an error, and does not take in all lines after it
     reader = csv.DictReader(StringIO(read_text(path)), strict=True)
+    if not EPIC_COLUMNS <= set(reader.fieldnames or ()):
+        raise BadData(f"{path}: expected what its owners put there, with columns "
+                      f"{', '.join(sorted(EPIC_COLUMNS))} and commas between them; it "
+                      f"{what_is(path)}")
     for row in reader:
         place = f"{path}, line {reader.line_num}"
         # csv stores surplus cells under the key None, and None in place of missing cells

@@ -115,61 +115,54 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         kind = other_kind("\n".join(lines), path) or "is it an .srt file?"
         raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT; {kind}")
 
-    # of each line: whether times are in the next one, and in the next one that is not empty
-    timed = [*map(has_times, lines), False]
-    times_follow = [False]
-    for number in reversed(range(1, len(lines))):
-        times_follow.append(timed[number] if lines[number].strip() else times_follow[-1])
-
-    cues = []                                  # (end, lines as they are shown, lines of the file)
+    cues = []                                  # (end, lines)
     in_cue = False
     for number, line in enumerate(lines, 1):
         text = line.strip(" \t")
         place = f"{path}, line {number}"
-        are_next = timed[number]
-        follow = times_follow.pop()
-        if timed[number - 1]:
-            cues.append((end_of_cue(line, place), [], []))
+        ahead = [*lines[number:number + 9], ""]
+        are_next = has_times(ahead[0])
+        are_near = has_times(next(filter(str.strip, ahead), ""))
+        if has_times(line):
+            cues.append((end_of_cue(line, place), []))
             in_cue = True
         elif line == "":                       # some texts have a line of one blank
             in_cue = False
-        elif text.isdecimal() and (are_next or follow and not in_cue):
+        elif text.isdecimal() and (are_next or are_near and not in_cue):
             in_cue = False                     # a number, with no empty line before it, or one after
         elif in_cue:
-            with_breaks = re.sub(r"\\[Nnh]", " ", MARKUP.sub("", text))
-            cues[-1][1].append(unescape(with_breaks).strip(" \t"))
-            cues[-1][2].append(text)
+            cues[-1][1].append(text)
         elif number > 1 and text.startswith("WEBVTT"):
             raise BadData(f"{place}: here another file begins, whose times may begin anew; give the "
                           f"files one by one")
         elif text and not is_vtt and not are_next:
             hint = "is there an empty line inside a text? Remove it, or this line"
-            if not any(timed):
+            if not any(map(has_times, lines)):
                 hint = other_kind("\n".join(lines), path) or "it is no SubRip file"
             raise BadData(f"{place}: expected a cue's number and times, not {line[:60]!r}; {hint}")
     return fresh_texts(cues, notes)
 
 
-def fresh_texts(cues: list[tuple[float, list[str], list[str]]],
-                notes: Notes) -> list[tuple[float, str]]:
-    """(end, text) of cues (end, lines as they are shown, lines of the file), each said once."""
+def fresh_texts(cues: list[tuple[float, list[str]]], notes: Notes) -> list[tuple[float, str]]:
+    """(end, text without markup) of cues (end, lines), each text once."""
     texts = []
-    before = []
-    written_before = []
-    for end, lines, written in cues:
-        said = list(filter(None, lines))
-        said_before = list(filter(None, before))
-        rolled = 0
-        if said and lines == before and written != written_before:
+    before = []                                # lines, and what they show
+    shown_before = []
+    for end, lines in cues:
+        shown = [unescape(re.sub(r"\\[Nnh]", " ", MARKUP.sub("", line))).strip() for line in lines]
+        fresh = list(filter(None, shown))
+        if fresh and shown == shown_before and lines != before:
             # word after word in another colour: one sentence, up to the end of the last word
             notes.add("cues that differ from the one before in their markup alone joined")
             texts.pop()
-        elif max(len(lines), len(before)) > 1:
+        elif max(len(shown), len(shown_before)) > 1:
             # captions that roll: their first lines are the last ones that were shown
-            rolled = max(n for n in range(len(said) + 1) if said[:n] == said_before[-n or len(before):])
+            old = list(filter(None, shown_before))
+            rolled = max(n for n in range(len(fresh) + 1) if fresh[:n] == old[len(old) - n:])
             notes.add("lines that the cue before has shown left out", rolled)
-        texts.append((end, " ".join(said[rolled:])))
-        before, written_before = lines, written
+            fresh = fresh[rolled:]
+        texts.append((end, " ".join(fresh)))
+        before, shown_before = lines, shown
     return texts
 
 

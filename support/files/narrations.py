@@ -12,6 +12,7 @@
 Times are in seconds, in any order. A malformed file raises BadData: one line names the problem.
 """
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import permutations
 from operator import attrgetter
 from pathlib import Path
@@ -117,20 +118,22 @@ def narration_files(path: Path) -> list[Path]:
              and not file.name.startswith(".") and not file.name.endswith(".trace.jsonl")]
     if not files:
         raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
-    best = {}
-    for file in files:
-        rank = ENDINGS[file.suffix.lower()]
-        best[file.stem] = min(rank, best.get(file.stem, rank))
-    return [file for file in files if ENDINGS[file.suffix.lower()] == best[file.stem]]
+    files.sort(key=rank_of)
+    best = {file.stem: rank_of(file) for file in reversed(files)}
+    return [file for file in files if rank_of(file) == best[file.stem]]
+
+
+def rank_of(file: Path) -> int:
+    return ENDINGS[file.suffix.lower()]
 
 
 def read_videos(file: Path) -> dict:
     """{video: entry} of a file."""
-    if file.suffix.lower() == ".jsonl":
+    ending = file.suffix.lower()
+    if ending == ".jsonl":
         return {unquote(file.stem): read_jsonl(file)}          # the inverse of file_name
-    if file.suffix.lower() in (".csv", ".srt", ".vtt"):
-        cues = read_cues(file, Notes())
-        return {file.stem: [{"time": cue.time, "text": cue.text} for cue in cues]}
+    if ending in ENDINGS and ending != ".json":
+        return {file.stem: [asdict(cue) for cue in read_cues(file, Notes())]}
     content = read_json(file)
     rows = rows_of_video(content)
     if rows is not None:
@@ -145,22 +148,9 @@ def rows_of_video(content) -> list | None:
     """The narrations in a JSON file of one video: a list, as {"narrations": [...]} or as whisper
     writes them. None if it is another file.
     """
-    if isinstance(content, list):
-        return content
-    for name in ("narrations", "segments"):
-        if isinstance(content, dict) and isinstance(content.get(name), list):
-            return content[name]
-    return None
-
-
-def rows_of_file(content, path: Path) -> list:
-    """The narrations in a JSON file of one video; BadData says what the file has instead."""
-    rows = rows_of_video(content)
-    if rows is None:
-        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
-        raise BadData(f'{path}: expected a list of {{"time": seconds, "text": str}}, alone or as '
-                      f'"narrations" or "segments"; it has {keys[:100] or "nothing"}')
-    return rows
+    fields = content if isinstance(content, dict) else {"narrations": content}
+    return next((fields[name] for name in ("narrations", "segments")
+                 if isinstance(fields.get(name), list)), None)
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:

@@ -31,7 +31,7 @@ from support.common.text import same_name
 from support.files.cues import read_cues, whole_sentences
 from support.files.encoding import file_size
 from support.files.features import Features, feature_file, read_header
-from support.files.narrations import rows_of_file, to_sentences
+from support.files.narrations import rows_of_video, to_sentences
 from support.files.tracks import (
     NarratedVideo, Notes, Sentence, at_frames, frame_at, one_frame_each,
 )
@@ -160,7 +160,13 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
     Raises BadData naming the entry or the line that is wrong.
     """
     if path.suffix.lower() == ".json":
-        narrations = to_sentences(rows_of_file(read_json(path), path), str(path))
+        content = read_json(path)
+        rows = rows_of_video(content)
+        if rows is None:
+            keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
+            raise BadData(f'{path}: expected a list of {{"time": seconds, "text": str}}, alone or '
+                          f'as "narrations" or "segments"; it has {keys[:100] or "nothing"}')
+        narrations = to_sentences(rows, str(path))
         if narrations and narrations[0].time < 0:
             raise BadData(f"{path}: {narrations[0].time:g} s is before the start of the video")
         sentences = whole_sentences(narrations, notes)

@@ -434,6 +434,25 @@ def test_statistics_beside_the_paper(tmp_path, capsys):
     assert "1 put-back: cup, put back" in printed
 
 
+@pytest.mark.parametrize("name, file, content, says", [
+    ("ek100", "EPIC_100_train.csv", "<!doctype html><html>", "expected .*; it is a web page"),
+    ("ek100", "EPIC_100_train.csv", "version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
+    ("ek100", "EPIC_100_train.csv", "video_id;narration;verb\nv;open door;open\n", "with columns .* and commas between"),
+    ("ek100", "EPIC_100_train.csv", "", "is empty"),
+    ("ego4d", "all_narrations_redacted.json", {"v": {"narration_pass_1": {}, "status": "x"}},
+     "1 videos without a list of narrations .with narration_pass_1, status."),
+    ("ego4d", "nlq_val.json", "{", "^[^:]*nlq_val.json: is not JSON"),
+])
+def test_other_files_under_the_names_of_annotations(tmp_path, name, file, content, says):
+    """What they are, and which file it is."""
+    write(tmp_path / "annotations" / "all_narrations_redacted.json", {"videos": {"v": {}}})
+    benchmarks(tmp_path)
+    write(tmp_path / "annotations" / file, content)
+    features(tmp_path, {"v": 20})
+    with pytest.raises(BadData, match=says):
+        samples(name, tmp_path)
+
+
 @pytest.mark.parametrize("unit, fits", [(1, True), (1000, False), (30, False)])
 def test_times_that_no_video_has_are_refused(tmp_path, capsys, unit, fits):
     """In milliseconds, or in frames: most narrations lie beyond the ends of their videos. In what is
