@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments" / "results"
 FOLDER = "out/tables"           # of trained narrators, unless another one is given
 MADE = "training.json"          # beside a trained narrator: its command
-EACH = ("memory_words", "exact", "f1", "ppl")         # measures that are kept for each video
+# measures that are kept for each video
+EACH = ("memory_words", "exact", "f1", "ppl", "words_once", "words_replaced", "words_before")
 
 
 class Experiment(NamedTuple):

@@ -17,7 +17,8 @@ from support.files.tracks import NarratedVideo, Notes, Sentence
 class ToySentence(Sentence):
     """A true sentence, with the words in it that only visual memory can give."""
     memory_words: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()               # of what its place had shown before (toy/world.py)
+    # of what its place had shown before; () if that was nothing else, None if it is not known
+    before: tuple[str, ...] | None = None
 
 
 def true_sentences(path: Path) -> list[ToySentence]:
@@ -55,7 +56,7 @@ def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | N
     exact_without_memory    as exact, of sentences without such words
     words_once              as memory_words, where the place has shown nothing else
     words_replaced          as memory_words, where the place had shown another thing before
-    words_before            of the words of that other thing: share that the match contains instead
+    words_before            share of that other thing's words that the match contains
     """
     exact = []
     exact_without_memory = []
@@ -70,6 +71,8 @@ def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | N
         words = text.rstrip(".").split()
         right = [word in words for word in sentence.memory_words]
         memory_words += right
+        if sentence.before is None:
+            continue
         if sentence.before:
             replaced += right
         else:
