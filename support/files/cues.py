@@ -264,9 +264,14 @@ def check_columns(path: Path, rows: list[list[str]]) -> None:
         if all(is_time(row[n:]) for row in below):
             times[n] = [read_clock(row[n]) for row in below]
     in_order = [n for n in times if times[n] == sorted(set(times[n]))]
-    if columns == 3 and [*times] == [0, 1] and 1 in in_order and below is rows:
-        counted = [first - times[0][0] for first in times[0]] == [*range(len(below))]
-        if counted or all(start <= end for start, end in zip(*times.values())):
+    if columns == 3 and [*times] == [0, 1] and below is rows:
+        starts, ends = times.values()
+        counts = [start - starts[0] for start in starts] == [*range(len(rows))]
+        before = all(start <= end for start, end in zip(starts, ends))
+        follow = any(end <= start for end, start in zip(ends, starts[1:]))
+        # of whole numbers, two may be one with a decimal comma
+        whole = all(cell.strip().isdecimal() for row in rows for cell in row[:2])
+        if before and follow or (before or counts) and not whole:
             return
     given = ["other"] * columns
     lengths = [sum(len(row[n]) for row in below if n < len(row)) for n in range(columns)]

@@ -255,9 +255,20 @@ def test_joined_files_are_refused(tmp_path):
     [(0, 5), (2, 0), (3, 5)],                  # decimal commas between commas
     [(0, 5), (1, 5), (2, 5)],
 ])
-def test_two_columns_of_times_that_are_no_start_and_end(tmp_path, rows):
+def test_two_columns_of_times_that_may_be_no_start_and_end(tmp_path, rows):
     with pytest.raises(BadData, match="what they are cannot be known"):
         read(tmp_path / "a.csv", table([(*row, S) for row in rows], ","))
+
+
+@pytest.mark.parametrize("rows", [
+    [(0, 2), (2, 4), (5, 7)],                  # whole seconds
+    [(0.5, 2.5), (1.5, 4), (2, 3)],            # that overlap
+    [(4.5, 6), (0.5, 2.5)],                    # in any order
+    [(0, 0.5), (1, 1.5), (2, 2.5)],            # a number, and an end
+])
+def test_two_columns_of_times_are_a_start_and_an_end(tmp_path, rows):
+    content = table([(*row, S) for row in rows], ",")
+    assert read(tmp_path / "a.csv", content) == [(end, S) for end in sorted(end for _, end in rows)]
 
 
 @pytest.mark.parametrize("head", ["start_time,end_time,caption", "begin,stop,narration"])
