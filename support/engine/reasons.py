@@ -31,6 +31,7 @@ def reason_of_hub(error: Exception, name: str, revision: str) -> str:
     """Why the hub does not give a model, and what helps."""
     from huggingface_hub import errors
     chain = list(causes(error))
+    names = " ".join(type(each).__name__ for each in chain)
     status = next((code for code in map(status_of, chain) if code), None)
 
     def is_a(*classes: type) -> bool:
@@ -59,7 +60,7 @@ def reason_of_hub(error: Exception, name: str, revision: str) -> str:
         return "it is neither a folder here nor a name OWNER/NAME"
     if is_a(errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and the hub's cache on this machine does not have it"
-    if is_a(ConnectionError, TimeoutError) or "Connect" in type(chain[-1]).__name__:
+    if is_a(ConnectionError, TimeoutError) or re.search("Connect|Proxy|Timeout", names):
         return "the hub cannot be reached, and its cache on this machine does not have it"
     quoted = first_line(error)[:150]
     if is_a(LookupError, TypeError, ValueError, AssertionError, AttributeError):
@@ -88,6 +89,9 @@ def reason_of_files(folder: Path, error: Exception, file: Path | None = None) ->
     """
     text = " ".join(str(each) for each in causes(error))
     for damaged in [file] if file else sorted(folder.iterdir()):
+        if not damaged.exists():
+            return (f"{damaged.name} is a link to what is not there; did its download come to an "
+                    f"end? Get it again")
         if damaged.is_file() and (what := what_is_wrong(damaged)):
             return f"{damaged.name} {what}"
     if not file:
@@ -96,7 +100,8 @@ def reason_of_files(folder: Path, error: Exception, file: Path | None = None) ->
         if missing := missing_shards(folder):
             return f"{missing[0]} is missing, which model.safetensors.index.json names"
         if not list(folder.glob("*.safetensors")):
-            return other_weights(folder) or "it has no model.safetensors"
+            return other_weights(folder) or ("it has no model.safetensors; did its download "
+                                               "come to an end?")
     for pattern, meaning in ERRORS:
         if re.search(pattern, text):
             return meaning

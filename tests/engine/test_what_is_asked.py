@@ -226,6 +226,19 @@ def test_a_vision_model_takes_pictures_alone(tmp_path, vision):
         load_vision_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_download_that_did_not_come_to_its_end(tmp_path, name):
+    """In a cache whose files are links, and without the file."""
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to(tmp_path / "blob")
+    with pytest.raises(BadData, match=f"{name} is a link to what is not there"):
+        load_llm(str(tmp_path))
+    (tmp_path / name).unlink()
+    with pytest.raises(BadData, match="cannot be loaded"):
+        load_llm(str(tmp_path))
+
+
 @pytest.mark.parametrize("source, says", [
     ("llm/model.safetensors", "it is a file; give its folder, .*llm"),
     ("llm/none.gguf", "there is no such folder or file"),
@@ -268,6 +281,8 @@ def answer(Class: type, status: int) -> Exception:
     (answer(errors.HfHubHTTPError, 503), "fails .503"),
     (errors.OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
     (KeyError("id"), "not the hub's .*login page or a proxy"),
+    (type("ConnectError", (Exception,), {})("[Errno -2] Name or service not known"), "cannot be reached"),
+    (type("ProxyError", (Exception,), {})("407"), "cannot be reached"),
     (json.JSONDecodeError("no", "<html>", 0), "not the hub's .*login page or a proxy"),
 ], ids=str)
 def test_what_the_hub_says(error, says):
