@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.show import as_markdown
+
 VERDICTS = ("agrees", "in part", "disagrees", "not shown", "not measured")
 # A table that is made, or that is dated: its name, and what stands there
 BLOCK = re.compile(r"<!-- (?!end )(?:dated )?([\w-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
@@ -108,15 +110,11 @@ def table_of_claims(page: str) -> str:
     """The claims as Markdown, with the numbers of a page's tables."""
     tables = tables_of(page)
     claims = read_claims()
-    lines = [
-        count_verdicts(claims),
-        "",
-        "| claim | where | the paper | here | trainings | verdict | why |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    headers = ["claim", "where", "the paper", "here", "trainings", "verdict", "why"]
+    rows = []
     for claim in claims:
         numbers, trainings = ours(claim, tables)
-        cells = [
+        rows.append([
             claim["claim"],
             claim["where"],
             claim["paper"],
@@ -124,6 +122,5 @@ def table_of_claims(page: str) -> str:
             trainings,
             f"**{claim['verdict']}**",
             claim["why"],
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        ])
+    return f"{count_verdicts(claims)}\n\n{as_markdown(headers, rows)}"

@@ -30,7 +30,7 @@ from baselines.memories import MEMORIES
 from clam import CLAM
 from experiments.paper import Claim
 from experiments.runs import RESULTS, ROOT, add_line, find_result, present_commit
-from experiments.show import cell, say_claim
+from experiments.show import as_markdown, cell, say_claim
 from support.common.errors import command_line
 from support.common.figures import pyplot, save_figure
 from support.common.intervals import compare_means
@@ -484,34 +484,34 @@ def label_of_arm(name: str) -> str:
 
 def table_of_arms() -> str:
     """All arms in the base world, after long trainings."""
-    lines = ["| overwriting. Each place shows two things, one after the other (not in the paper) | "
-             f"right | says the thing before | right, G at its mean | steps to .9 | right after "
-             f"{LONGEST} steps | seeds |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]
+    headers = ["overwriting. Each place shows two things, one after the other (not in the paper)",
+               "right", "says the thing before", "right, G at its mean", "steps to .9",
+               f"right after {LONGEST} steps", "seeds"]
+    rows = []
     for arm in ARMS:
         results = results_of_arm(arm, BASE, LONG)
         numbers = [cell(kept_numbers(results, field))
                    for field in ("right", "before", "right_at_mean")]
         longest = cell(kept_numbers(results_of_arm(arm, BASE, LONGEST), "right"))
-        cells = [label_of_arm(arm), *numbers, steps_to_learn(results), longest, str(len(results))]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append([label_of_arm(arm), *numbers, steps_to_learn(results), longest,
+                     str(len(results))])
     share, decay = best_fixed_decay(BASE)
     theory = f"*theory: the best single decay, {decay:.2f} a frame*"
-    lines.append(f"| {theory} | {share:.3f} | - | - | - | - | - |")
-    return "\n".join(lines)
+    rows.append([theory, f"{share:.3f}", *"-----"])
+    return as_markdown(headers, rows)
 
 
 def table_of_worlds() -> str:
     """Some arms in all worlds, after short trainings."""
     headers = [f"right after {SHORT} steps", *map(label_of_arm, SWEPT),
                "*theory: the best single decay*", "seeds"]
-    lines = [headers, ["---"] * len(headers)]
+    rows = []
     for name, world in WORLDS.items():
         results = [results_of_arm(arm, world, SHORT) for arm in SWEPT]
         numbers = [cell(kept_numbers(of_arm, "right")) for of_arm in results]
         share, _ = best_fixed_decay(world)
-        lines.append([name, *numbers, f"{share:.3f}", str(min(map(len, results)))])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        rows.append([name, *numbers, f"{share:.3f}", str(min(map(len, results)))])
+    return as_markdown(headers, rows)
 
 
 def differences() -> list[str]:

@@ -42,6 +42,7 @@ class Training(NamedTuple):
     own_look: bool = False                     # learns a stage `look` of its own
     own_llm: bool = False                      # and a language model
     init: str | None = None                    # starts from this narrator, of the same seed
+    folder: str | None = None                  # where it lies, if nothing is to be trained
 
 
 def one_loss(epochs: int) -> str:
@@ -99,6 +100,9 @@ TRAININGS = {
     # Table 16: a larger language model
     "large": Training(ALL, LARGE, own_look=True, own_llm=True),
     "large-slow": Training(ALL, f"{LARGE} --lr 3.5e-4", own_look=True, own_llm=True),
+    # The narrator of the repository, a FlowNar-C
+    "bundled": Training("--last-k 10", "--idle 0.5 --limit 1600 --epochs 5 --warmup 0.2 "
+                        "--start mimetic --recall-steps 6000", folder="toy/checkpoint"),
     # Table 2: one token a frame
     "cls": Training(ONLINE, f"{SHORT} --grid 0", own_look=True),
 }

@@ -46,9 +46,9 @@ def option_words(options: str) -> list[str]:
 
 
 def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Experiment]:
-    """A row's experiments with one evaluation. The cost of a narrator does not depend on its seed:
-    it is measured with seed 0 alone."""
-    if evaluation == "cost":
+    """A row's experiments with one evaluation. With seed 0 alone: the cost of a narrator, which does
+    not depend on its seed, and a narrator that is there."""
+    if evaluation == "cost" or TRAININGS[row.training].folder:
         seeds = [0]
     return [Experiment(row.training, evaluation, row.options, seed) for seed in seeds]
 
@@ -85,11 +85,12 @@ def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     """The command that evaluates a narrator, without `python`. It prints a JSON object last."""
     command = EVALUATIONS[experiment.evaluation]
     # Predictions are kept beside the narrator. Its seed is in the folder's name: here stands 0.
-    model = f"{folder}/{experiment.training}-{experiment.seed}"
+    trained = f"{folder}/{experiment.training}-{experiment.seed}"
+    model = TRAININGS[experiment.training].folder or trained
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
     places = {
-        "keep": f"{model}/{kept}",
-        "each": f"{model}/{kept}.json",
+        "keep": f"{trained}/{kept}",
+        "each": f"{trained}/{kept}.json",
         "videos": f"{folder}/videos",
     }
     words = [word.format(**places) for word in command.split()]     # a folder may have spaces
@@ -179,7 +180,8 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     init = TRAININGS[training].init
     if init:
         train_once(train_command(init, seed, folder), folder)
-    train_once(train_command(training, seed, folder), folder)
+    if TRAININGS[training].folder is None:
+        train_once(train_command(training, seed, folder), folder)
 
     command = evaluate_command(experiment, folder)
     printed = run_command(command, folder)

@@ -59,6 +59,12 @@ def cell(numbers: list[float]) -> str:
     return f"{mean} ± {np.std(numbers, ddof=1):.3f}"
 
 
+def as_markdown(headers: list[str], rows: list[list[str]]) -> str:
+    """A table of cells."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def markdown(name: str, seeds: list[int] | None = None) -> str:
     """A table as Markdown, and below it the intervals of its claims."""
     table = TABLES[name]
@@ -70,10 +76,7 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     headers += [f"*{header}*" for header in table.paper.split()]
     headers += [column.header for column in table.columns]
     headers.append("seeds")
-    rows = [headers, ["---"] * len(headers)]
-    for row in table.rows:
-        rows.append(cells_of(row, table, seeds))
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    lines = [as_markdown(headers, [cells_of(row, table, seeds) for row in table.rows])]
 
     claims = []
     for claim in table.claims:
@@ -103,8 +106,8 @@ def numbers_of_seeds(
 
 
 def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
-    """The cells of a row: its label, the paper's numbers, ours, and how many seeds they have: one
-    number for all columns, or "from-to"."""
+    """The cells of a row: its label, the paper's numbers, ours, and how many seeds those have that
+    are there: one number for all columns, or "from-to"."""
     paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
     cells = [row.label]
     cells += [f"*{number}*" for number in paper_numbers]
@@ -112,10 +115,10 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     for column in table.columns:
         numbers = measured(row, column, seeds)
         cells.append(cell(numbers))
-        if column.evaluation != "cost":        # which is measured with one seed alone
+        if numbers and column.evaluation != "cost":     # which is measured with one seed alone
             counts.append(len(numbers))
-    fewest = min(counts)
-    most = max(counts)
+    fewest = min(counts, default=0)
+    most = max(counts, default=0)
     cells.append(str(most) if fewest == most else f"{fewest}-{most}")
     return cells
 
