@@ -27,6 +27,7 @@ longest video, of 19,107 tokens, and 200 GB without.)
 """
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from math import cos, pi
 
 import torch
@@ -136,16 +137,21 @@ class Examples(Sequence):
 
 
 class Batches:
-    """The videos of each step, on this process: the same in every run with the same seed."""
+    """The videos of each step: the same in every run with the same seed."""
 
     def __init__(self, examples: Sequence[Example], options: Recipe):
         self.examples = examples
         self.options = options
 
+    def of_step(self, step: int) -> list[Callable[[], Example]]:
+        """What reads each video of a step, on whichever process."""
+        numbers = order(len(self.examples), self.options.batch, step, self.options.seed)
+        return [partial(self.examples.__getitem__, i) for i in numbers]
+
     def videos(self, step: int) -> Iterator[Example]:
-        of_batch = order(len(self.examples), self.options.batch, step, self.options.seed)
-        mine = my_share(of_batch)
-        return prefetch((self.examples[i] for i in mine), 1)       # a thread reads the next file
+        """This process's part of a step."""
+        mine = my_share(self.of_step(step))
+        return prefetch((read() for read in mine), 1)              # a thread reads the next file
 
 
 # ------------------------------------------------------ §3.5 the loss
@@ -172,14 +178,9 @@ def mean_loss(narrator: nar.Narrator, examples: Sequence[Example]) -> float:
     step is the mean of the videos' means.) Each process computes a part of it.
     """
     def of_this_process() -> tuple[float, int]:
-        total = 0.0
-        tokens = 0
         mine = my_share(range(len(examples)))
-        for example in prefetch((examples[i] for i in mine), 1):
-            loss, learned = example.loss(narrator)
-            total += loss.item()
-            tokens += learned
-        return total, tokens
+        losses = [example.loss(narrator) for example in prefetch((examples[i] for i in mine), 1)]
+        return sum(loss.item() for loss, _ in losses), sum(learned for _, learned in losses)
 
     narrator.eval()
     total, tokens = sum_of(of_this_process)
@@ -229,14 +230,14 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
     parameters = narrator.trainable()
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
-    of_step = batches(examples, options)
+    of_training = batches(examples, options)
     steps_per_epoch = max(1, round(len(examples) / options.batch))
     steps = max(1, round(options.epochs * len(examples) / options.batch))
     # after each epoch; if there are many, about ten times
     steps_to_validation = steps_per_epoch * max(1, round(options.epochs / 10))
 
     def backward(step: int) -> float:
-        videos = seed_each(of_step.videos(step), options.seed, step * options.batch)
+        videos = seed_each(of_training.videos(step), options.seed, step * options.batch)
         return loss_of_batch(narrator, videos, options.batch)
 
     def validate(step: int) -> dict:

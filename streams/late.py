@@ -4,15 +4,15 @@ the memory of other videos, and with positions far beyond those of any video.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import narrator as nar
-from support.common.devices import rank
 from train import Batches, Example, Recipe
 
 
@@ -71,25 +71,22 @@ class LateBatches(Batches):
         super().__init__(examples, options)
         self.plain = plain(examples, options)
 
-    def videos(self, step: int) -> Iterator[Example]:
-        process, processes = rank()
+    def of_step(self, step: int) -> list[Callable[[], Example]]:
         chance = random.Random(f"{self.options.seed} {step}")
-        videos = self.plain.videos(step)
-        for i in range(self.options.batch):
-            # drawn for the videos of other processes, too: all draw the same
-            earlier = []
-            tokens = 0
+        videos = self.plain.of_step(step)
+        for i, read in enumerate(videos):
             if chance.random() < self.options.long:
                 count = len(self.examples)
                 earlier = [chance.randrange(count) for _ in range(chance.randint(1, 3))]
                 tokens = round(10 ** chance.uniform(0, 5))
-            if i % processes != process:
-                continue
-            video = next(videos)
-            if earlier:
-                earlier = [self.examples[j] for j in earlier]
-                video = LateExample(video.x, video.narrations, earlier, tokens)
-            yield video
+                videos[i] = partial(self.read_late, read, earlier, tokens)
+        return videos
+
+    def read_late(self, read: Callable[[], Example], earlier: list[int],
+                  tokens: int) -> LateExample:
+        video = read()
+        earlier = [self.examples[i] for i in earlier]
+        return LateExample(video.x, video.narrations, earlier, tokens)
 
 
 @torch.no_grad()

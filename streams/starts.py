@@ -4,17 +4,16 @@ from any frame, so that a narrator cannot learn by heart after how many frames t
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 import narrator as nar
 from data import Sample
 from evaluate import measure_video, of_each, self_conditioned, to_predictions
-from support.common.devices import rank
-from support.common.iterate import prefetch
-from support.common.processes import sum_of
+from support.common.processes import my_share, sum_of
 from support.engine.run import order
 from support.files.features import FromFrame
 from support.files.tracks import Sentence, frame_at, time_of
@@ -58,17 +57,15 @@ class BatchesFromAnywhere(Batches):
     """Own videos, each from a frame that is drawn anew for each step."""
     examples: Examples
 
-    def videos(self, step: int) -> Iterator[Example]:
-        process, processes = rank()
+    def of_step(self, step: int) -> list[Callable[[], Example]]:
         seed = self.options.seed
         chance = random.Random(f"starts {seed} {step}")
-        samples = []
+        videos = []
         for index in order(len(self.examples), self.options.batch, step, seed):
-            # drawn for the videos of other processes, too: all draw the same
             sample = self.examples.samples[index]
-            samples.append(sample_from(sample, draw_start(sample, chance)))
-        mine = samples[process::processes]
-        return prefetch(map(self.examples.example_of, mine), 1)
+            sample = sample_from(sample, draw_start(sample, chance))
+            videos.append(partial(self.examples.example_of, sample))
+        return videos
 
 
 # ------------------------------------------------------ what has been learned
@@ -96,13 +93,10 @@ def streamed_f1(narrator: nar.Narrator, samples: list[Sample]) -> float | None:
 @torch.no_grad()
 def loss_of_trigger(narrator: nar.Narrator, examples: Examples) -> float:
     """The mean loss of the trigger alone, [SKIP] or the end of the segment after each frame."""
-    process, processes = rank()
-
     def of_this_process() -> tuple[float, int]:
         total = 0.0
         number = 0
-        looked_at = range(min(VIDEOS, len(examples)))
-        for i in looked_at[process::processes]:
+        for i in my_share(range(min(VIDEOS, len(examples)))):
             example = examples[i]
             hidden, labels, tokens = narrator(example.x, example.narrations)
             followed_by = torch.tensor([*tokens.kind[1:], nar.PROMPT])

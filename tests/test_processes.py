@@ -370,6 +370,7 @@ def test_any_number_of_processes_is_one(whole, tmp_path):
 
 @pytest.mark.parametrize("change, named", [
     ({"batch": 3}, "process 1 has batch 3, and process 0 has 4"),
+    ({"--resume": True}, "process 1 has resume True, and process 0 has False"),
     ({"dtype": "bfloat16"}, "process 1 has --dtype torch.bfloat16, and process 0 has torch.float32"),
     ({"root": "other"}, "process 1 has the training videos 12 of hash"),
 ])
@@ -380,8 +381,11 @@ def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, 
         change = {"root": tmp_path / "other"}
         sentences = tmp_path / "other" / "annotations" / "refined_train_narrations.json"
         sentences.write_text(sentences.read_text().replace("knife", "fork"))
-    lines = [training(whole, output=tmp_path / "out"),
-             training(whole, output=tmp_path / "out", **change)]
+    first = training(whole, output=tmp_path / "out")
+    second = [*first, "--resume"]
+    if "--resume" not in change:
+        second = training(whole, output=tmp_path / "out", **change)
+    lines = [first, second]
     for code, errors in run_together(*lines):
         assert code == 1
         assert errors[-1].startswith("error: at the start, ")

@@ -189,7 +189,7 @@ def test_resumed_is_as_if_never_interrupted(tmp_path, capsys, monkeypatch, video
     capsys.readouterr()
     with monkeypatch.context() as patch:
         if stop["error"] is Killed:            # nothing of the process is left to save
-            patch.setattr(engine.Run, "save_what_is_done", lambda run: None)
+            patch.setattr(engine.Run, "__exit__", lambda run, *_: None)
         run(tmp_path / "b", videos, **stop)
     done = 6 - left // 2
     says = f"narrator: {done} of 6 steps are saved; the same command with --resume goes on"

@@ -90,12 +90,12 @@ def check_launcher() -> None:
     """
     if under_torchrun():
         return
-    least = {name: 0 for name in SIZES} | {name: 1 for name in NUMBERS}
     several = {}
-    for name, first in least.items():
+    for name in SIZES + NUMBERS:
         value = os.environ.get(name, "")
-        if value.isdecimal() and int(value) + first > 1:
-            several[name] = int(value) + first
+        least = int(value) + (name in NUMBERS) if value.isdecimal() else 1
+        if least > 1:
+            several[name] = least
     if several:
         name, count = next(iter(several.items()))
         command = shlex.join(["torchrun", "--nproc-per-node", str(count), *sys.argv])

@@ -64,16 +64,16 @@ def order(count: int, batch: int, step: int, seed: int) -> list[int]:
     examples = []
     for position in range(step * batch, (step + 1) * batch):
         epoch, index = divmod(position, count)
-        examples.append(int(permutation(count, epoch, seed)[index]))
+        examples.append(permutation(count, epoch, seed)[index])
     return examples
 
 
 @lru_cache(2)                          # a batch can end one epoch and begin the next
-def permutation(count: int, epoch: int, seed: int) -> Tensor:
+def permutation(count: int, epoch: int, seed: int) -> list[int]:
     """The order of an epoch."""
     # another number for each seed and epoch, below a million epochs
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=generator).tolist()
 
 
 def seed_each(videos: Iterable, seed: int, first: int) -> Iterator:
@@ -193,7 +193,7 @@ class Run:
         optimizer.register_step_post_hook(self.after_update)
 
     def __enter__(self) -> Run:
-        check_equal(self.settings)
+        check_equal(self.settings | {"resume": self.resume})
         if self.resume:
             self.saved, *others = gathered(together(self.steps_in_folder))
             for process, steps in enumerate(others, 1):
@@ -257,20 +257,17 @@ class Run:
             self.save_state()
 
     def __exit__(self, kind, error, traceback) -> None:
-        if kind is None:
-            if self.is_first_process:
-                report_losses(self.log)
+        if not self.is_first_process or kind is Different:
             return
-        if self.is_first_process and kind is not Different:
-            with uninterrupted():
-                self.save_what_is_done()
-
-    def save_what_is_done(self) -> None:
-        if self.steps_done and self.steps_done != self.saved:
-            self.save_state()
-        if self.saved:
-            say(f"{self.stage}: {self.saved} of {self.number_of_steps} steps are saved; the same "
-                f"command with --resume goes on from there")
+        if kind is None:
+            report_losses(self.log)
+            return
+        with uninterrupted():
+            if self.steps_done and self.steps_done != self.saved:
+                self.save_state()
+            if self.saved:
+                say(f"{self.stage}: {self.saved} of {self.number_of_steps} steps are saved; the "
+                    f"same command with --resume goes on from there")
 
     def save_state(self) -> None:
         """Write one file with everything that `read_state` needs."""
@@ -351,16 +348,13 @@ def report_losses(log: Path) -> None:
     the validation's was least.
     """
     rows = read_jsonl(log)
-    losses = np.array([row["loss"] for row in rows])
+    losses = [row["loss"] for row in rows]
     validated = {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
     width = max(1, len(losses) // 50)
-    window = np.ones(width) / width
-    running_mean = np.convolve(losses, window, "valid")
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(6, 3.5))
+    running_mean = np.convolve(losses, np.full(width, 1 / width), "valid")
+    figure, axes = pyplot().subplots(figsize=(6, 3.5))
     axes.plot(losses, color="#c0c0c0", linewidth=0.8)
-    steps = np.arange(width - 1, len(losses))
-    axes.plot(steps, running_mean, color="#2060a0", label="training")
+    axes.plot(range(width - 1, len(losses)), running_mean, color="#2060a0", label="training")
     if validated:
         axes.plot(validated.keys(), validated.values(), "o-", color="#c04020", label="validation")
         axes.legend()

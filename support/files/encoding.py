@@ -45,11 +45,9 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     names = [features.stem for features in headers]
     check_equal(settings | {"videos": f"{len(names)} of hash {digest_of(str(names)):.16}"})
 
-    def missing() -> list[tuple[str, Path]]:
-        return [(source, features) for source, features in my_share([*zip(videos, headers)])
-                if not is_made(features, headers[features], renew)]
-
-    to_do = together(missing)
+    mine = my_share([*zip(videos, headers)])
+    to_do = together(lambda: [(source, features) for source, features in mine
+                              if not is_made(features, headers[features], renew)])
 
     def encode_missing() -> list[str]:
         """-> the videos that could not be encoded."""
