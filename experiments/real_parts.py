@@ -12,8 +12,8 @@ come inside packages, and become folders of transformers here. They stay frozen:
 and LoRA are trained by the paper's loss alone, without stages, and without labels but the
 sentences. The videos are the toy's kitchens, encoded once.
 
-A step is one pass of the language model for all of its videos (`losses`), which a GPU needs to be
-busy: the same numbers as train.py's, up to rounding.
+A step is one pass of the language model for all of its videos (`batch_loss`), which a GPU needs to
+be busy: the same numbers as train.py's, up to rounding.
 """
 import argparse
 import json
@@ -41,11 +41,13 @@ from support.common.disk import read_json, read_jsonl, write_json, write_tensors
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import Parser
-from support.common.progress import progress, say
+from support.common.progress import progress
+from support.engine.attention import mask_of_rows
 from support.files.features import feature_file
 from toy import world
 from toy.files import ground_truth
-from toy.words import recall_of_words, true_sentences
+from toy.paint import TYPES
+from toy.words import true_sentences
 
 FILE = RESULTS / "real.jsonl"
 FOLDER = ROOT / "out" / "real"  # of all that is made
@@ -58,7 +60,7 @@ PICTURE = 126                   # pixels a side, 9 x 9 patches: three a cell of 
 PATCH = 14
 SIDE = 37                       # of the encoder's own table of positions
 GRID = 3
-VIDEOS = {"train": 1600, "val": 32}
+VIDEOS = {"train": 4000, "val": 128}
 TEST = 12                       # videos that are streamed in the end
 
 # one recipe for all rows
@@ -81,15 +83,13 @@ ROWS = {
     "none": {"memory": "none"},
     "online": {"memory": "none", "prune": False, "last_k": None},
 }
-SEEDS = {"clam": 3, "none": 3}  # the other rows have one
-STEPS = 220
-LOOK = 30                       # steps between two looks at the validation videos
-# The rate of all rows is the one with the least loss of two rows after few steps.
-RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
-RATE_ROWS = ("clam", "none")
-RATE_STEPS = 60
-SHOWN = {"val_loss": "loss", "exact_without_memory": "exact", "memory_words": "memory words"}
-TESTED = ("f1", "exact", "exact_without_memory", "memory_words", "ppl", "time_diff")
+# at a higher one CLAM's memory tokens become all alike within the warm-up (experiments/README.md)
+RATE = 6e-4
+STEPS = 1200
+BLOCK = 64                      # lengths are multiples of it: attention likes whole blocks
+LOOKS = 8                       # at the validation videos
+SHOWN = ("val_loss", "seen_words", "hidden_words", "exact", "exact_without_memory", "memory_words",
+         "f1", "ppl", "time_diff", "tokens_differ")
 
 
 # ------------------------------------------------------------------ the frozen models
@@ -204,72 +204,74 @@ def make_kitchens(folder: Path, device: str) -> None:
 # ------------------------------------------------------------------ several videos in one pass
 
 def one_pass(narrator: nar.Narrator,
-             videos: Sequence[train.Example]) -> tuple[Tensor, Tensor, list[nar.Tokens]]:
+             videos: Sequence[train.Example]) -> tuple[Tensor, Tensor]:
     """`Narrator.forward` of several videos at once, the shorter ones padded: the last hidden states
-    [B, L, D_lm], the labels [B, L], and the tokens of each video."""
-    config = narrator.config
-    device = narrator.llm.device
+    [B, L, D_lm], and the labels [B, L] on the CPU."""
+    llm = narrator.llm
     all_tokens = [narrator.layout.sequence(video.narrations) for video in videos]
-    longest = -(-max(map(len, all_tokens)) // 64) * 64          # attention likes whole blocks
-    # a padded row sees itself: attention to no key at all would be NaN
-    sees = torch.eye(longest, dtype=torch.bool).repeat(len(videos), 1, 1)
+    longest = -(-max(map(len, all_tokens)) // BLOCK) * BLOCK
     labels = torch.full((len(videos), longest), -100)
     embeddings = []
-    for i, (video, tokens) in enumerate(zip(videos, all_tokens)):
+    masks = []
+    for of_video, video, tokens in zip(labels, videos, all_tokens):
         last, _ = video.narrations[-1]
         x = video.x[:last + 1]
         memory = narrator.read_outs(x, video.narrations)
         e = narrator.embed(tokens.ids, x, memory)
         L = len(tokens)
         embeddings.append(F.pad(e, (0, 0, 0, longest - L)))
-        sees[i, :L, :L] = nar.attention_mask(tokens, config.last_k, config.prune)
-        labels[i, :L] = tokens.labels()
-    output = narrator.llm.model(
+        # a row of what each segment sees, for each of its tokens: soon made, unlike all pairs
+        now = torch.arange(tokens.segment[-1] + 1)[:, None]
+        seen = nar.visible(tokens, now, narrator.config.last_k, narrator.config.prune)
+        # a padded row sees itself: attention to no key at all would be NaN
+        sees = torch.eye(longest, dtype=torch.bool)
+        sees[:L, :L] = seen[tokens.segment].tril()
+        masks.append(mask_of_rows(sees, llm)[0])
+        of_video[:L] = tokens.labels()
+    output = llm.model(
         inputs_embeds=torch.stack(embeddings),
-        position_ids=torch.arange(longest, device=device).expand(len(videos), -1),
-        attention_mask=sees[:, None].to(device),
+        position_ids=torch.arange(longest, device=llm.device).expand(len(videos), -1),
+        attention_mask=torch.stack(masks),
         use_cache=False,
     )
-    return output.last_hidden_state, labels.to(device), all_tokens
+    return output.last_hidden_state, labels
 
 
-def losses(narrator: nar.Narrator, videos: Sequence[train.Example]) -> tuple[Tensor, Tensor]:
-    """The loss (§3.5) of each video, summed over its learned tokens, and how many they are [B]."""
-    hidden, labels, _ = one_pass(narrator, videos)
-    sums = [narrator.loss_of(h, of_video)[0] for h, of_video in zip(hidden, labels.cpu())]
-    return torch.stack(sums), (labels != -100).sum(1)
+def batch_loss(narrator: nar.Narrator, videos: Sequence[train.Example]) -> Tensor:
+    """The loss of a step (§3.5): train.py's `loss_of_batch`, in one pass."""
+    pairs = map(narrator.loss_of, *one_pass(narrator, videos))
+    return torch.stack([loss / learned for loss, learned in pairs]).mean()
 
 
 @torch.no_grad()
-def measured_words(narrator: nar.Narrator, examples: train.Examples, batch: int) -> dict:
-    """The mean loss of the learned tokens, and the measures of words (toy/words.py) of the
-    likeliest token at each place of the true sentences."""
+def measured_words(narrator: nar.Narrator, examples: train.Examples, folder: Path,
+                   batch: int) -> dict:
+    """The mean loss of the learned tokens; and which share of the words for things (colour, type) is
+    the likeliest token where they stand, given all of the text before them: of things that the
+    segment shows, and of those that only memory has."""
+    encode = narrator.layout.encode
+    words = torch.tensor([encode(f" {word}")[0] for word in world.COLOURS + TYPES])
+    *_, board = encode(" cupboard")            # which can begin with the type cup
     loss = learned = 0
-    pairs = []
+    right = {"seen": [], "hidden": []}
     for start in range(0, len(examples), batch):
-        rows = range(start, min(start + batch, len(examples)))
-        videos = [examples[i] for i in rows]
-        hidden, labels, all_tokens = one_pass(narrator, videos)
-        places = labels != -100
-        logits = narrator.logits(hidden[places])
-        loss += F.cross_entropy(logits, labels[places], reduction="sum").item()
-        learned += len(logits)
-        likeliest = labels.masked_scatter(places, logits.argmax(-1))
-        for i, tokens, ids in zip(rows, all_tokens, likeliest.tolist()):
-            truth = true_sentences(FOLDER / KITCHENS / f"{examples.samples[i].name}.json")
-            pairs += zip(truth, sentences(narrator.layout, tokens, ids), strict=True)
-    return {"val_loss": loss / learned, **recall_of_words(pairs)}
-
-
-def sentences(layout: nar.Layout, tokens: nar.Tokens, next_ids: list[int]) -> list[str]:
-    """What stands where the narrations are, if next_ids[i] follows token i."""
-    words = {}                                 # number of a narration: its tokens
-    for place, (kind, number) in enumerate(zip(tokens.kind, tokens.number)):
-        # what is fed in the next segment is its end
-        if kind == nar.NARRATION and tokens.segment[place] == number:
-            words.setdefault(number, []).append(next_ids[place - 1])
-    opening = len(layout.assistant)
-    return [layout.decode(ids[opening:]) for ids in words.values()]
+        videos = range(start, min(start + batch, len(examples)))
+        all_hidden, all_labels = one_pass(narrator, [examples[i] for i in videos])
+        for i, hidden, labels in zip(videos, all_hidden, all_labels):
+            places = (labels != -100).nonzero()[:, 0]
+            labels = labels[places]
+            logits = narrator.logits(hidden[places.to(hidden.device)]).cpu()
+            loss += F.cross_entropy(logits, labels, reduction="sum").item()
+            learned += len(labels)
+            is_word = torch.isin(labels, words)
+            is_word[:-1] &= labels[1:] != board
+            guessed = (logits.argmax(-1) == labels)[is_word].tolist()       # two of each thing
+            for sentence in true_sentences(folder / f"{examples.samples[i].name}.json"):
+                if sentence.text.rstrip(".").endswith(TYPES):
+                    right["hidden" if sentence.memory_words else "seen"] += guessed[:2]
+                    del guessed[:2]
+    shares = {f"{kind}_words": mean(found) for kind, found in right.items() if found}
+    return {"val_loss": loss / learned} | shares
 
 
 def learn_in_passes(narrator: nar.Narrator, examples: train.Examples, options: Options,
@@ -281,15 +283,14 @@ def learn_in_passes(narrator: nar.Narrator, examples: train.Examples, options: O
     steps = round(options.epochs * len(examples) / options.batch)
 
     def backward(step: int) -> float:
-        of_videos, learned = losses(narrator, list(batches.videos(step)))
-        loss = (of_videos / learned).mean()
+        loss = batch_loss(narrator, list(batches.videos(step)))
         loss.backward()
         return loss.item()
 
     def validate(step: int) -> dict:
-        if (step + 1) % LOOK and step + 1 < steps:
+        if (step + 1) % max(1, steps // LOOKS) and step + 1 < steps:
             return {}
-        return measured_words(narrator, held_out, options.batch)
+        return measured_words(narrator, held_out, Path(options.data), options.batch)
 
     parameters = narrator.trainable()
     train.fit("narrator", parameters, backward, steps, options.lr, options, validate)
@@ -325,8 +326,8 @@ class RowTraining:
         add_line(FILE, line)
 
 
-def training(row: str, seed: int, lr: float, steps: int) -> RowTraining:
-    return RowTraining(row, seed, lr, steps, VIDEOS["train"], RECIPE | ROWS[row])
+def training(row: str, seed: int = 0) -> RowTraining:
+    return RowTraining(row, seed, RATE, STEPS, VIDEOS["train"], RECIPE | ROWS[row])
 
 
 def train_row(what: RowTraining, device: str) -> None:
@@ -365,19 +366,6 @@ def test(what: RowTraining, device: str) -> None:
     what.add_result("test", device, measures=numbers)
 
 
-def best_rate(device: str) -> float:
-    """See RATES."""
-    loss_of = {}
-    for lr in RATES:
-        loss_of[lr] = 0.0
-        for row in RATE_ROWS:
-            what = training(row, 0, lr, RATE_STEPS)
-            if not what.result("training"):
-                train_row(what, device)
-            loss_of[lr] += what.result("training")["looks"][-1]["val_loss"]
-    return min(loss_of, key=loss_of.get)
-
-
 def put_beside_models(output: Path) -> None:
     """Copy a narrator into the folder of its models, which can then be moved as a whole."""
     names = {
@@ -393,21 +381,20 @@ def put_beside_models(output: Path) -> None:
 # ------------------------------------------------------------------ the command
 
 def print_rows() -> None:
-    """The short trainings, by their rates, and the rows: means over the seeds."""
-    for steps in (RATE_STEPS, STEPS):
-        columns = {}                           # {row and rate: {name: numbers of the seeds}}
-        for line in lines_of(FILE):
+    """The trainings of equally many steps, by row and rate: means over the seeds."""
+    lines = lines_of(FILE)
+    for steps in sorted({line["steps"] for line in lines}):
+        columns = defaultdict(lambda: defaultdict(list))        # name: numbers of the seeds
+        for line in lines:
             if line["steps"] != steps:
                 continue
-            numbers = columns.setdefault(f"{line['row']} {line['lr']:g}", defaultdict(list))
-            for look in line.get("looks", ()):
-                for name, title in SHOWN.items():
-                    numbers[f"{look['step'] + 1} steps: {title}"].append(look[name])
-            for name in TESTED if "measures" in line else ():
-                numbers[f"test: {name}"].append(line["measures"][name])
-        table = [(column, {name: mean(found) for name, found in numbers.items()})
-                 for column, numbers in columns.items()]
-        print_table(table)
+            column = columns[f"{line['row']} {line['lr']:g}"]
+            for look in line.get("looks", ()) or [line["measures"]]:
+                when = f"{look['step'] + 1} steps" if "step" in look else line["result"]
+                for name in filter(look.__contains__, SHOWN):
+                    column[f"{when}: {name}"].append(look[name])
+        print_table([(column, {name: mean(found) for name, found in numbers.items()})
+                     for column, numbers in columns.items()])
 
 
 def make_or_show(args: argparse.Namespace) -> None:
@@ -419,16 +406,13 @@ def make_or_show(args: argparse.Namespace) -> None:
     if not (FOLDER / LLM / "model.safetensors").exists():
         make_llm(FOLDER / LLM)
     make_kitchens(FOLDER / KITCHENS, args.device)
-    lr = best_rate(args.device)
-    say(f"learning rate {lr:g}")
     for row in args.rows:
-        for seed in range(SEEDS.get(row, 1)):
-            what = training(row, seed, lr, STEPS)
-            if not what.result("test"):
-                train_row(what, args.device)
-                test(what, args.device)
-                if (row, seed) == ("clam", 0):
-                    put_beside_models(what.output)
+        what = training(row)
+        if not what.result("test"):
+            train_row(what, args.device)
+            test(what, args.device)
+            if row == "clam":
+                put_beside_models(what.output)
 
 
 def main():

@@ -156,12 +156,11 @@ def test_ten_steps_with_real_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(real_parts, "VIDEOS", {"train": 2, "val": 1})
     monkeypatch.setattr(real_parts.world, "SEGMENTS", (2, 3))                # short videos
     monkeypatch.setattr(real_parts, "STEPS", 10)
-    monkeypatch.setattr(real_parts, "SEEDS", {})
+    monkeypatch.setattr(real_parts, "RATE", 1e-3)
     monkeypatch.setattr(real_parts, "test", lambda what, device: None)       # takes minutes
-    monkeypatch.setattr(real_parts, "best_rate", lambda device: 1e-3)
     monkeypatch.setitem(real_parts.RECIPE, "batch", 1)
     real_parts.make_or_show(SimpleNamespace(show=False, rows=["clam"], device="cpu"))
-    what = real_parts.training("clam", 0, 1e-3, 10)
+    what = real_parts.training("clam")
     losses = [row["loss"] for row in read_jsonl(what.output / "narrator-log.jsonl")]
     assert losses[-1] < 0.7 * losses[0]
     assert what.result("training")["looks"][-1]["step"] == 9

@@ -33,46 +33,41 @@ def test_one_pass_gives_the_loss_and_gradients_of_train_py(changes):
     one_by_one = train.loss_of_batch(narrator, examples, len(examples))
     gradients = {name: p.grad.clone() for name, p in narrator.trainable().items()}
     narrator.zero_grad()
-    of_videos, learned = real_parts.losses(narrator, examples)
-    loss = (of_videos / learned).mean()
+    loss = real_parts.batch_loss(narrator, examples)
     loss.backward()
     assert loss.item() == pytest.approx(one_by_one, rel=1e-5)
     for name, p in narrator.trainable().items():
         assert (p.grad - gradients[name]).norm() <= 1e-4 * gradients[name].norm() + 1e-7, name
 
 
-def test_sentences_are_read_where_the_true_ones_stand():
+def test_words_for_things_on_held_out_videos(tmp_path, monkeypatch):
+    """The cup of "cupboard" is no thing."""
     narrator = tiny()
-    example, _ = examples_for(narrator)
-    tokens = narrator.layout.sequence(example.narrations)
-    next_ids = tokens.ids[1:] + [0]
-    assert real_parts.sentences(narrator.layout, tokens, next_ids) == [t.strip() for t in TEXTS]
+    texts = (" You look around.", " You check the cupboard.", " You wash the red cup.",
+             " You tap the drawer hiding the blue pan.")
+    x, _ = video(narrator, frames=9)
+    narrations = [(frame, narrator.layout.encode(text)) for frame, text in zip((0, 3, 5, 8), texts)]
+    held_out = Held([train.Example(x, narrations)])
+    rows = [{"time": 0.5, "text": text.strip()} for text in texts]
+    rows[3]["memory"] = ["blue", "pan"]
+    write_json(tmp_path / "0.json", {"narrations": rows})
+    measured = real_parts.measured_words(narrator, held_out, tmp_path, batch=2)
+    total, learned = narrator.loss(x, narrations)
+    assert measured["val_loss"] == pytest.approx((total / learned).item(), rel=1e-5)
+    assert measured["seen_words"] == measured["hidden_words"] == 0
 
+    red, blue, pan = (narrator.layout.encode(word)[0] for word in (" red", " blue", " pan"))
+    labels = narrator.layout.sequence(narrations).labels()
+    labels = labels[labels != -100]
 
-def test_measures_of_words_on_held_out_videos(monkeypatch, tmp_path):
-    """With the true words as the likeliest, all sentences and memory words are right."""
-    monkeypatch.setattr(real_parts, "FOLDER", tmp_path)
-    narrator = tiny()
-    held_out = Held(examples_for(narrator))
-    for sample, example in zip(held_out.samples, held_out):
-        rows = [{"time": frame + 0.5, "text": narrator.layout.decode(ids), "memory": ["open"]}
-                for frame, ids in example.narrations]
-        write_json(tmp_path / real_parts.KITCHENS / f"{sample.name}.json", {"narrations": rows})
-    measured = real_parts.measured_words(narrator, held_out, batch=2)
-    of_videos, learned = real_parts.losses(narrator, held_out)
-    assert measured["val_loss"] == pytest.approx((of_videos.sum() / learned.sum()).item(), rel=1e-5)
-    assert measured["exact"] == measured["memory_words"] == 0
+    def knows_two(hidden):
+        """Logits of one who knows blue and pan, and takes all else for red."""
+        guesses = torch.where((labels == blue) | (labels == pan), labels, red)
+        return F.one_hot(guesses, len(narrator.layout.tokenizer)).float()
 
-    def labels_alone(hidden):
-        """Logits whose largest is the label's."""
-        learned = torch.cat([tokens.labels() for tokens in all_tokens])
-        return F.one_hot(learned[learned != -100], len(narrator.layout.tokenizer)).float()
-
-    all_tokens = [narrator.layout.sequence(example.narrations) for example in held_out]
-    monkeypatch.setattr(narrator, "logits", labels_alone)
-    measured = real_parts.measured_words(narrator, held_out, batch=2)
-    assert measured["exact"] == 1
-    assert measured["memory_words"] == 2 / 5        # of five sentences, two have the word "open"
+    monkeypatch.setattr(narrator, "logits", knows_two)
+    measured = real_parts.measured_words(narrator, held_out, tmp_path, batch=2)
+    assert (measured["seen_words"], measured["hidden_words"]) == (1 / 2, 1)
 
 
 class Held(list):
@@ -89,14 +84,12 @@ def test_one_line_says_what_to_install(monkeypatch):
         real_parts.file_inside("no_such_package", "*.gguf")
 
 
-def test_rows_with_results_are_not_trained_again(monkeypatch, tmp_path):
-    """The rate is that with the least loss of both rows; all of a complete file is shown."""
+def test_results_are_found_and_shown(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(real_parts, "FILE", tmp_path / "real.jsonl")
-    monkeypatch.setattr(real_parts, "train_row", None)
-    for row in real_parts.RATE_ROWS:
-        for lr in real_parts.RATES:
-            what = real_parts.training(row, 0, lr, real_parts.RATE_STEPS)
-            loss = 1 + abs(lr - real_parts.RATES[2])
-            line = {"result": "training", **asdict(what), "looks": [{"step": 59, "val_loss": loss}]}
-            runs.add_line(real_parts.FILE, line)
-    assert real_parts.best_rate("cpu") == real_parts.RATES[2]
+    what = real_parts.training("clam")
+    line = {"result": "training", **asdict(what), "looks": [{"step": 59, "val_loss": 0.25}]}
+    runs.add_line(real_parts.FILE, line)
+    assert what.result("training")["looks"][0]["val_loss"] == 0.25
+    assert real_parts.training("none").result("training") is None
+    real_parts.print_rows()
+    assert "0.250" in capsys.readouterr().out
