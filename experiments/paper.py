@@ -119,6 +119,7 @@ EVALUATIONS = {
     "long": "evaluate.py stream --data toy --output {keep} --by-duration --root {videos}",
     "hard": f"{STREAM_TOY} --world hard",
     "second": f"{STREAM_TOY} --world second",
+    "kitchen": f"{STREAM_TOY} --world overwriting",
     "teacher": "evaluate.py teacher --data toy --limit 60 --per-video {each}",
     "long-teacher":
         "evaluate.py teacher --data toy --max-frames 2000 --by-duration --root {videos}",
