@@ -10,6 +10,7 @@ import av
 
 LOOKAHEAD = 2                                  # pictures that are asked about a time in doubt
 NEAR = 1.0                                     # seconds by which a clock that returns may differ
+LATEST_START = 600.0                           # seconds from time 0 to the first picture
 BACK = 0.1                                     # seconds that a clock may go back, as in FFmpeg
 
 
@@ -86,7 +87,8 @@ def presented(claims: Iterable[Decoded], start: float | None, longest_gap: float
             claim = replace(claim, clock=None)
         if not is_wrong:
             time = clock - origin
-            is_gap = time > expected + longest_gap
+            # sound may begin long before the pictures
+            is_gap = time > expected + (longest_gap if step else max(longest_gap, LATEST_START))
             # by chance, another video's first picture lands there less often
             error = step / 10 if claim.is_key else max(step, NEAR)
             leaps = time > expected + NEAR

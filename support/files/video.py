@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import chain, islice
-from math import ceil, inf
+from math import ceil, cos, inf, radians, sin
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -180,14 +180,13 @@ class Video:
 
     def _has_unread_film(self) -> bool:
         """Whether the file begins again behind what was read: of several .mp4 or .flv files that
-        were joined byte by byte, FFmpeg reads the first.
+        were joined byte by byte, FFmpeg reads the first, of .mkv files the first two.
         """
-        if not Path(self.path).is_file():
+        if self._clock_may_change or not self._has_times or not Path(self.path).is_file():
             return False
         with open(self.path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            head = content[:8]
-            begins_once = b"ftyp" in head or b"FLV" in head
-            return begins_once and content.find(head, self._read_to) > 0
+            # so many bytes tell the beginning of an .mxf from its end
+            return content.find(content[:14], self._read_to) > 0
 
     def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
@@ -213,6 +212,8 @@ class Video:
             if packet.has_sidedata("encryption_info"):
                 raise BadData(f"{self.name}: is encrypted; decrypt it first")
             failures = 0
+            if packet.size == 0 and packet.pts is not None:
+                continue                       # Theora: the picture before is shown again
             self._read_to = max(self._read_to, (packet.pos or 0) + packet.size)
             frames = []
             # A marked packet was cut short, and would spoil the pictures before it. Where clocks
@@ -324,7 +325,7 @@ def video_stream(container, name: str, threads: str):
     kinds = av.stream.Disposition
     films = [film for film in container.streams.video if not film.disposition & kinds.attached_pic]
     if not films:
-        raise BadData(f"{name}: has no video stream (audio or subtitles only); give a video file")
+        raise BadData(f"{name}: has no video stream (audio, subtitles or nothing); give a video file")
     stream = max(films, key=lambda film: (
         bool(film.disposition & kinds.default),
         film.width * film.height if film.codec_context else 0,
@@ -369,11 +370,15 @@ def turn_of(frame: av.VideoFrame) -> tuple[bool, int, int]:
     """How a picture, as stored, is shown, by quarters of a turn: whether its rows become columns;
     then, whether rows and columns are read forwards (1) or backwards (-1).
     """
-    matrix = frame.side_data.get("DISPLAYMATRIX")
-    if matrix is None:
-        return False, 1, 1
     # (x, y) is shown at (ax + cy, bx + dy), but for a factor and a shift
-    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32)
+    turn = radians(frame.rotation)
+    a, b, c, d = cos(turn), -sin(turn), sin(turn), cos(turn)
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:                         # there is side data of a kind that PyAV does not know
+        matrix = None
+    if matrix is not None:                     # it knows of mirrors, too
+        a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32)
     is_on_its_side = abs(b) > abs(a)
     across, down = (c, b) if is_on_its_side else (a, d)
     return is_on_its_side, -1 if down < 0 else 1, -1 if across < 0 else 1

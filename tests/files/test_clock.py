@@ -269,6 +269,7 @@ def test_a_start_that_no_picture_has():
     """The sound begins earlier, or what the header says of the beginning is wrong."""
     claims = clip(np.random.default_rng(0), 20, 5, begin=7.0)
     meant = np.arange(20) / 5
-    for start, first in ((4.0, 3.0), (7.0, 0.0), (9.0, 0.0), (-1000.0, 0.0)):
-        times = [time for _, time in presented(claims, start, LONGEST, [])]
-        assert times == pytest.approx(first + meant)
+    for start, first in ((4.0, 3.0), (7.0, 0.0), (9.0, 0.0), (-500.0, 507.0), (-1000.0, 0.0)):
+        for longest_gap in (SHORTEST, LONGEST):
+            times = [time for _, time in presented(claims, start, longest_gap, [])]
+            assert times == pytest.approx(first + meant)
