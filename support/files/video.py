@@ -41,7 +41,7 @@ LONGEST_GAP = 60.0
 LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
 # and in formats whose clocks may change on the way (.ts), as in FFmpeg: there it is a new clock
 LONGEST_GAP_WHERE_CLOCKS_CHANGE = 10.0
-TIMELESS = 0.1                                 # share of pictures without times that is reported
+TIMELESS = 25                                  # so many pictures without times are not reported
 ODDEST_PIXEL = 4                               # a pixel that is longer or wider is not believed
 PATIENCE = 10.0                                # seconds without data until a sender is given up
 PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
@@ -89,8 +89,7 @@ class Video:
         self.damaged = 0
         self.gaps = []
         self._read = False                     # whether an iteration has begun
-        self._pictures_given = 0               # by the decoder, and those without their own time
-        self._timeless = 0
+        self._timeless = 0                     # pictures without a time of their own
         self._read_to = 0                      # byte of the file at which the last packet ends
         self._container = open_file(path, options)
         self._stream = video_stream(self._container, self.name, "AUTO")
@@ -162,10 +161,10 @@ class Video:
         if not self._has_times:
             problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
                             f"(--source-option framerate=N)")
-        elif self._timeless > TIMELESS * self._pictures_given:
-            problems.append(f"{self._timeless} of {self._pictures_given} pictures have no time of "
-                            f"their own, {1 / self._step:g} a second are assumed (to give all "
-                            f"of them others: ffmpeg -r N -i IN OUT)")
+        elif self._timeless > TIMELESS:
+            problems.append(f"{self._timeless} pictures have no time of their own, "
+                            f"{1 / self._step:g} a second are assumed (to give all of them others: "
+                            f"ffmpeg -r N -i IN OUT)")
         if self._has_unread_film():
             problems.append("another film stands behind the one that was read; join films by "
                             "ffmpeg -f concat, not byte by byte")
@@ -242,7 +241,6 @@ class Video:
         claims = presented(self._claims(), origin, longest_gap, self.gaps)
         before, begin = next(claims)
         for claim, time in claims:
-            self._pictures_given += 1
             self._timeless += claim.clock is None
             yield before.picture, time
             before, begin = claim, time
@@ -294,8 +292,6 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         raise BadData(f"{name} is a folder; give its videos, as in {Path(name) / '*.mp4'}")
     elif source and Path(path).exists():
         raise BadData(f"{name}: is a pipe or a device; for a pipe, give - and < {name}")
-    elif source.startswith("file:"):
-        raise BadData(f"{name}: give the path of the file alone, without file:")
     else:
         raise BadData(f"{name}: no such file")
     try:
@@ -325,7 +321,7 @@ def video_stream(container, name: str, threads: str):
     kinds = av.stream.Disposition
     films = [film for film in container.streams.video if not film.disposition & kinds.attached_pic]
     if not films:
-        raise BadData(f"{name}: has no video stream (audio, subtitles or nothing); give a video file")
+        raise BadData(f"{name}: has no video stream (sound, subtitles or nothing); give a video")
     stream = max(films, key=lambda film: (
         bool(film.disposition & kinds.default),
         film.width * film.height if film.codec_context else 0,
@@ -375,7 +371,7 @@ def turn_of(frame: av.VideoFrame) -> tuple[bool, int, int]:
     a, b, c, d = cos(turn), -sin(turn), sin(turn), cos(turn)
     try:
         matrix = frame.side_data.get("DISPLAYMATRIX")
-    except ValueError:                         # there is side data of a kind that PyAV does not know
+    except ValueError:                         # there is a kind of side data unknown to PyAV
         matrix = None
     if matrix is not None:                     # it knows of mirrors, too
         a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), np.int32)
@@ -391,9 +387,9 @@ def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int
     shape = float(stream.sample_aspect_ratio or 1)     # width of a pixel, divided by its height
     if not 1 / ODDEST_PIXEL <= shape <= ODDEST_PIXEL:
         shape = 1.0
-    width = frame.width * shape
-    scale = min(1, (largest or inf) / max(width, frame.height))
-    width, height = max(1, round(width * scale)), max(1, round(frame.height * scale))
+    sides = [frame.height, frame.width * shape]
+    scale = min(1, (largest or inf) / max(sides))
+    height, width = [max(1, round(side * scale)) for side in sides]
     is_on_its_side, _, _ = turn_of(frame)
     return (width, height) if is_on_its_side else (height, width)
 
