@@ -25,8 +25,8 @@ from support.common.disk import check_distinct, check_writable, file_name, write
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, data_options, model_options, positive_int, probability,
-    trigger_options,
+    DEFAULT_MODEL, LARGEST, Parser, config_changes, data_options, in_range, model_options,
+    positive_int, probability, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say
@@ -380,9 +380,10 @@ def means_of(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def kind_of_cache(text: str) -> str:
     """An argparse type: see `new_stream`."""
-    if text not in ("plain", "compacted", "rotated"):
-        positive_int(text)
-    return text
+    if text in ("plain", "compacted", "rotated"):
+        return text
+    says = "plain, compacted, rotated, or a number of tokens"
+    return str(in_range(int, 1, LARGEST, says)(text))
 
 
 def json_file(text: str) -> str:

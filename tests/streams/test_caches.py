@@ -1,11 +1,12 @@
 """streams/caches.py: positions that are compacted after a narration, and a sliding window."""
+from argparse import ArgumentTypeError
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from baselines import context_class
-from commands.evaluate_command import new_stream
+from commands.evaluate_command import kind_of_cache, new_stream
 from helpers import TOY, assert_same_stream, narrate, tiny, video
 from narrator import FRAME, VISUAL
 from stream import Cache, Context
@@ -101,3 +102,11 @@ def test_the_command(tmp_path):
     rotated = command(*line, "--cache", "rotated", "--json")
     assert rotated["f1"] == 1 and rotated["repeated"] == 0
     assert "cache" in command(*line, ok=False)
+
+
+def test_kinds_are_named():
+    assert kind_of_cache("rotated") == "rotated"
+    assert kind_of_cache("0316") == "316"
+    for text in ("foo", "0"):
+        with pytest.raises(ArgumentTypeError, match="compacted, rotated, or a number of tokens"):
+            kind_of_cache(text)
