@@ -11,6 +11,7 @@ plain form.
 """
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -138,7 +139,8 @@ class Ahead(Context):
             self.take_back()
             logits = self.read_ahead(tokens, x)
         warn_of_positions(self.narrator.llm, self.position, f"the stream, from {self.time:g} s on,")
-        if not (logits.sum() + self.state.sum()).isfinite():
+        total = logits.sum() if x is None else logits.sum() + self.state.sum()
+        if not math.isfinite(total):
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
                           f"try --dtype bfloat16 or float32 (if that does not help, its weights "
                           f"or the features of this frame are damaged)")
@@ -170,7 +172,7 @@ class Ahead(Context):
         lengths = torch.tensor([len(tokens), *map(len, guesses)])
         ends = lengths.cumsum(0) - 1
         logits, *further = self.narrator.logits(hidden[ends.to(e.device)])
-        if not logits.isfinite().all():
+        if not math.isfinite(logits.sum()):
             # A damaged frame spoils its whole pass; the frames before it are good alone.
             self.take_back()
             return super().feed(tokens, None if x is None else x[0])

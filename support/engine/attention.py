@@ -5,8 +5,8 @@ There attention is called once for each segment, with the segment's own tokens a
 keys that they see, so that there is no [L, L] tensor. Which keys these are is the caller's business
 (narrator.py: `visible`).
 
-Heads of queries that share their keys become further rows of one product, so that no key is copied
-for them.
+g heads of queries that share their keys become g rows of one product, so that no key is copied for
+them.
 
 Here is also the loss in pieces, for the same reason: what is as long as a video stays small.
 """
@@ -33,26 +33,25 @@ class Segments:
 
     def __init__(self, segment: list[int], seen: Tensor, llm):
         _, lengths = torch.tensor(segment).unique_consecutive(return_counts=True)
-        self.queries = lengths.tolist()         # how many tokens each segment has
         self.masks = []
         keys = []
-        for tokens, seen_by_segment in zip(torch.arange(len(segment)).split(self.queries), seen):
+        for tokens, seen_by_segment in zip(torch.arange(len(segment)).split(lengths.tolist()), seen):
             seen_keys = seen_by_segment[:tokens[-1] + 1].nonzero()[:, 0]
             keys.append(seen_keys)
             self.masks.append(mask_of_rows(seen_keys <= tokens[:, None], llm))
-        self.keys = [len(seen_keys) for seen_keys in keys]
+        self.rows = [mask.shape[2] for mask in self.masks]      # of queries, in each segment
+        self.keys = [len(seen_keys) for seen_keys in keys]      # how many they see
         self.all_keys = torch.cat(keys).to(llm.device)
 
 
 def mask_of_rows(sees: Tensor, llm) -> Tensor:
-    """A mask for `attend`, made once for all layers: 0 or -inf [1, 1, g Q, K], from bool [Q, K]: what
+    """A mask for `attend`, made once for all layers: 0 or -inf [1, 1, Q g, K], from bool [Q, K]: what
     each query sees. g heads of queries share their keys.
     """
     config = llm.config
     shared = config.num_attention_heads // config.num_key_value_heads
-    hidden = ~sees.to(llm.device).repeat(shared, 1)
-    zeros = torch.zeros(hidden.shape, dtype=llm.dtype, device=llm.device)
-    return zeros.masked_fill(hidden, float("-inf"))[None, None]
+    rows = sees.to(llm.device).repeat_interleave(shared, 0)
+    return rows.to(llm.dtype).log()[None, None]             # log 1 = 0, log 0 = -inf
 
 
 def install(llm) -> None:
@@ -72,46 +71,43 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
 
     Without mask and segments, a token sees all tokens up to itself.
     """
+    if mask_is_causal(query, attention_mask, segments):
+        attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout,
+                                                  scale=scaling, is_causal=True, enable_gqa=True)
+        return attended.transpose(1, 2), None
+    shared = query.shape[1] // key.shape[1]
+    rows = rearrange(query, "b (h g) q c -> b h (q g) c", g=shared)
     if segments is not None:
         # The same keys are copied for each segment that sees them. For the backward pass they are
         # copied again, so that they need not be kept.
-        attended = checkpoint(attend_by_segments, query, key, value, segments, dropout, scaling,
+        attended = checkpoint(attend_by_segments, rows, key, value, segments, dropout, scaling,
                               use_reentrant=False)
     else:
-        attended = attend(query, key, value, attention_mask, dropout, scaling)
-    return attended.transpose(1, 2), None
+        if attention_mask is not None and attention_mask.shape[2] < rows.shape[2]:
+            # as transformers makes it: one row a query
+            attention_mask = attention_mask.repeat_interleave(shared, 2)
+        attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
+                                                  dropout_p=dropout, scale=scaling)
+    return rearrange(attended, "b h (q g) c -> b q (h g) c", g=shared), None
 
 
-def attend_by_segments(query: Tensor, key: Tensor, value: Tensor, segments: Segments,
+def mask_is_causal(query: Tensor, mask: Tensor | None, segments: Segments | None) -> bool:
+    """Whether several tokens see all tokens up to themselves. (A single one sees all keys.)"""
+    return mask is None and segments is None and query.shape[2] > 1
+
+
+def attend_by_segments(rows: Tensor, key: Tensor, value: Tensor, segments: Segments,
                        dropout: float, scale: float | None) -> Tensor:
-    """query [1, heads, L, c], key and value [1, kv heads, L, c] -> [1, heads, L, c]."""
+    """Queries as rows [1, kv heads, L g, c], key and value [1, kv heads, L, c] -> as the rows."""
     # One copy of all keys is split afterwards: a gradient is then summed once, not once a segment.
-    q_pieces = query.split(segments.queries, dim=2)
+    row_pieces = rows.split(segments.rows, dim=2)
     k_pieces = key.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     v_pieces = value.index_select(2, segments.all_keys).split(segments.keys, dim=2)
     attended = []
-    for q, k, v, mask in zip(q_pieces, k_pieces, v_pieces, segments.masks):
-        attended.append(attend(q, k, v, mask, dropout, scale))
+    for q, k, v, mask in zip(row_pieces, k_pieces, v_pieces, segments.masks):
+        attended.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout,
+                                                       scale=scale))
     return torch.cat(attended, dim=2)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float,
-           scale: float | None) -> Tensor:
-    """query [B, heads, Q, c], key and value [B, kv heads, K, c] -> [B, heads, Q, c].
-
-    mask    of `mask_of_rows`, or one row a query, as transformers makes it [B, 1, Q, K]. None: a
-            single token sees all keys, and one of several tokens those up to itself
-    """
-    shared = query.shape[1] // key.shape[1]
-    rows = rearrange(query, "b (h g) q c -> b h (g q) c", g=shared)
-    if mask is None and query.shape[2] > 1:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale,
-                                              is_causal=True, enable_gqa=True)
-    if mask is not None and mask.shape[2] < rows.shape[2]:
-        mask = mask.repeat(1, 1, shared, 1)
-    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout,
-                                         scale=scale)
-    return rearrange(out, "b h (g q) c -> b (h g) q c", g=shared)
 
 
 # ---------------------------------------------------------------------- the loss in pieces
