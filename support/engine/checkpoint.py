@@ -415,23 +415,40 @@ def read_model_config(source: str, kind: str):
     return image_half if kind == "vision" else config
 
 
+@contextmanager
+def files_not_mapped() -> Iterator[None]:
+    """Within it, transformers reads weights one by one, as on Windows. Elsewhere it maps their file,
+    whose pages take memory beside what is made of them, and stay as long as one weight is a view.
+    """
+    from transformers import modeling_utils
+    safe_open = modeling_utils.safe_open
+
+    def read(*args, **options):
+        return safe_open(*args, **options | {"backend": "pread"})
+
+    modeling_utils.safe_open = read
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = safe_open
+
+
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     """A model of transformers in a dtype, on the processor. BadData if its files lack weights,
     which transformers would fill in at random, or have others than the model.
     """
     # "sdpa": a model's settings could name a kernel, which is code, on the hub.
-    model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
-                                    attn_implementation="sdpa", output_loading_info=True,
-                                    ignore_mismatched_sizes=True)       # they are refused below
+    with files_not_mapped():
+        model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
+                                        attn_implementation="sdpa", output_loading_info=True,
+                                        ignore_mismatched_sizes=True)   # they are refused below
     for problem in ("missing", "unexpected", "mismatched"):
         names = report[f"{problem}_keys"]
         if names:
             what = "of other sizes than its settings say" if problem == "mismatched" else problem
             raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {what}: "
                                                  f"{listed(str(name) for name in names)}")
-    # Weights are views of the mapped file: any one of them would keep all of it in memory.
     for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.clone()
         if not parameter.data.sum(dtype=torch.float32).isfinite():
             cure = ("they are too large for float16; give --dtype bfloat16 or float32"
                     if dtype == torch.float16 else "is the file damaged? Get it again")
