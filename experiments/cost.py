@@ -6,6 +6,7 @@ paper's size (§4.1, Fig. 1, App. C.3).
     python -m experiments.cost training --frames 1200 --variant FlowNar-C
     python -m experiments.cost full-size --dtype bfloat16
     python -m experiments.cost speed --compile
+    python -m experiments.cost operators
 
 stream      FlowNar, FlowNar-C and the baselines VideoLLM-online and VideoLLM-MoD around one
             language model, with the same frames and narrations. The narrations are given, and fed
@@ -15,6 +16,9 @@ training    the loss of one video and its gradient
 full-size   a narrator of the paper's size with random weights, from pixels to sentences
 speed       frames/s of such a narrator, made where it computes: from features and from pictures,
             with each --lookahead. One JSON object a line
+operators   how many operators of torch a frame of a stream launches, and a training step, with the
+            layers of the paper's size: on a GPU, the launch of each takes about 5 us. Views launch
+            nothing, and a norm is one, as on a GPU
 
 "ms a frame" and "ms a word" are of the passes of the language model that read a frame, and a word of
 a narration (without guessed words). Bytes in use are those of keys and values in the cache, of
@@ -35,7 +39,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import narrator as nar
 import stream
@@ -418,6 +423,64 @@ def print_json(narrator: nar.Narrator, costs: dict) -> None:
     print(json.dumps(where | costs), flush=True)
 
 
+# ------------------------------------------------------------------------------- launches
+
+class Operators(TorchDispatchMode):
+    """Counts the operators of torch within it that launch something on a GPU."""
+
+    NO_LAUNCH = ("empty", "new_empty", "_unsafe_view")
+
+    def __init__(self, narrator: nar.Narrator):
+        super().__init__()
+        self.count = 0
+        self.norms = [module for module in narrator.modules() if isinstance(module, nn.RMSNorm)]
+        self.inside = False                     # a norm: on a processor, it is six operators
+        for norm in self.norms:
+            norm.register_forward_pre_hook(self.enter)
+            norm.register_forward_hook(self.leave)
+
+    def enter(self, *_) -> None:
+        self.count += 1
+        self.inside = True
+
+    def leave(self, *_) -> None:
+        self.inside = False
+
+    def __torch_dispatch__(self, function, types, args=(), options=None):
+        launches = not function.is_view and not function.__name__.startswith(self.NO_LAUNCH)
+        self.count += launches and not self.inside
+        return function(*args, **(options or {}))
+
+
+def count_operators(frames: int, layers: int = LLAMA["1b"][2]) -> dict[str, float]:
+    """Of a narrow narrator with so many layers: the widths do not matter. A narration of SENTENCE
+    words ends every EVERY frames.
+    """
+    def narrator() -> nar.Narrator:
+        llm = llama(256, 512, layers, 4, 2, 2000, "cpu", torch.float32)
+        return new_narrator(llm, toy_tokenizer(), nar.Config(lora_rank=16, lora_alpha=32))
+
+    counts = {}
+    for lookahead in (1, 4):
+        merged = narrator().eval().requires_grad_(False).merge()
+        with Operators(merged) as operators:
+            for _ in stream.narrate(merged, random_frames(merged, frames),
+                                    given=given_narrations(merged, frames),
+                                    context=open_stream(merged, lookahead=lookahead, guesses=0)):
+                pass
+        counts[f"a frame, --lookahead {lookahead}"] = operators.count / frames
+    learner = narrator().train()
+    x = torch.stack(list(random_frames(learner, frames)))
+    with Operators(learner) as operators:
+        loss, learned = learner.loss(x, list(given_narrations(learner, frames).items()))
+        (loss / learned).backward()
+    return counts | {f"a training step of {frames} frames": operators.count}
+
+
+def run_operators(args: argparse.Namespace) -> None:
+    print_table([(f"{args.layers} layers", count_operators(args.frames, args.layers))])
+
+
 # ------------------------------------------------------------------------------- the command line
 
 def main() -> None:
@@ -466,6 +529,13 @@ def main() -> None:
     speed.add_argument("--lookahead", type=positive_int, nargs="+", default=[1, 4], metavar="K",
                        help="frames in one pass of the models (default: 1 and 4)")
     speed.add_argument("--compile", action="store_true", help="as in stream.py")
+
+    operators = commands.add_parser("operators", help="what a frame and a training step launch")
+    operators.set_defaults(run=run_operators)
+    operators.add_argument("--frames", type=positive_int, default=400,
+                           help="frames (default %(default)s)")
+    operators.add_argument("--layers", type=positive_int, default=LLAMA["1b"][2],
+                           help="of the language model (default %(default)s)")
 
     for command in (streams, training):
         command.add_argument("--json", action="store_true",

@@ -94,3 +94,13 @@ def test_the_published_size():
     assert costs.keys() == {"load, s", "peak memory, GB", "encoder, s a frame", "ms a frame",
                             "ms a word", "frames/s"}
     assert all(number > 0 for number in costs.values())
+
+
+def test_operators():
+    """What a further layer launches: products, attention, norms, rotations, the cache; nothing for
+    masks, which are made once, and of a segment in training nothing but its attention."""
+    one, three = (cost.count_operators(40, layers) for layers in (1, 3))
+    layer = {name: (three[name] - one[name]) / 2 for name in one}
+    assert layer["a frame, --lookahead 1"] < 70
+    assert layer["a frame, --lookahead 4"] < 52
+    assert layer["a training step of 40 frames"] < 215
