@@ -69,9 +69,9 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
                         **options) -> tuple[Tensor, None]:
     """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
-    Without mask and segments, a token sees all tokens up to itself.
+    Without mask and segments, a token sees all tokens up to itself, and a single one all keys.
     """
-    if mask_is_causal(query, attention_mask, segments):
+    if attention_mask is None and segments is None and query.shape[2] > 1:
         attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout,
                                                   scale=scaling, is_causal=True, enable_gqa=True)
         return attended.transpose(1, 2), None
@@ -89,11 +89,6 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
         attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask,
                                                   dropout_p=dropout, scale=scaling)
     return rearrange(attended, "b h (q g) c -> b q (h g) c", g=shared), None
-
-
-def mask_is_causal(query: Tensor, mask: Tensor | None, segments: Segments | None) -> bool:
-    """Whether several tokens see all tokens up to themselves. (A single one sees all keys.)"""
-    return mask is None and segments is None and query.shape[2] > 1
 
 
 def attend_by_segments(rows: Tensor, key: Tensor, value: Tensor, segments: Segments,
