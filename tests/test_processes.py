@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from commands import train_command
 from forks import Forked
-from helpers import ROOT, TOY, run_together, start_together
+from helpers import ROOT, TOY, ranks, run_together, start_together
 from support.common import devices
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
@@ -129,6 +129,19 @@ def test_shares_of_a_process_that_is_killed_are_not_waited_for():
     first, second = run_together(["-c", ENDS, "killed"], ["-c", ENDS, "killed"])
     assert first == (1, ["error: another process of this run has ended; its own message says why"])
     assert second == (-9, [])
+
+
+def test_processes_meet_again_after_a_restart():
+    """torchrun --max-restarts: the store still has the addresses of those that have ended."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for restarts in ("0", "1"):
+        others = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port),
+                  "TORCHELASTIC_RESTART_COUNT": restarts, "LOCAL_WORLD_SIZE": "2"}
+        running = [Forked(["-c", ENDS, "whole"], ROOT, environment | others)
+                   for environment in ranks(2)]
+        for process in running:
+            _, errors = process.end()
+            assert errors[-1] == "error: a video is damaged"
 
 
 LAUNCHER = """

@@ -77,20 +77,28 @@ def meet() -> None:
     """Wait until all processes are here, and connect them."""
     end_with_launcher()
     process, processes = rank()
-    backend = "gloo"                                     # notices at once that a process died
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        backend = "cpu:gloo,cuda:nccl"
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=ARRIVAL))
+        store = dist.PrefixStore(this_start(), store)
         store.set(f"{process} is here", "")
         store.wait([f"{n} is here" for n in range(processes)], ARRIVAL)
-        dist.init_process_group(backend, store=store, rank=process, world_size=processes)
+        # gloo notices at once that a process died
+        dist.init_process_group("gloo", store=store, rank=process, world_size=processes)
         patient_group()
     except RuntimeError as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BadData(f"the {processes} processes of this run do not meet at {place}; has one of "
                       f"them ended, is the port in use, or is there a firewall? "
                       f"({first_line(error)[:200]})") from error
+
+
+def this_start() -> str:
+    """What tells these processes from those before a restart (torchrun --max-restarts), whose
+    addresses are still in the store. (For several machines: docs/training.md.)
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return ""                                            # each machine counts its own restarts
 
 
 def end_with_launcher() -> None:
@@ -104,6 +112,18 @@ def end_with_launcher() -> None:
 def patient_group() -> dist.ProcessGroup:
     """All processes, for an exchange before which they may wait for each other for days."""
     return dist.new_group(timeout=SHARES, backend="gloo")
+
+
+@cache
+def gpu_group() -> dist.ProcessGroup | None:
+    """All processes, for sums of tensors on GPUs. (Made where it is needed: NCCL wants a GPU for
+    each process, and processes that encode may share one.)
+    """
+    return dist.new_group(backend="nccl") if dist.is_nccl_available() else None
+
+
+def group_for(tensor: Tensor) -> dist.ProcessGroup | None:
+    return gpu_group() if tensor.is_cuda else None
 
 
 def leave_together() -> None:
@@ -144,7 +164,7 @@ def sum_tensors(tensors: list[Tensor]) -> None:
     if processes > 1:
         with peers():
             for tensor in tensors:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=group_for(tensor))
 
 
 def gathered(value: Any, patiently: bool = False) -> list[Any]:
@@ -163,7 +183,7 @@ def tensor_from_first(tensor: Tensor) -> None:
     _, processes = rank()
     if processes > 1:
         with peers():
-            dist.broadcast(tensor.data, 0)
+            dist.broadcast(tensor.data, 0, group=group_for(tensor))
 
 
 def check_equal(facts: dict[str, Any]) -> None:
