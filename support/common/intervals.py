@@ -77,20 +77,15 @@ def compare_means(first: list[dict[str, float | None]], second: list[dict[str, f
     mean = float(difference.mean())
     seeds = len(first), len(second)
 
-    of_videos = half_width([difference.var(ddof=1) / len(names)], [len(names) - 1], percent)
-    variances = []
-    freedoms = []
+    of_trainings = []
     # Of a single training nothing is known.
     if same_trainings and len(first) > 1:
-        of_seeds = (of_first - of_second).mean(1)                                  # [seeds]
-        variances.append(of_seeds.var(ddof=1) / len(of_seeds))
-        freedoms.append(len(of_seeds) - 1)
+        of_trainings = [variance_of_mean((of_first - of_second).mean(1))]          # over seeds
     if not same_trainings:
-        for measured in (of_first, of_second):
-            if len(measured) > 1:
-                variances.append(variance_of_trainings(measured))
-                freedoms.append(len(measured) - 1)
-    error = math.hypot(of_videos, half_width(variances, freedoms, percent))
+        of_trainings = [(variance_of_trainings(measured), len(measured) - 1)
+                        for measured in (of_first, of_second) if len(measured) > 1]
+    error = math.hypot(half_width([variance_of_mean(difference)], percent),
+                       half_width(of_trainings, percent))
     return ConfidenceInterval(mean, mean - error, mean + error, seeds)
 
 
@@ -104,12 +99,15 @@ def compare_trainings(first: list[float], second: list[float], same_trainings: b
     samples = [np.array(first), np.array(second)]
     if same_trainings:
         samples = [samples[0] - samples[1]]
-    variances = [sample.var(ddof=1) / len(sample) for sample in samples]
-    freedoms = [len(sample) - 1 for sample in samples]
     mean = float(np.mean(first) - np.mean(second))
-    error = half_width(variances, freedoms, percent)
+    error = half_width([*map(variance_of_mean, samples)], percent)
     seeds = len(first), len(second)
     return ConfidenceInterval(mean, mean - error, mean + error, seeds, of_these_videos=True)
+
+
+def variance_of_mean(values: np.ndarray) -> tuple[float, int]:
+    """With its degrees of freedom."""
+    return values.var(ddof=1) / len(values), len(values) - 1
 
 
 def variance_of_trainings(measured: np.ndarray) -> float:
@@ -122,9 +120,10 @@ def variance_of_trainings(measured: np.ndarray) -> float:
     return max(0.0, variance) / n
 
 
-def half_width(variances: list[float], freedoms: list[int], percent: int) -> float:
+def half_width(parts: list[tuple[float, int]], percent: int) -> float:
     """Of an interval, from the parts of its variance and their degrees of freedom."""
-    variance = sum(variances)
+    variances, freedoms = np.array(parts).reshape(-1, 2).T
+    variance = variances.sum()
     if variance == 0:
         return 0.0
     # Welch and Satterthwaite: the freedom of the sum lies near that of its largest part.

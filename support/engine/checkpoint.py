@@ -581,15 +581,14 @@ def pixel_settings(folder: Path) -> dict[str, list[float]]:
     mean, std = [0.0] * 3, [1.0] * 3
     if settings.get("do_normalize", True):
         mean, std = settings.get("image_mean"), settings.get("image_std")
-    for key, least, numbers in (("image_mean", 0, mean), ("image_std", 1e-6, std)):
-        if not (isinstance(numbers, list) and len(numbers) == 3
+    factor = 1
+    if settings.get("do_rescale", True):
+        factor = settings.get("rescale_factor", 1 / 255)
+    for key, numbers, count, least in (("image_mean", mean, 3, 0), ("image_std", std, 3, 1e-6),
+                                       ("rescale_factor", [factor], 1, 1e-9)):
+        if not (isinstance(numbers, list) and len(numbers) == count
                 and all(is_number(n) and n >= least for n in numbers)):
-            raise BadData(f"{file}: {key} must be three numbers from {least:g} on")
-    factor = settings.get("rescale_factor", 1 / 255)
-    if not settings.get("do_rescale", True):
-        factor = 1
-    if not is_number(factor) or factor <= 0:
-        raise BadData(f"{file}: rescale_factor must be a number above 0")
+            raise BadData(f"{file}: {key} must be {count} numbers from {least:g} on")
     # (x factor - mean) / std = (x / 255 - mean / scale) / (std / scale)
     scale = 255 * factor
     if abs(scale - 1) > 1e-6:

@@ -136,12 +136,10 @@ def read_videos(file: Path) -> dict:
         return {file.stem: [asdict(cue) for cue in read_cues(file, Notes())]}
     content = read_json(file)
     rows = rows_of_video(content)
-    if rows is not None:
-        return {file.stem: rows}
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) and not is_list_of(rows, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
-                      f'{{video: [{{"time", "text"}}, ...]}}')
-    return content
+                      f'{{video: [{{"time", "text"}}, ...]}}, or the list of one video')
+    return content if rows is None else {file.stem: rows}
 
 
 def rows_of_video(content) -> list | None:

@@ -96,9 +96,12 @@ def video_of(file: Path, names: dict[str, str]) -> str | None:
     names   {name in the form in which names are compared: name of a video}
     """
     name = same_name(file.stem)
-    if file.suffix.lower() != ".json":         # a.info.json is about a, and no narration
-        while name not in names and "." in name:
-            name, _, _ = name.rpartition(".")
+    # of what stands after the name: a.info.json and a.scores.csv are about a, and no narrations
+    longest = {".json": 0, ".csv": 3}.get(file.suffix.lower(), len(name))
+    while name not in names and "." in name:
+        name, _, part = name.rpartition(".")
+        if len(part) > longest:
+            return None
     return names.get(name)
 
 

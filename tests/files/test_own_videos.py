@@ -502,7 +502,8 @@ def test_which_narrations_of_a_video_are_taken(tmp_path, files):
     for file in files:
         (tmp_path / file).write_text("")
     (tmp_path / "a.mp4").write_text("")
-    (tmp_path / "a.info.json").write_text("{}")
+    for other in ("a.info.json", "a.scores.csv"):
+        (tmp_path / other).write_text("{}")
     (tmp_path / "gone.mp4").symlink_to(tmp_path / "nowhere.mp4")
     notes = Notes()
     assert own_videos.list_videos(tmp_path, notes)["a"][0].name == files[0]
