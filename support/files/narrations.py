@@ -2,7 +2,8 @@
 
     predictions     one JSON file {video: [{"time", "text"}, ...]}; or one file per video: the JSONL
                     of stream.py, .srt, .vtt or .csv (cues.py), or JSON {"narrations": [{"time",
-                    "text"}, ...]}, as beside a toy video; or a folder of such files
+                    "text"}, ...]}, as beside a toy video, or the list alone; or a folder of such
+                    files
     truth           one JSON file with any of these entries per video:
                         video: [{"time", "text"}, ...]
                         video: [[narrations of one annotator], [of another], ...]
