@@ -280,14 +280,10 @@ def cider(pairs: list[Pair]) -> list[float]:
     Lengths are numbers of bigrams, as in the authors' code. A single pair scores 0, because all
     weights are 0.
     """
-    counts = []
     true_sentences_with = Counter()         # n-gram: number of true sentences that contain it
-    for true, predicted in pairs:
-        true_counts = [ngrams(true.split(), n) for n in N_GRAMS]
-        predicted_counts = [ngrams(predicted.split(), n) for n in N_GRAMS]
-        counts.append((true_counts, predicted_counts))
-        for grams in true_counts:
-            true_sentences_with.update(grams.keys())
+    for true, _ in pairs:
+        for n in N_GRAMS:
+            true_sentences_with.update(ngrams(true.split(), n).keys())
 
     def weights(grams: Counter) -> dict[tuple, float]:
         weight_of = {}
@@ -299,7 +295,9 @@ def cider(pairs: list[Pair]) -> list[float]:
         return weight_of
 
     scores = []
-    for true_counts, predicted_counts in counts:
+    for true, predicted in pairs:
+        true_counts = [ngrams(true.split(), n) for n in N_GRAMS]
+        predicted_counts = [ngrams(predicted.split(), n) for n in N_GRAMS]
         cosines = []
         for true_grams, predicted_grams in zip(true_counts, predicted_counts):
             r = weights(true_grams)
