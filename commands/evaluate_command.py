@@ -29,7 +29,7 @@ from support.common.options import (
     positive_int, probability, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
-from support.common.progress import say
+from support.common.progress import say_as_one
 from support.common.seal import digest_of, digest_of_model
 from support.engine.cpu import speed_up
 from support.engine.gates import effect_of_gate, has_gate
@@ -201,8 +201,8 @@ def keeper(args: argparse.Namespace, settings: dict, samples: list[data.Sample])
     if folder is None:
         return lambda make: make
     kept = Predictions(folder, settings, renew=args.output is None)
-    if rank()[0] == 0:
-        say(f"what is made of each video is kept in {folder}; the same command goes on from there")
+    say_as_one(f"what is made of each video is kept in {folder}; the same command goes on from "
+               f"there")
 
     def keep(make: Callable[[data.Sample], list[dict]]) -> Callable[[data.Sample], list[dict]]:
         def made_once(sample: data.Sample) -> list[dict]:

@@ -19,7 +19,7 @@ from support.common.errors import BadData, command_line
 from support.common.locks import locked
 from support.common.options import DATASETS, Parser
 from support.common.processes import process_group, together
-from support.common.progress import say
+from support.common.progress import say, say_as_one
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
 from support.engine.run import check_settings_of_state, portable_path, settings_of_run
@@ -201,14 +201,12 @@ def check(options: Options, until_the_end: ExitStack):
 @process_group()
 def check_and_train(options: Options):
     """Check what needs no model, and train."""
-    process, _ = rank()
     with ExitStack() as until_the_end:
         together(check, options, until_the_end)
         train_as_chosen(options)
-    if process == 0:
-        root = ["--root", options.root] if options.root else []
-        words = ["--data", options.data, *root, "--model", options.output]
-        say(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
+    root = ["--root", options.root] if options.root else []
+    words = ["--data", options.data, *root, "--model", options.output]
+    say_as_one(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
 
 
 def train_as_chosen(options: Options):
@@ -243,8 +241,7 @@ def learn(narrator: Narrator, examples: train.Examples, options: Options,
     batches = partial(LateBatches, plain=BatchesFromAnywhere)
     train_narrator(narrator, examples, options, held_out, batches)
     for line in what_is_learned(narrator, examples, held_out):
-        if rank()[0] == 0:
-            say(line)
+        say_as_one(line)
 
 
 def look_through(narrator: Narrator, video: str, options: Options):
@@ -256,8 +253,9 @@ def look_through(narrator: Narrator, video: str, options: Options):
     looks_through = narrator.config.vision
     if Path(made_by).resolve() != Path(looks_through).resolve():
         # no error: a folder and a hub id can be the same model
-        say(f"the features were made by {made_by}, and the narrator looks through {looks_through}: "
-            f"unless these are the same, encode the videos again (data.py encode --model)")
+        say_as_one(f"the features were made by {made_by}, and the narrator looks through "
+                   f"{looks_through}: unless these are the same, encode the videos again (data.py "
+                   f"encode --model)")
 
 
 def choose_length(narrator: Narrator, examples: Sequence[Example], options: Options):
@@ -268,9 +266,8 @@ def choose_length(narrator: Narrator, examples: Sequence[Example], options: Opti
     chosen = length_of_training(loss, len(examples), options.batch, width)
     for name in chosen.keys() - options.given:
         setattr(options, name, chosen[name])
-    if rank()[0] == 0:
-        say(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning rate "
-            f"{options.lr:.2g}")
+    say_as_one(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning "
+               f"rate {options.lr:.2g}")
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:

@@ -39,6 +39,13 @@ def progress(items: Iterable | None = None, desc: str = "", total: int | None = 
     return tqdm(items, desc, total, unit=unit, **how)
 
 
+def say_as_one(line: str) -> None:
+    """`say` it once, not in each process of torchrun."""
+    process, _ = rank()
+    if process == 0:
+        say(line)
+
+
 def say(line: str) -> None:
     """Print a line on stderr, above a bar if there is one."""
     tqdm.write(line, file=sys.stderr)
