@@ -460,7 +460,7 @@ def test_of_several_video_streams_the_default_or_the_largest_is_read(tmp_path, d
         for index, height in enumerate((16, 64, 32)):
             stream = file.add_stream("libx264", rate=10)
             stream.height, stream.width = height, 96
-            stream.disposition = av.stream.Disposition.default if index == default else 0
+            stream.disposition = av.stream.Disposition(int(index == default))
         for stream in file.streams.video:
             for k in range(3):
                 picture = picture_of(k, stream.height, noise=False)
