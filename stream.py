@@ -103,12 +103,15 @@ class Cache:
         removed = (~seen).sum().item()
         if removed:
             self.tokens = self.tokens.select(seen.tolist())
-            index = seen.nonzero()[:, 0]
-            for layer, keys in self.keys.items():
-                index = index.to(keys.device)
-                self.keys[layer] = keys.index_select(2, index)
-                self.values[layer] = self.values[layer].index_select(2, index)
+            self.select(seen.nonzero()[:, 0])
         return removed
+
+    def select(self, index: Tensor) -> None:
+        """Only the keys and values at `index`, in their order."""
+        for layer, keys in self.keys.items():
+            index = index.to(keys.device)
+            self.keys[layer] = keys.index_select(2, index)
+            self.values[layer] = self.values[layer].index_select(2, index)
 
 
 @dataclass

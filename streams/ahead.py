@@ -72,16 +72,11 @@ class GrowingCache(Cache):
             if keys.shape[2] < most:
                 self.buffers[layer] = (with_room(keys, most), with_room(values, most))
 
-    def keep(self, seen: Tensor) -> int:
-        removed = (~seen).sum().item()
-        if removed:
-            self.tokens = self.tokens.select(seen.tolist())
-            index = seen.nonzero()[:, 0]
-            for buffers in self.buffers.values():
-                for buffer in buffers:
-                    index = index.to(buffer.device)
-                    buffer[:, :, :len(index)] = buffer.index_select(2, index)
-        return removed
+    def select(self, index: Tensor) -> None:
+        for buffers in self.buffers.values():
+            for buffer in buffers:
+                index = index.to(buffer.device)
+                buffer[:, :, :len(index)] = buffer.index_select(2, index)
 
 
 def with_room(kept: Tensor, tokens: int) -> Tensor:
