@@ -56,7 +56,7 @@ from support.common.progress import progress
 from support.engine import checkpoint
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
-from support.engine.fused import fuse
+from support.engine.norms import fuse_norms
 from support.files.features import encode_pictures
 
 VARIANTS = {                               # the settings in which each one differs from FlowNar
@@ -87,7 +87,7 @@ def llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, words
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     with torch.device(device):
         llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    fuse(llm)                        # as when one is loaded
+    fuse_norms(llm)                  # as when one is loaded
     return llm
 
 

@@ -27,7 +27,7 @@ from support.common.devices import quiet
 from support.common.disk import expecting, is_number, read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.engine.cpu import is_large, multiplies_bf16
-from support.engine.fused import fuse
+from support.engine.norms import fuse_norms
 from support.engine.lora import TARGETS
 from support.engine.reasons import reason_of_files, reason_of_hub, what_is_wrong, what_lacks
 
@@ -461,7 +461,7 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
     llm = load_weights(AutoModelForCausalLM, source, "llm", dtype)
-    fuse(llm)
+    fuse_norms(llm)
     return llm, tokenizer
 
 

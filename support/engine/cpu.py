@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.common.memory import return_freed_memory
+
 LARGE = 2 * 10 ** 8             # weights
 
 
@@ -80,6 +82,7 @@ def speed_up(*models: nn.Module, learns: bool = False) -> None:
     for model in models:
         if is_large(model):
             speed_up_layers(model, learns)
+            return_freed_memory()
 
 
 def speed_up_layers(model: nn.Module, learns: bool) -> None:

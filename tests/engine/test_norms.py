@@ -5,7 +5,7 @@ from torch import nn
 
 import narrator as nar
 from helpers import small
-from support.engine.fused import fuse
+from support.engine.norms import fuse_norms
 
 
 def norms_of(llm) -> list[nn.Module]:
@@ -20,7 +20,7 @@ def test_the_numbers_stay(family, dtype):
     ids = torch.arange(20)[None]
     before = llm(ids).logits.float()
     names = llm.state_dict().keys()
-    fuse(llm)
+    fuse_norms(llm)
     assert all(type(norm) is nn.RMSNorm for norm in norms_of(llm))
     assert llm.state_dict().keys() == names
     after = llm(ids).logits.float()
@@ -43,7 +43,7 @@ class PlusOne(nn.Module):
 def test_norms_that_compute_something_else_stay():
     llm = small("Llama")
     llm.model.norm = PlusOne(64)
-    fuse(llm)
+    fuse_norms(llm)
     assert type(llm.model.norm) is PlusOne
 
 
