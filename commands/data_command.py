@@ -4,7 +4,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 from data import PAPER, load_dataset, number_of_words, statistics
@@ -19,9 +18,8 @@ from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
 from support.engine.cpu import speed_up
 from support.engine.run import portable_path
-from support.files import annotations, own_videos
+from support.files import own_videos
 from support.files.encoding import encode_videos
-from support.files.epic import UNLIKE
 from support.files.tracks import Notes
 
 
@@ -88,21 +86,8 @@ def stats_command(options: argparse.Namespace) -> None:
         print(f"longest segment: {stats['longest_segment']:.1f} s (--max-segment); "
               f"{stats['segments_within_4_s']:.0%} of all within 4 s, where --theta-low holds "
               f"(--refractory)")
-    if options.data == "ek100":
-        list_unlike(dataset_folder(options.data, options.root), split)
     if options.json:
         print(json.dumps({"data": options.data, "split": split, "unit": unit} | stats))
-
-
-def list_unlike(root: Path, split: str) -> None:
-    """Print EPIC's narrations that became sentences by rule, where the rule may be wrong."""
-    notes = Notes()
-    annotations.every_annotator("ek100", root, split, notes)
-    unlike = Counter(notes.examples[UNLIKE])
-    if unlike:
-        print(f"{unlike.total()} {UNLIKE}:")
-    for narration, count in sorted(unlike.items()):
-        print(f"{count:5d} {narration}")
 
 
 @process_group()

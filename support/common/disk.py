@@ -1,7 +1,6 @@
 """Files that are written whole or not at all, and read with clear errors."""
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -195,8 +194,8 @@ def expecting(path: str | Path, content: str) -> Iterator[None]:
         if str(path) in str(error) or folder and folder in str(error):
             raise
         raise BadData(f"{path}: {error}") from error
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,
-            csv.Error) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError,
+            RecursionError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise BadData(f"{path}: expected {content} ({reason[:200]})") from error
 

@@ -1,11 +1,9 @@
 """Ego4D, EgoExo4D and EPIC-Kitchens-100: annotation files as narrations in time (§4.1, App. B.4).
 
-Each data set comes in two forms, and one of them is enough:
 published   sentences that a language model has rewritten (FlowNar-Data). The paper's models were
             trained on them.
-raw         the files of the data set's owners. Tags are removed, and EPIC's "open fridge" becomes
-            "You open the fridge." by rule (`sentence`); `data.py stats` lists those that the rule
-            may have wrong.
+raw         the files of the owners of Ego4D and EgoExo4D, which will do as well. Tags are removed.
+            EPIC-Kitchens' own files have labels ("open fridge"), and no sentences.
 
 Glossary
 track       one annotator's narrations of one video: [(seconds, sentence)], sorted by time
@@ -16,19 +14,14 @@ notes       counts of all corrections made while reading. Nothing is dropped sil
 """
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from io import StringIO
 from operator import attrgetter
 from pathlib import Path
 
-from support.common.disk import expecting, is_number, read_json, read_text
+from support.common.disk import expecting, is_number, read_json
 from support.common.errors import BadData, NotDownloaded
-from support.common.signatures import what_is
-from support.files.cues import read_clock
-from support.files.epic import UNLIKE, has_verb, sentence
 from support.files.narrations import to_sentences
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
@@ -48,18 +41,15 @@ PUBLISHED_FILES = {
 RAW_FILES = {
     "ego4d": "all_narrations_redacted.json",
     "egoexo4d": "atomic_descriptions_{split}.json",
-    "ek100": "EPIC_100_{split}.csv",
 }
-# where the raw files are had, and what else they need
+# where the raw files are had, and what else they need, for errors
 OWNERS = {
     "ego4d": "ego4d-data.org, with the benchmarks' files of the same release "
              "(they say which video is for validation)",
     "egoexo4d": "ego-exo4d-data.org, with takes.json",
-    "ek100": "epic-kitchens.github.io",
 }
 # what a file of a data set is expected to hold, for errors
 AS_PUBLISHED = "what its owners put there; damaged? get it again"
-EPIC_COLUMNS = {"video_id", "narration", "verb", "narration_timestamp", "start_timestamp"}
 # Ego4D has no split for narrations: a video is for validation if a benchmark's val file lists it.
 # benchmark -> the key of the list in its files
 BENCHMARKS = {"goalstep": "videos", "fho_lta": "clips", "nlq": "videos", "moments": "videos",
@@ -75,22 +65,18 @@ def find_annotations(root: Path, *names: str) -> Path | None:
     return None
 
 
-def raw_file(name: str, split: str) -> str:
-    """The name of the owners' file."""
-    if name == "ek100" and split == "val":
-        split = "validation"
-    return RAW_FILES[name].format(split=split)
-
-
 def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     """The error if a data set has no annotations: the files to get, and the place to put them."""
     published = PUBLISHED_FILES[name].format(split=split)
+    raw = ""
+    if name in RAW_FILES:
+        file = RAW_FILES[name].format(split=split)
+        raw = f",\n               or {file} from {OWNERS[name]}"
     where = root if root.is_dir() else f"{root}, which does not exist"
     return NotDownloaded(
         f"{name} is not in {where} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
-        f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data,\n"
-        f"               or {raw_file(name, split)} from {OWNERS[name]}\n"
+        f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data{raw}\n"
         f"  features     {root}/features_metadata.json and the files it names"
         f" under {root}/features,\n"
         f"               from FlowNar-Data (parts of a .tar are joined by cat; its egoexo is our\n"
@@ -148,36 +134,6 @@ def egoexo4d(content: dict, notes: Notes) -> Rows:
                 continue
             rows = [row | {"text": row["text"].strip()} for row in annotator["descriptions"]]
             rows_of[take][str(number)] = rows
-    return rows_of
-
-
-def ek100_raw(path: Path, notes: Notes) -> Rows:
-    """A .csv file whose rows are not in order of time. A narration without a timestamp is put at
-    the start of its action.
-    """
-    rows_of = defaultdict(lambda: {"0": []})
-    # strict: a quote without its end is an error, and does not take in all lines after it
-    reader = csv.DictReader(StringIO(read_text(path)), strict=True)
-    if not EPIC_COLUMNS <= set(reader.fieldnames or ()):
-        raise BadData(f"{path}: expected what its owners put there, with columns "
-                      f"{', '.join(sorted(EPIC_COLUMNS))} and commas between them; it "
-                      f"{what_is(path)}")
-    for row in reader:
-        place = f"{path}, line {reader.line_num}"
-        # csv stores surplus cells under the key None, and None in place of missing cells
-        if None in row or None in row.values():
-            raise BadData(f"{place}: does not have as many columns as the first line")
-        timestamp = row["narration_timestamp"]
-        if timestamp in ("", "nan", "NaN"):
-            notes.add("narrations without a timestamp, put at the start of their action")
-            timestamp = row["start_timestamp"]
-        time = read_clock(timestamp)
-        if time is None:
-            raise BadData(f"{place}: the time must be HH:MM:SS.sss, not {timestamp[:60]!r}")
-        narration, verb = row["narration"], row["verb"]
-        if not has_verb(narration, verb):
-            notes.add(UNLIKE, examples=[f"{verb}: {narration.strip()}"])
-        rows_of[row["video_id"]]["0"].append({"time": time, "text": sentence(narration, verb)})
     return rows_of
 
 
@@ -269,15 +225,16 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Ann
     if split not in SPLITS_OF[name]:
         raise BadData(f"{name} has no split {split!r}; choose one of {', '.join(SPLITS_OF[name])}")
     published = PUBLISHED_FILES[name].format(split=split)
-    path = find_annotations(root, published, raw_file(name, split))
+    files = [published]
+    if name in RAW_FILES:
+        files.append(RAW_FILES[name].format(split=split))
+    path = find_annotations(root, *files)
     if path is None:
         raise what_to_download(name, root, split)
 
     with expecting(path, AS_PUBLISHED):
-        content = {} if path.suffix == ".csv" else read_json(path)
-        if path.suffix == ".csv":
-            rows_of = ek100_raw(path, notes)
-        elif name == "ek100":                  # {video: [{"time", "text"}]}
+        content = read_json(path)
+        if name == "ek100":                    # {video: [{"time", "text"}]}
             rows_of = {video: {"0": rows} for video, rows in content.items()}
         elif name == "egoexo4d":               # the raw file has more beside the annotations
             rows_of = egoexo4d(content.get("annotations", content), notes)

@@ -1,9 +1,7 @@
 """Ego4D, EgoExo4D, EPIC-Kitchens (§4.1): published and raw files give the expected samples; a
 defect is refused in one line.
 """
-import csv
 import json
-from io import StringIO
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ import data
 from commands import data_command
 from narrator import Config
 from support.common.errors import BadData, NotDownloaded
-from support.files import annotations, epic
+from support.files import annotations
 from support.files.tracks import Notes, Sentence, assign_frames
 
 
@@ -46,59 +44,6 @@ def samples(name, root, split="train", **options):
 
 
 # ---------------------------------------------------------------------- sentences and times
-
-# narrations and verbs of the forms that the owners' files have
-EPIC_SENTENCES = [
-    ("open fridge", "open", "You open the fridge."),
-    ("put down knife", "put-down", "You put down the knife."),
-    ("put plate down", "put-down", "You put the plate down."),
-    ("turn on tap", "", "You turn on the tap."),
-    ("put spatula into rack. ", "put-into", "You put the spatula into the rack."),
-    ("pour water into the pan", "pour", "You pour the water into the pan."),
-    ("take two plates", "take", "You take two plates."),
-    ("take 2 plates", "take", "You take 2 plates."),
-    ("put more liquid", "put", "You put more liquid."),
-    ("stir", "stir", "You stir."),
-    ("pick up", "pick-up", "You pick up."),
-    ("", "open", ""),
-    (" . ", "open", ""),
-    # punctuation, capitals, blanks
-    ("rinse knife.", "rinse", "You rinse the knife."),
-    ("Turn off  tap,.", "turn-off", "You turn off the tap."),
-    # several things, several verbs
-    ("cut onion and carrot", "cut", "You cut the onion and the carrot."),
-    ("take cup, fork, and plate,", "take", "You take the cup and the fork and the plate."),
-    ("wash, rinse cup", "wash", "You wash and rinse the cup."),
-    ("hold and dry lid", "hold", "You hold and dry the lid."),
-    ("take out pots and put them on table", "take-out",
-     "You take out the pots and put them on the table."),
-    ("cut open rice bag", "cut", "You cut open the rice bag."),
-    # -ing, and what stands before a verb
-    ("still stirring", "stir", "You are still stirring."),
-    ("still fry bacon", "fry", "You still fry the bacon."),
-    ("dicing aubergine", "dice", "You are dicing the aubergine."),
-    ("taking out the cheese", "take-out", "You are taking out the cheese."),
-    ("looking for something", "look-for", "You are looking for something."),
-    ("continue stirring food", "stir", "You continue stirring the food."),
-    ("keep stirring oatmeal", "stir", "You keep stirring the oatmeal."),
-    ("starting to remove lid", "remove", "You are starting to remove the lid."),
-    ("start washing machine", "start", "You start the washing machine."),
-    ("bring oil", "bring", "You bring the oil."),
-]
-
-
-@pytest.mark.parametrize("narration, verb, sentence", EPIC_SENTENCES)
-def test_epic_sentences(narration, verb, sentence):
-    assert epic.sentence(narration, verb) == sentence
-    assert epic.has_verb(narration, verb or "turn")
-
-
-@pytest.mark.parametrize("narration, verb", [
-    ("mug, put back", "put-back"), ("still rising cup", "rinse"), ("keep stir pasta", "stir"),
-])
-def test_what_the_rule_for_epic_cannot_do(narration, verb):
-    assert not epic.has_verb(narration, verb)
-
 
 def test_nothing_is_left_of_tags_alone():
     for text in ("#C", "", " #unsure . ", "#"):
@@ -284,32 +229,6 @@ def test_egoexo4d_raw(tmp_path):
     assert sample.read(0, 1).shape == (1, 10, 4)
 
 
-EPIC = ["narration_id", "video_id", "narration_timestamp", "start_timestamp", "stop_timestamp",
-        "narration", "verb"]
-
-
-def epic_csv(*rows):
-    """The text of one of EPIC's files."""
-    text = StringIO(newline="")
-    csv.writer(text).writerows([EPIC, *rows])
-    return text.getvalue()
-
-
-def test_epic_csv(tmp_path):
-    """Rows come in any order; without a timestamp, the start of the action counts."""
-    write(tmp_path / "EPIC_100_validation.csv", epic_csv(
-        ["2", "P01", "00:00:05.500", "00:00:05.10", "00:00:06.00", "put down knife", "put-down"],
-        ["1", "P01", "00:00:01.089", "00:00:00.14", "00:00:03.37", "open door", "open"],
-        ["3", "P01", "", "00:00:07.25", "00:00:08.00", "take plate from rack", "take"]))
-    features(tmp_path, {"P01": 20})
-    sample, = samples("ek100", tmp_path, "val")
-    assert sample.narrations == [(0, "You open the door."), (8, "You put down the knife."),
-                                 (12, "You take the plate from the rack.")]
-    notes = Notes()
-    annotations.tracks("ek100", tmp_path, "val", notes)
-    assert "1 narrations without a timestamp" in str(notes)
-
-
 # ---------------------------------------------------------------------- what can be wrong
 
 def published(time=1):
@@ -317,12 +236,7 @@ def published(time=1):
     return {"v": [{"time": time, "text": "x"}]}
 
 
-def epic_row(timestamp="00:00:01", text="open door"):
-    return ["a", "P01", timestamp, "00:00:01", "00:00:02", text, "open"]
-
-
 JSON = "refined_train_narrations.json"
-CSV = "EPIC_100_train.csv"
 
 
 @pytest.mark.parametrize("file, content, message", [
@@ -332,17 +246,6 @@ CSV = "EPIC_100_train.csv"
     (JSON, published(time=10 ** 400), f"{JSON}, video v, annotator 0, narration 0: expected"),
     (JSON, {"v": []}, "no narrations"),
     (JSON, {"w": published()["v"]}, "video w has no features"),
-    (CSV, "a,b\n1,2\n", f"{CSV}: expected what its owners"),
-    (CSV, epic_csv(["a", "P01"]), f"{CSV}, line 2: does not have as many columns"),
-    (CSV, epic_csv([*epic_row(), "one more"]), "line 2: does not have as many columns"),
-    (CSV, epic_csv(epic_row(timestamp="soon")), f"{CSV}, line 2: .*HH:MM:SS"),
-    (CSV, epic_csv(epic_row(timestamp="9" * 400 + ":00:01")), "line 2: .*HH:MM:SS"),
-    (CSV, epic_csv(epic_row(text="open d\u00f6r")).encode("latin-1"), f"{CSV}.*UTF-8"),
-    # a quote without its end would take in all lines after it
-    (CSV, epic_csv(epic_row()).replace("open door", '"open door') + "a,P01\n",
-     "expected what its owners"),
-    # a file that was cut in its last line
-    (CSV, epic_csv(epic_row()).replace("open door,open", "open d"), "line 2: does not have as"),
 ])
 def test_damaged_files_are_named(tmp_path, file, content, message):
     features(tmp_path, {"v": 20})
@@ -419,10 +322,8 @@ def test_features_that_do_not_fit(tmp_path):
 
 
 def test_statistics_beside_the_paper(tmp_path, capsys):
-    """And what the rule for EPIC's sentences cannot do."""
-    write(tmp_path / "EPIC_100_validation.csv", epic_csv(
-        ["1", "v", "00:00:01", "00:00:01", "", "look", "look"],
-        ["2", "v", "00:00:05", "00:00:05", "", "cup, put back", "put-back"]))
+    write(tmp_path / "refined_val_narrations.json",
+          {"v": [{"time": 1, "text": "You look."}, {"time": 5, "text": "You put the cup back."}]})
     features(tmp_path, {"v": 20})
     data_command.run(["stats", "--data", "ek100", "--root", str(tmp_path), "--json"])
     printed = capsys.readouterr().out
@@ -431,14 +332,12 @@ def test_statistics_beside_the_paper(tmp_path, capsys):
     assert stats["length_mean"] == 4.5
     assert stats["words_per_narration"] == 3.5
     assert "138" in printed and "493.9" in printed         # the paper's
-    assert "1 put-back: cup, put back" in printed
 
 
 @pytest.mark.parametrize("name, file, content, says", [
-    ("ek100", "EPIC_100_train.csv", "<!doctype html><html>", "expected .*; it is a web page"),
-    ("ek100", "EPIC_100_train.csv", "version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
-    ("ek100", "EPIC_100_train.csv", "video_id;narration;verb\nv;open door;open\n", "with columns .* and commas between"),
-    ("ek100", "EPIC_100_train.csv", "", "is empty"),
+    ("ek100", JSON, "<!doctype html><html>", "it is a web page"),
+    ("ek100", JSON, "version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
+    ("ek100", JSON, "", "is empty"),
     ("ego4d", "all_narrations_redacted.json", {"v": {"narration_pass_1": {}, "status": "x"}},
      "1 videos without a list of narrations .with narration_pass_1, status."),
     ("ego4d", "nlq_val.json", "{", "^[^:]*nlq_val.json: is not JSON"),
