@@ -40,21 +40,6 @@ TIMES = regex.compile(r"[\s\p{Cf}]*(-?[\d:.,]+)\s*(?:[-–—=]+(?:>|&gt;)|→)\
                       r"(?:[\s\p{Cf}].*)?")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
-# what the text of subtitles of other kinds begins with
-OTHER_KINDS = {
-    r"\[Script Info\]|Dialogue:|\[V4": "SubStation Alpha (.ass)",
-    r"\d+:\d\d:\d\d\.\d{3},\d+:\d\d:\d\d\.\d{3}\s": "YouTube's (.sbv)",
-    r"\[INFORMATION\]|\d\d:\d\d:\d\d\.\d\d,\d\d:": "SubViewer (.sub)",
-    r"\{\d+\}\{\d*\}": "MicroDVD (.sub), which counts frames",
-    r"\[\d+\]\[\d*\]": "MPL2 (.txt)",
-    r"\[(?:ti|ar|al|by|la|re|ve|offset|length):|\[\d+:\d\d[.:]\d+\]|\[\d+:\d\d\]": "lyrics (.lrc)",
-    r"<SAMI": "SAMI (.smi)",
-    r"<\?xml|<tt[\s>]|<transcript|<timedtext": "XML (.ttml)",
-    r"Scenarist_SCC": "Scenarist's (.scc)",
-    r"# VobSub": "the index of pictures (.idx)",
-    r"\d\d:\d\d:\d\d:": "TMPlayer (.txt)",
-    r"[{[]\s*[\"{\[]": "JSON (.json)",
-}
 # in any script (Unicode's Sentence_Terminal), with quotes, brackets and what cannot be seen after it
 END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}\p{Cf}\s'"]*$""")
 LOST = "\N{REPLACEMENT CHARACTER}"
@@ -112,8 +97,8 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         lines = lines[::2]
     is_vtt = lines[0].startswith("WEBVTT")
     if path.suffix.lower() == ".vtt" and not is_vtt:
-        kind = other_kind("\n".join(lines), path) or "is it an .srt file?"
-        raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT; {kind}")
+        raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT (is it an .srt file? Rename "
+                      f"it); {what_else(path)}")
 
     cues = []                                  # (end, lines)
     in_cue = False
@@ -138,7 +123,7 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         elif text and not is_vtt and not are_next:
             hint = "is there an empty line inside a text? Remove it, or this line"
             if not any(map(has_times, lines)):
-                hint = other_kind("\n".join(lines), path) or "it is no SubRip file"
+                hint = what_else(path)
             raise BadData(f"{place}: expected a cue's number and times, not {line[:60]!r}; {hint}")
     return fresh_texts(cues, notes)
 
@@ -166,15 +151,10 @@ def fresh_texts(cues: list[tuple[float, list[str]]], notes: Notes) -> list[tuple
     return texts
 
 
-def other_kind(text: str, path: Path) -> str | None:
-    """What subtitles of another kind are, and what to do; None if that is not known."""
-    if what := what_is(path, quotes=False):
-        return f"it {what}"
-    for pattern, kind in OTHER_KINDS.items():
-        if re.match(rf"\s*{pattern}", text):
-            return (f"it is no SubRip file, but {kind}; convert it by a subtitle editor, or, of "
-                    f".ass, .lrc, .scc, .smi and .sub, by ffmpeg -i FILE NEW.srt")
-    return None
+def what_else(path: Path) -> str:
+    """What a file is that was refused as subtitles, and what to do."""
+    return (f"it {what_is(path) or 'is no text'}; convert subtitles of another kind by a subtitle "
+            f"editor or, of most kinds, by ffmpeg -i FILE NEW.srt")
 
 
 def has_times(line: str) -> bool:
@@ -227,8 +207,10 @@ def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
         rows = rows[1:]
         for n in (n for n in range(columns) if names[n] in VIDEO_NAMES):
             check_one_video([row[n:n + 1] for _, row in rows], path)
-    elif columns > 2:
-        check_columns(path, [row for _, row in rows])
+    elif columns > 3 or columns == 3 and not have_start_and_end([row for _, row in rows]):
+        raise BadData(f"{path}: its first line does not name its {columns} columns as they are read, "
+                      f"and what they are cannot be known; add or change it: time and text are read, "
+                      f"others can have any name")
 
     texts = []
     for line, row in rows:
@@ -252,35 +234,21 @@ def check_one_video(videos: list, place) -> None:
                       f"own, or write {{video: narrations}} as JSON")
 
 
-def check_columns(path: Path, rows: list[list[str]]) -> None:
-    """BadData, with a head to add, unless a table of three or more columns, whose first line does
-    not name them, can be nothing but start, end and text, or number, end and text.
+def have_start_and_end(rows: list[list[str]]) -> bool:
+    """Whether rows of three cells, whose columns have no names, begin with a start and an end (or a
+    number and an end), and can be nothing else.
     """
-    columns = len(rows[0])
-    # the first line may have other names
-    below = rows if any(is_time([cell]) for cell in rows[0]) else rows[1:]
-    times = {}                                 # column that has times alone: these
-    for n in range(columns):
-        if all(is_time(row[n:]) for row in below):
-            times[n] = [read_clock(row[n]) for row in below]
-    in_order = [n for n in times if times[n] == sorted(set(times[n]))]
-    if columns == 3 and [*times] == [0, 1] and below is rows:
-        starts, ends = times.values()
-        counts = [start - starts[0] for start in starts] == [*range(len(rows))]
-        before = all(start <= end for start, end in zip(starts, ends))
-        follow = any(end <= start for end, start in zip(ends, starts[1:]))
-        # of whole numbers, two may be one with a decimal comma
-        whole = all(cell.strip().isdecimal() for row in rows for cell in row[:2])
-        if before and follow or (before or counts) and not whole:
-            return
-    given = ["other"] * columns
-    lengths = [sum(len(row[n]) for row in below if n < len(row)) for n in range(columns)]
-    given[max([n for n in in_order if n < columns - 1], default=0)] = "time"
-    others = set(range(columns)) - set(times) or {columns - 1}
-    given[max(others, key=lengths.__getitem__)] = "text"
-    raise BadData(f"{path}: its first line does not name its {columns} columns as they are read, "
-                  f"and what they are cannot be known; add or change it, such as {','.join(given)} "
-                  f"(with the separator of the file; sentences with it stand in quotes)")
+    cells = [cell for row in rows for cell in row[:2]]
+    times = [read_clock(cell) for cell in cells]
+    if len(cells) < 2 * len(rows) or None in times:
+        return False
+    starts = times[0::2]
+    ends = times[1::2]
+    if any(end < start for start, end in zip(starts, ends)):
+        return False
+    # of whole numbers, two may be one with a decimal comma
+    one_after_another = any(end <= start for end, start in zip(ends, starts[1:]))
+    return one_after_another or not all(cell.strip().isdecimal() for cell in cells)
 
 
 def is_time(cells: list[str]) -> bool:
