@@ -91,7 +91,7 @@ def what_is(path: str | Path, quotes: bool = True) -> str | None:
     if not any(head):
         return "begins with zeros: its download or its copy did not come to an end; get it again"
     if head[4:8] in (b"ftyp", b"mdat", b"wide", b"free", b"skip"):
-        boxes = {kind: end for kind, _, end in boxes_of(path)}
+        boxes = dict(boxes_of(path))
         if boxes and max(boxes.values()) > size:
             return (f"is cut off: {size} of at least {max(boxes.values())} bytes are there; "
                     f"get the file again")
@@ -126,9 +126,8 @@ def size_of_tensors(path: Path) -> int:
             return 0
 
 
-def boxes_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, begin, end) of the boxes of an .mp4 file, as they say it; end may be beyond its end.
-    """
+def boxes_of(path: Path) -> Iterator[tuple[bytes, int]]:
+    """(kind, end) of the boxes of an .mp4 file, as they say it; end may be beyond the file's."""
     size = path.stat().st_size
     with path.open("rb") as file:
         begin = 0
@@ -142,20 +141,5 @@ def boxes_of(path: Path) -> Iterator[tuple[bytes, int, int]]:
                 length = size - begin
             if length < 8:
                 return
-            yield head[4:8], begin, begin + length
+            yield head[4:8], begin + length
             begin += length
-
-
-def codec_of(path: str | Path) -> str | None:
-    """The name of the video's codec in a file of .mp4, .mkv or .avi; None if it is not found."""
-    path = Path(path)
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        head = file.read(2 ** 20)
-        for kind, begin, _ in boxes_of(path) if head[4:8] == b"ftyp" else ():
-            if kind == b"moov":
-                file.seek(begin)
-                head = file.read(2 ** 20)
-    match = re.search(rb"vide.*?stsd.{12}([!-~]{4})|(V_[A-Z0-9/_]+)|vids([!-~]{4})", head, re.DOTALL)
-    return match and next(filter(None, match.groups())).decode()

@@ -31,42 +31,26 @@ def reason_of_hub(error: Exception, name: str, revision: str) -> str:
     """Why the hub does not give a model, and what helps."""
     from huggingface_hub import errors
     chain = list(causes(error))
-    names = " ".join(type(each).__name__ for each in chain)
     status = next((code for code in map(status_of, chain) if code), None)
 
     def is_a(*classes: type) -> bool:
         return any(isinstance(each, classes) for each in chain)
 
-    if is_a(errors.GatedRepoError):
-        return (f"access to it is gated; accept its licence at https://huggingface.co/{name}, and "
-                f"{LOG_IN}")
-    if is_a(errors.DisabledRepoError):
-        return "the hub has disabled it"
-    if is_a(errors.RevisionNotFoundError):
-        return f"it has no revision {revision!r}"
-    if is_a(errors.RepositoryNotFoundError):
-        return (f"there is no {name}, or it is private or gated: look at the name, and at "
-                f"https://huggingface.co/{name}; then {LOG_IN}")
-    if status == 401:
-        return f"the hub does not accept the token that is set; {LOG_IN} again"
-    if status == 403:
-        return (f"the hub forbids it; look at https://huggingface.co/{name}, and {LOG_IN} by a "
-                f"token that may read it")
-    if status == 429:
-        return f"the hub has had too many requests from here; wait, or {LOG_IN}"
-    if status and status >= 500:
-        return f"the hub fails ({status}); try again later"
     if is_a(errors.HFValidationError):
         return "it is neither a folder here nor a name OWNER/NAME"
-    if is_a(errors.OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set, and the hub's cache on this machine does not have it"
+    if is_a(errors.RevisionNotFoundError):
+        return f"it has no revision {revision!r}"
+    if is_a(errors.RepositoryNotFoundError) or status in (401, 403):
+        return (f"there is no {name}, or you may not read it: look at https://huggingface.co/{name} "
+                f"(is the name right? If access is gated, accept the licence there), and {LOG_IN}")
+    # the classes of its clients differ from version to version
+    names = " ".join(type(each).__name__ for each in chain)
     if is_a(ConnectionError, TimeoutError) or re.search("Connect|Proxy|Timeout", names):
-        return "the hub cannot be reached, and its cache on this machine does not have it"
-    quoted = first_line(error)[:150]
-    if is_a(LookupError, TypeError, ValueError, AssertionError, AttributeError):
-        return (f"the answer is not the hub's ({type(error).__name__}: {quoted}); is there a login "
-                f"page or a proxy of this network in between, or is HF_ENDPOINT wrong?")
-    return quoted
+        return ("the hub cannot be reached, or HF_HUB_OFFLINE is set, and its cache on this machine "
+                "does not have it")
+    own = next(filter(status_of, chain), chain[-1])
+    return (f"{first_line(own)[:150]} ({type(own).__name__}); try again later. If the hub is not what "
+            f"answers: is there a login page or a proxy in between, or is HF_ENDPOINT wrong?")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -28,7 +28,7 @@ from av.video.reformatter import VideoReformatter
 from support.common.disk import replacing
 from support.common.errors import BadData
 from support.common.progress import say
-from support.common.signatures import codec_of, what_is
+from support.common.signatures import what_is
 from support.common.text import without_secrets
 from support.files.clock import Decoded, presented
 
@@ -327,9 +327,8 @@ def video_stream(container, name: str, threads: str):
         film.width * film.height if film.codec_context else 0,
     ))
     if stream.codec_context is None:
-        codec = codec_of(container.name.removeprefix("file:")) or "whose name is not known"
-        raise BadData(f"{name}: this FFmpeg has no decoder for its video (codec {codec}); the file "
-                      f"may be whole: convert it by a program that plays it")
+        raise BadData(f"{name}: this FFmpeg has no decoder for its video (ffprobe names the codec); "
+                      f"the file may be whole: convert it by a program that plays it")
     stream.thread_type = threads
     return stream
 

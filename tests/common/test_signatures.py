@@ -1,7 +1,6 @@
 """support/common/signatures.py: what a refused file is, by its first bytes."""
 import gzip
 import io
-import json
 import pickle
 import zipfile
 
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from helpers import ROOT
-from support.common.signatures import codec_of, what_is
+from support.common.signatures import what_is
 
 KITCHEN = (ROOT / "toy" / "kitchen.mp4").read_bytes()
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "0" + "\nsize 999\n"
@@ -96,19 +95,6 @@ def test_nonsense_and_broken_boxes_end(tmp_path, seed):
             content[position] = rng.integers(0, 256)
         (tmp_path / "a.mp4").write_bytes(content)
         assert "\n" not in str(what_is(tmp_path / "a.mp4"))
-        codec_of(tmp_path / "a.mp4")
-
-
-def test_the_codec_of_a_video(tmp_path):
-    (tmp_path / "a.mp4").write_bytes(KITCHEN)
-    assert codec_of(tmp_path / "a.mp4") == "avc1"
-    (tmp_path / "b.mkv").write_bytes(b"\x1a\x45\xdf\xa3...\x86\x8fV_MPEGI/ISO/VVC\x00")
-    assert codec_of(tmp_path / "b.mkv") == "V_MPEGI/ISO/VVC"
-    (tmp_path / "c.avi").write_bytes(b"RIFF....AVI LIST....strh8...vidsAVUI")
-    assert codec_of(tmp_path / "c.avi") == "AVUI"
-    (tmp_path / "d.mp4").write_bytes(json.dumps({}).encode())
-    assert codec_of(tmp_path / "d.mp4") is None
-    assert codec_of("https://example.org/a.mp4") is None
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.99])
