@@ -110,7 +110,8 @@ def what_says(head: bytes) -> str | None:
     if re.search(r"[\x00-\x08\x0e-\x1f\x7f]", text) or not text.strip():
         return None
     kind = "XML" if text.lstrip().startswith("<") else "text"
-    kind = "JSON" if text.lstrip()[0] in "{[" else kind
+    if re.match(r"""\s*(\{\s*["}]|\[\s*["{\[\]])""", text):
+        kind = "JSON"
     return f"is {kind}, and begins with {' '.join(text.split())[:60]!r}"
 
 

@@ -177,6 +177,8 @@ def test_subtitles_of_another_kind_are_shown(tmp_path, kind, ending):
     """Their beginning, or what else the file is, and how subtitles become .srt."""
     (tmp_path / f"a{ending}").write_text(OTHER[kind])
     shown = kind if kind in ("web page", "Git LFS") else re.escape(OTHER[kind].split()[0])
+    if kind not in ("web page", "Git LFS", "JSON", ".smi", ".ttml", "XML"):
+        shown = f"text, and begins with .{shown}"
     with pytest.raises(BadData, match=f"line 1: .*; it is .*{shown}.*ffmpeg") as error:
         read_cues(tmp_path / f"a{ending}", Notes())
     assert "empty line" not in str(error.value)
