@@ -40,6 +40,10 @@ def numbers_by_seed(row: Row, column: Column, seeds: list[int]) -> dict[int, flo
     return numbers
 
 
+def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
+    return list(numbers_by_seed(row, column, seeds).values())
+
+
 def digits(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
@@ -86,6 +90,21 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     return "\n".join(lines + claims)
 
 
+def numbers_of_seeds(
+    name: str,
+    seeds: list[int] | None = None,
+) -> dict[str, dict[str, list[float]]]:
+    """{label of a row: {header of a column: its numbers, one a seed}} of a table."""
+    table = TABLES[name]
+    seeds = seeds_of(table, seeds)
+    rows = {}
+    for row in table.rows:
+        rows[row.label] = {}
+        for column in table.columns:
+            rows[row.label][column.header] = measured(row, column, seeds)
+    return rows
+
+
 def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds those have that
     are there: one number for all columns, or "from-to"."""
@@ -94,7 +113,7 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     cells += [f"*{number}*" for number in paper_numbers]
     counts = []
     for column in table.columns:
-        numbers = list(numbers_by_seed(row, column, seeds).values())
+        numbers = measured(row, column, seeds)
         cells.append(cell(numbers))
         if numbers and column.evaluation != "cost":     # which is measured with one seed alone
             counts.append(len(numbers))

@@ -2,7 +2,9 @@
 
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack; show them
+    python -m experiments.tables T5 --json           the same, as numbers of each seed
     python -m experiments.tables T5 --show           only show them
+    python -m experiments.tables --list              how many results each lacks
     python -m experiments.tables --page              write all into experiments/README.md
 
 Trained narrators, predictions and the messages of the present command are kept in --output; an
@@ -11,14 +13,15 @@ seeds of its own and an --output of its own. Results are lines of experiments/re
 Results of other commands are not shown, and are made anew when the table is completed.
 """
 import argparse
+import json
 import re
 from pathlib import Path
 
 from experiments import overwriting
 from experiments.claims import table_of_claims
 from experiments.paper import TABLES
-from experiments.runs import FOLDER, carry_out, needed
-from experiments.show import markdown, seeds_of
+from experiments.runs import FOLDER, carry_out, needed, result
+from experiments.show import markdown, numbers_of_seeds, seeds_of
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, non_negative_int
@@ -53,10 +56,27 @@ def update_page() -> None:
 
 # ------------------------------------------------------------------------------- the command line
 
+def list_missing(names: list[str], seeds: list[int] | None) -> None:
+    """Print how many results each table has and lacks."""
+    for name in names:
+        experiments = needed(TABLES[name], seeds_of(TABLES[name], seeds))
+        missing = [experiment for experiment in experiments if not result(experiment)]
+        there = len(experiments) - len(missing)
+        line = f"{name:10} {TABLES[name].title}: {there} of {len(experiments)} results"
+        if missing:
+            narrators = {(experiment.training, experiment.seed) for experiment in missing}
+            line += f"; narrators to train or evaluate: {len(narrators)}"
+        print(line)
+
+
 def run_tables(args: argparse.Namespace) -> None:
     for name in args.names:
         if name not in TABLES:
             raise BadData(f"there is no table {name}; choose of {', '.join(TABLES)}")
+    names = args.names or list(TABLES)
+    if args.list:
+        list_missing(names, args.seeds)
+        return
     if args.page:
         update_page()
         return
@@ -64,7 +84,10 @@ def run_tables(args: argparse.Namespace) -> None:
         for name in args.names:                # without names, no table is completed
             for experiment in needed(TABLES[name], seeds_of(TABLES[name], args.seeds)):
                 carry_out(experiment, args.output)
-    print("\n\n".join(markdown(name, args.seeds) for name in args.names or TABLES))
+    if args.json:
+        print(json.dumps({name: numbers_of_seeds(name, args.seeds) for name in names}))
+        return
+    print("\n\n".join(markdown(name, args.seeds) for name in names))
 
 
 def main():
@@ -77,6 +100,9 @@ def main():
                         help="show what is there of the named tables, and run nothing")
     action.add_argument("--page", action="store_true",
                         help="only write all tables of experiments/README.md anew")
+    action.add_argument("--list", action="store_true", help="only say what is missing")
+    parser.add_argument("--json", action="store_true",
+                        help="print the numbers of each seed as JSON")
     parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
                         help="default: 0 to 2 for the main tables, else 0")
     parser.add_argument("--output", default=FOLDER,

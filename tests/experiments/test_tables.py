@@ -130,6 +130,7 @@ def test_a_table_is_completed_once(small, monkeypatch, tmp_path):
         assert "| small | *1.0* | - | 0 |" in complete("--show")
         error = complete("--output", small, ok=False)
         assert "was made with train = python train.py --data toy" in error
+    assert "small: 1 of 1 results" in complete("--list").lower()
 
 
 def test_the_last_message_of_a_failed_command_is_said(small, monkeypatch):
@@ -166,6 +167,9 @@ def test_tables_show_means_deviations_and_intervals(monkeypatch, tmp_path, secon
     if claim:
         expected += ["", f"* first - second, words: {claim}"]
     assert complete("--show").splitlines() == expected
+    by_row = complete("--show", "--json")["T0"]
+    assert by_row == {"first": {"words": [0.5, 0.75]}, "second": {"words": list(second.values())}}
+    assert f"{2 + len(second)} of 4 results" in complete("--list")
 
 
 def test_refusals(monkeypatch):
