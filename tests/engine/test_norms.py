@@ -40,11 +40,27 @@ class PlusOne(nn.Module):
         return nn.functional.rms_norm(x, x.shape[-1:], eps=self.variance_epsilon) * (1 + self.weight)
 
 
-def test_norms_that_compute_something_else_stay():
+class Gated(PlusOne):
+    """As Qwen3-Next's."""
+
+    def forward(self, x, gate):
+        return super().forward(x) * gate
+
+
+class OfHeads(PlusOne):
+    """As Command R+ has for its queries."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.weight = nn.Parameter(self.weight.view(4, -1))
+
+
+@pytest.mark.parametrize("kind", [PlusOne, Gated, OfHeads])
+def test_norms_that_compute_something_else_stay(kind):
     llm = small("Llama")
-    llm.model.norm = PlusOne(64)
+    llm.model.norm = kind(64)
     fuse_norms(llm)
-    assert type(llm.model.norm) is PlusOne
+    assert type(llm.model.norm) is kind
 
 
 def test_a_loaded_narrator_has_them():
