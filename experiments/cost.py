@@ -36,6 +36,7 @@ from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import DEFAULT_MODEL, Parser, positive_int
 from support.common.progress import progress
-from support.engine import checkpoint
+from support.engine.checkpoint import load_tokenizer
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.engine.norms import fuse_norms
@@ -65,34 +66,39 @@ VARIANTS = {                               # the settings in which each one diff
     "VideoLLM-online": {"memory": "none", "prune": False},
     "VideoLLM-MoD": {"memory": "none", "prune": False, "mod_keep": 0.2},
 }
-# hidden, feed-forward, layers, heads; 8 key and value heads
-LLAMA = {
-    "1b": (2048, 8192, 16, 32),
-    "8b": (4096, 14336, 32, 32),
-}
-WORDS = 128256                             # in Llama 3's vocabulary
+
+
+class Size(NamedTuple):
+    """Of a Llama."""
+    hidden: int
+    inner: int                             # feed-forward
+    layers: int
+    heads: int
+    kv_heads: int = 8
+    words: int = 128256                    # in Llama 3's vocabulary
+
+
+LLAMA = {"1b": Size(2048, 8192, 16, 32), "8b": Size(4096, 14336, 32, 32)}
 SIGLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
           "num_attention_heads": 16}       # SigLIP-L/16-384
+SMALL_LORA = {"lora_rank": 16, "lora_alpha": 32}
 EVERY, SENTENCE = 8, 12                    # a narration of so many words every so many frames
 
 
-def llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, words: int,
-          device: str, dtype: torch.dtype):
-    """A Llama with random weights."""
+def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> nar.Narrator:
+    """A narrator with random weights around a Llama, with the toy's tokenizer."""
     from transformers import AutoModelForCausalLM, LlamaConfig
     config = LlamaConfig(
-        vocab_size=words, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=131072,
-        tie_word_embeddings=hidden <= 2048, bos_token_id=0, eos_token_id=1,
+        vocab_size=size.words, hidden_size=size.hidden, intermediate_size=size.inner,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads, max_position_embeddings=131072,
+        tie_word_embeddings=size.hidden <= 2048, bos_token_id=0, eos_token_id=1,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
     with torch.device(device):
         llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     fuse_norms(llm)                  # as when one is loaded
-    return llm
-
-
-def toy_tokenizer():
-    return checkpoint.load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
+    tokenizer = load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
+    return new_narrator(llm, tokenizer, make_config(**settings)).to(device)
 
 
 def given_narrations(narrator: nar.Narrator, frames: int) -> dict[int, list[int]]:
@@ -119,16 +125,14 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
         yield args.model, load(args.model, None, device, dtype).merge()
         return
     for name in args.variants:
+        changes = {"last_k": None} | VARIANTS[name]
         if args.config:
-            llm = llama(*LLAMA[args.config], 8, WORDS, device, dtype)
-            config = nar.Config()
+            narrator = random_narrator(LLAMA[args.config], device, dtype, **changes)
         else:
             toy = load(DEFAULT_MODEL, dtype=dtype)
-            llm = toy.llm
-            config = toy.config
-        settings = asdict(config) | {"last_k": None} | VARIANTS[name]
-        narrator = new_narrator(llm, toy_tokenizer(), make_config(**settings))
-        yield name, narrator.to(device).eval().requires_grad_(False).merge()
+            config = make_config(**asdict(toy.config) | changes)
+            narrator = new_narrator(toy.llm, toy.layout.tokenizer, config).to(device)
+        yield name, narrator.eval().requires_grad_(False).merge()
 
 
 def random_frames(narrator: nar.Narrator, frames: int) -> Iterator[Tensor]:
@@ -266,20 +270,18 @@ def run_training(args: argparse.Namespace) -> None:
     device, dtype = device_and_dtype(args.device, args.dtype)
     if args.width % 128:
         raise BadData("--width must be a multiple of 128: heads of 64, and half as many of keys")
-    tokenizer = toy_tokenizer()
     torch.manual_seed(0)
+    settings = VARIANTS[args.variant]
     if args.config:
-        llm = llama(*LLAMA[args.config], 8, WORDS, device, dtype)
-        config = nar.Config()
+        size = LLAMA[args.config]
     else:
-        words = max(2000, len(tokenizer))
         heads = args.width // 64
-        llm = llama(args.width, 4 * args.width, args.layers, heads, heads // 2, words, device, dtype)
-        config = nar.Config(lora_rank=16, lora_alpha=32)
+        size = Size(args.width, 4 * args.width, args.layers, heads, heads // 2, words=2000)
+        settings = settings | SMALL_LORA
+    narrator = random_narrator(size, device, dtype, **settings).train()
     if args.checkpointing:
-        llm.gradient_checkpointing_enable({"use_reentrant": False})
-    config = make_config(**asdict(config) | VARIANTS[args.variant])
-    narrator = new_narrator(llm, tokenizer, config).to(device).train()
+        narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
+    config = narrator.config
     x = torch.randn(args.frames, config.J, config.width, device=device)        # [T, J, D]
     narrations = list(given_narrations(narrator, args.frames).items())
     before = peak_memory(narrator.llm.device)
@@ -309,18 +311,17 @@ def run_training(args: argparse.Namespace) -> None:
 def make_narrator(folder: Path, layers: int | None) -> None:
     """A checkpoint of the paper's size with random weights: Llama-3.2-1B's shape, LoRA of rank
     128, SigLIP-L/16-384. With `layers`, both models have only so many."""
-    llm = llama_1b(layers, "cpu", torch.bfloat16)
-    llm.save_pretrained(folder / "llm")
-    tokenizer = toy_tokenizer()
-    tokenizer.save_pretrained(folder / "llm")
+    narrator = random_narrator(llama_1b(layers), "cpu", torch.bfloat16, llm="llm", vision="vision",
+                               memory_target=False, readout="cls")
+    narrator.llm.save_pretrained(folder / "llm")
+    narrator.layout.tokenizer.save_pretrained(folder / "llm")
     make_vision_model(folder / "vision", layers)
-    config = nar.Config(llm="llm", vision="vision", memory_target=False, readout="cls")
-    new_narrator(llm, tokenizer, config).save(folder)
+    narrator.save(folder)
 
 
-def llama_1b(layers: int | None, device: str, dtype: torch.dtype):
-    hidden, inner, depth, heads = LLAMA["1b"]
-    return llama(hidden, inner, layers or depth, heads, 8, WORDS, device, dtype)
+def llama_1b(layers: int | None) -> Size:
+    """Of Llama-3.2-1B, or of its first layers."""
+    return LLAMA["1b"]._replace(layers=layers or LLAMA["1b"].layers)
 
 
 def make_vision_model(folder: Path, layers: int | None, device: str = "cpu") -> None:
@@ -382,8 +383,8 @@ def run_speed(args: argparse.Namespace) -> None:
     `stream.py` decodes a video of 16:9."""
     device, dtype = device_and_dtype(args.device, args.dtype)
     torch.manual_seed(0)
-    narrator = new_narrator(llama_1b(args.layers, device, dtype), toy_tokenizer(), nar.Config())
-    narrator = narrator.to(device).eval().requires_grad_(False).merge()
+    narrator = random_narrator(llama_1b(args.layers), device, dtype)
+    narrator = narrator.eval().requires_grad_(False).merge()
     with TemporaryDirectory() as folder:
         make_vision_model(Path(folder), args.layers, device)
         encoder = VisionEncoder(folder, narrator.config.grid, device, dtype)
@@ -452,13 +453,13 @@ class Operators(TorchDispatchMode):
         return function(*args, **(options or {}))
 
 
-def count_operators(frames: int, layers: int = LLAMA["1b"][2]) -> dict[str, float]:
+def count_operators(frames: int, layers: int = LLAMA["1b"].layers) -> dict[str, float]:
     """Of a narrow narrator with so many layers: the widths do not matter. A narration of SENTENCE
     words ends every EVERY frames.
     """
     def narrator() -> nar.Narrator:
-        llm = llama(256, 512, layers, 4, 2, 2000, "cpu", torch.float32)
-        return new_narrator(llm, toy_tokenizer(), nar.Config(lora_rank=16, lora_alpha=32))
+        size = Size(256, 512, layers, heads=4, kv_heads=2, words=2000)
+        return random_narrator(size, "cpu", torch.float32, **SMALL_LORA)
 
     counts = {}
     for lookahead in (1, 4):
@@ -534,7 +535,7 @@ def main() -> None:
     operators.set_defaults(run=run_operators)
     operators.add_argument("--frames", type=positive_int, default=400,
                            help="frames (default %(default)s)")
-    operators.add_argument("--layers", type=positive_int, default=LLAMA["1b"][2],
+    operators.add_argument("--layers", type=positive_int, default=LLAMA["1b"].layers,
                            help="of the language model (default %(default)s)")
 
     for command in (streams, training):

@@ -10,7 +10,7 @@ from support.common.errors import BadData
 from support.engine import checkpoint
 from support.engine.start import first_weights
 from toy import stages, world
-from train import Example, Recipe, new_config, pretrained, save, train_narrator
+from train import Recipe, new_config, pretrained, save, train_narrator
 
 
 def train_toy(options: Recipe):
@@ -23,8 +23,7 @@ def train_toy(options: Recipe):
         scenes = stages.scenes(narrator.vision_encoder(), narrator.layout, kitchens)
     else:
         narrator, scenes = before_last_stage(options, variant, kitchens)
-    examples = [Example(scene.x, scene.narrations) for scene in scenes]
-    train_narrator(narrator, examples, options, batches=LateBatches)
+    train_narrator(narrator, scenes, options, batches=LateBatches)
     save(narrator, options, torch.bfloat16)
 
 

@@ -37,7 +37,7 @@ from support.common.progress import progress
 from support.engine.checkpoint import load_parameters
 from support.files.features import encode_pictures
 from toy import world
-from train import Recipe, fit
+from train import Example, Recipe, fit
 
 # Steps of the stages before `recall`
 STEPS = {"encoder": 2400, "language": 500, "look": 1400}
@@ -288,10 +288,8 @@ def language(options: Recipe, folder: Path, variant: world.World, batch: int = 8
 # ------------------------------------------------------------------------- the training videos
 
 @dataclass
-class Scene:
-    """A training video."""
-    x: Tensor                                  # [T, J, D]
-    narrations: nar.Narrations
+class Scene(Example):
+    """A training video with its labels."""
     labels: Tensor                             # [T, 9, 2]: type, colour; 0: none
     variant: world.World = world.WORLDS["plain"]
 
@@ -305,9 +303,8 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
         x = torch.stack(list(encode_pictures(pictures, vision, 64)))           # [T, J, D]
         x = x.half().float()                   # all results are of tokens in half precision
         labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
-        narrations = []
-        for narration in kitchen.narrations:
-            narrations.append((narration.frame, layout.encode(" " + narration.text)))
+        said = [(narration.frame, narration.text) for narration in kitchen.narrations]
+        narrations = layout.encode_narrations(said)
         videos.append(Scene(x, narrations, labels, kitchen.world))
     return videos
 
