@@ -122,6 +122,15 @@ def paced(items: Iterable, rate: float) -> Iterator:
 
 # ---------------------------------------------------------------------- cameras
 
+def uptime() -> float:
+    """Seconds since some moment. They go on while the machine sleeps, and what a camera shows may
+    then have changed: on Linux and macOS, time.monotonic stands still meanwhile.
+    """
+    if not hasattr(time, "clock_gettime"):          # Windows
+        return time.monotonic()
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Camera:
     """The newest pictures of a live source. A thread reads them, and opens the source again.
 
@@ -131,7 +140,7 @@ class Camera:
     options     of FFmpeg, beside ours
     retries     how often in a row it is opened again without a picture; None: for ever
 
-    arrived     when the present picture came (time.monotonic)
+    arrived     when the present picture came (uptime)
     wall        the time of day when it came (time.time)
     time        seconds from the first picture to the end of this one
     gap         seconds between the picture before and this one; inf: there was none
@@ -219,7 +228,7 @@ class Camera:
 
         It does not reach back over an outage.
         """
-        late = time.monotonic() - self.arrived
+        late = uptime() - self.arrived
         self.late = (late, max(late, self.late[1]))
         time_of_day = datetime.fromtimestamp(self.wall, timezone.utc)
         return row | {
@@ -295,7 +304,7 @@ class Camera:
                      metadata_errors="replace") as container:
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
-            newest_at = time.monotonic()
+            newest_at = uptime()
             is_back = self.decoded == 0             # whether it is known that pictures come
             for packet in container.demux():
                 if self.closed.is_set():
@@ -306,13 +315,13 @@ class Camera:
                     self.reconnects += 1
                     self.say("pictures come again")
                 for frame in frames:
-                    newest_at = time.monotonic()
+                    newest_at = uptime()
                     self.decoded += 1
                     if self._is_due(newest_at):
                         size = upright_size(frame, stream, self.largest)
                         picture = to_rgb(frame, stream, self.reformatter, size)
                         yield newest_at, time.time(), picture
-                if time.monotonic() - newest_at > PATIENCE:
+                if uptime() - newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
 
     def _is_due(self, now: float) -> bool:

@@ -41,7 +41,7 @@ from torch import Tensor
 from narrator import Tokens
 from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
-from streams.live import Camera
+from streams.live import Camera, uptime
 from streams.subtitles import Writers, hash_of_end
 from support.common.disk import write_tensors
 from support.common.errors import BadData
@@ -169,7 +169,7 @@ class State:
         if self.live_clock is not None:
             # the wall clock may have been set back; the time of the stream never decreases
             elapsed = max(time.time() - self.live_clock, self.context.time)
-            camera.first = time.monotonic() - elapsed + 1 / camera.fps
+            camera.first = uptime() - elapsed + 1 / camera.fps
         try:
             yield from frames
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -18,14 +19,17 @@ from support.common.signatures import what_is
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """A context in which `path` is written: if the disk is full, BadData names the path."""
+    """A context in which `path` is written: if that fails, as on a full disk, BadData names it."""
     try:
         yield
     except OSError as error:
-        if not is_full(error):
+        # errors of other files name them, and those of libraries and pipes have types of their own
+        if type(error) is not OSError or error.filename:
             raise
-        raise BadData(f"{path}: cannot be written, the disk is full; "
-                      f"make room, and repeat the command") from error
+        reason = f"({error.strerror}); can files be larger there, and is the disk still there?"
+        if is_full(error):
+            reason = "the disk is full; make room, and repeat the command"
+        raise BadData(f"{path}: cannot be written, {reason}") from error
 
 
 # ---------------------------------------------------------------------- writing
@@ -35,6 +39,8 @@ def check_regular(path: str | Path) -> None:
 
     It would take the place of what has its name: of /dev/null, too.
     """
+    if str(path) == "-":                       # as an input it is a pipe
+        raise BadData("'-' is no name of an output; give the name of a file, or /dev/stdout")
     if Path(path).exists() and not Path(path).is_file():       # "" is the present folder
         raise BadData(f"{str(path)!r} is a folder, a device or a pipe; give the name of a file")
 
@@ -66,7 +72,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     check_regular(path)
     path = Path(os.path.realpath(path))        # of a symbolic link, what it names is replaced
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # no longer than a name may be, and of this process alone, on whatever machine
+    part = path.with_name(f".{path.name[:40]}.{uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()

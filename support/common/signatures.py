@@ -16,9 +16,10 @@ KINDS = [(re.compile(pattern, re.DOTALL | re.IGNORECASE), what) for pattern, wha
     (rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype html|html|head|script)",
      "is a web page (HTML), not what it links to; download the file itself"),
     (rb"(?:\xef\xbb\xbf)?#EXTM3U",
-     "is a playlist that cannot be opened. Does its name end in .m3u8, and does it begin without a "
-     "byte order mark? Else give the address from which it came, or the video; or, if you trust it, "
-     "--source-option allowed_extensions=ALL --source-option extension_picky=0"),
+     "is a playlist that cannot be opened. Are its parts there, does its name end in .m3u8, and does "
+     "it begin without a byte order mark? Else give the address from which it came, or the video; "
+     "or, if you trust it, --source-option allowed_extensions=ALL --source-option extension_picky=0 "
+     "--source-option protocol_whitelist=file,http,https,tcp,tls,crypto"),
     (rb"(?:<\?xml.*?)?<MPD", "is a DASH playlist, which is not read here; give its .m3u8, or one "
                              "video: ffmpeg -i IN -c copy OUT.mp4"),
     (rb"d\d+:(?:announce|created by|info)", "is a torrent; download what it describes"),

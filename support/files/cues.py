@@ -42,6 +42,8 @@ TIMES = regex.compile(r"[\s\p{Cf}]*(-?[\d:.,]+)\s*(?:[-–—=]+(?:>|&gt;)|→)\
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
 # in any script (Unicode's Sentence_Terminal), with quotes, brackets and what cannot be seen after it
 END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}\p{Cf}\s'"]*$""")
+# what is left of a time that has been taken apart
+NUMBER_FIRST = re.compile(r"\s*\d+\s*[,;|\t]")
 LOST = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -217,12 +219,14 @@ def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
         if len(row) != columns or columns < 2 or not is_time(row[time_column:]):
             what = what_is(path, quotes=False)
             raise BadData(f"{path}, line {line}: expected time,text: a time in seconds or h:m:s, "
-                          f"and a sentence (in quotes, if it has commas); or a first line that "
-                          f"names the columns time and text" + (f"; it {what}" if what else ""))
+                          f"without frames, and a sentence (in quotes, if it has commas); or a "
+                          f"first line that names the columns time and text"
+                          + (f"; it {what}" if what else ""))
         texts.append((read_clock(row[time_column]), row[text_column]))
-    if texts and all(is_time([text]) for _, text in texts):
-        raise BadData(f"{path}: the sentences are numbers; which column is the text? A first line "
-                      f"can name the columns time and text")
+    if texts and all(is_time([text]) or NUMBER_FIRST.match(text) for _, text in texts):
+        raise BadData(f"{path}: the sentences are numbers, or begin with one ({texts[0][1]!r:.40}); "
+                      f"which column is the text? A first line can name the columns time and text; "
+                      f"times have no frames, as in 00:00:05;12: give seconds")
     return texts
 
 

@@ -240,6 +240,11 @@ def read_folder(
             raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
                           f"end of the video ({features.duration:g} s); are they of another one, "
                           f"or in milliseconds?")
+        frames = {frame for frame, _ in placed}
+        if len(frames) < len(placed) / 2:
+            raise BadData(f"{narration_file}: its {len(placed)} narrations begin within {len(frames)} "
+                          f"frames, {features.fps:g} a second; are its times in minutes, or, as Excel "
+                          f"has them, parts of a day? Give seconds or h:m:s")
         placed = one_frame_each(placed, features.frames - 1, notes)
         sentences = at_frames(placed, features.fps)
         narrated.append((NarratedVideo([sentences], name=name, video=name), features))

@@ -293,13 +293,17 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
     elif source and Path(path).exists():
         raise BadData(f"{name}: is a pipe or a device; for a pipe, give - and < {name}")
     else:
-        raise BadData(f"{name}: no such file")
+        cure = "; give its path, without file://" if source.lower().startswith("file:") else ""
+        raise BadData(f"{name}: no such file{cure}")
     try:
         # a tag that is not UTF-8 must not stop us
         return av.open(file, options=options, timeout=timeout, metadata_errors="replace")
     except av.FFmpegError as error:
         what = what_is(path)
-        hint = "check the address" if "://" in name else "truncated? not a video?"
+        hint = "truncated? not a video?"
+        if "://" in name:
+            hint = ("check the address; of a page that shows a video, download the video first (as by "
+                    "yt-dlp)")
         if what and any(word in what for word in ("NumPy", "HDF5", "torch.save")):
             what += "; features are read from .safetensors, or from .pt with one tensor"
         why = error.strerror

@@ -89,9 +89,13 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
         with replacing(file) as part:
             part.write_text("half")
             1 / 0
-    with pytest.raises(BadData, match=f"{file}: cannot be written, the disk is full"):
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE):
+        with pytest.raises(BadData, match=f"{file}: cannot be written, (the disk is full|.*disk )"):
+            with replacing(file):
+                raise OSError(number, os.strerror(number))
+    with pytest.raises(FileNotFoundError, match="other"):      # of another file, which is read
         with replacing(file):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            open(tmp_path / "other")
     assert file.read_text() == "[\n 1\n]\n"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -121,7 +125,7 @@ def test_no_output_ends_in_half_a_line(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(BadData, match="[ab].jsonl: cannot be written, .*too large"):
             with Writers(given) as writers:
                 for n in range(100):
                     writers.trace({"frame": n})
@@ -146,7 +150,7 @@ def test_a_full_disk_in_the_middle_of_a_stream():
     assert process.stderr == "error: standard output: cannot be written, the disk is full\n"
 
 
-@pytest.mark.parametrize("name", ["", "folder", "pipe", "file/a", "file/folder/a"])
+@pytest.mark.parametrize("name", ["", "folder", "pipe", "file/a", "file/folder/a", "-"])
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, name):
     """Asked before and when it is written. A pipe stays a pipe, and so would /dev/null."""
     monkeypatch.chdir(tmp_path)
@@ -154,7 +158,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, name):
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     for write in (check_writable, lambda path: write_json(path, 1)):
-        with pytest.raises(BadData, match=f"{name}.*(is a folder, a device|cannot be written)"):
+        with pytest.raises(BadData, match=f"{name}.*(is a folder, a device|cannot be written|is no name)"):
             write(name)
     assert (tmp_path / "pipe").is_fifo()
 
@@ -166,6 +170,15 @@ def test_folders_of_outputs_are_made_when_they_are_written(tmp_path):
     assert not list(tmp_path.iterdir())
     write_json(file, 1)
     assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "厨", "🍳"])
+def test_any_name_that_a_file_can_have_is_written(tmp_path, letter):
+    for size in (1, 60, 250 // len(letter.encode())):
+        file = tmp_path / f"{letter * size}.json"
+        write_json(file, size)
+        assert read_json(file) == size
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_link_stays_and_its_file_is_replaced(tmp_path):

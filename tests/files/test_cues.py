@@ -71,6 +71,17 @@ def test_columns_that_nobody_can_know_are_asked_for(tmp_path, separator):
         assert read(tmp_path / "a.csv", table([head, *rows], separator)) == [(end, text) for _, end, text in ROWS]
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("before_frames", [":", ";"])
+def test_times_that_count_frames_are_refused(tmp_path, separator, before_frames):
+    """As editors write them; with ";", the separator may be taken for the one of the cells."""
+    rows = [[f"00:00:0{n}{before_frames}{n + 10}", text] for n, text in enumerate(TEXTS[:9])]
+    for head in ([], [["time", "text"]]):
+        for content in (table(head + rows, separator), "\n".join(map(separator.join, head + rows))):
+            with pytest.raises(BadData, match="(without|have no) frames|its first line does not name"):
+                read(tmp_path / "a.csv", content)
+
+
 @pytest.mark.parametrize("content", [
     "0.5,2.0\n2.0,4.0\n", "0:01;0:02\n", "1,5\n", "time,text\n1,2\n3,4\n"])
 def test_numbers_are_no_sentences(tmp_path, content):

@@ -417,6 +417,18 @@ def test_narrations_of_another_video_are_refused(tmp_path):
         samples(tmp_path)
 
 
+@pytest.mark.parametrize("unit, fits", [(1, True), (60, False), (3600, False), (86400, False)])
+def test_times_in_a_larger_unit_are_refused(tmp_path, unit, fits):
+    """Minutes, hours, or what Excel makes of a time: parts of a day."""
+    text = "time,text\n" + "".join(f"{time / unit:.9f},You cut.\n" for time in range(3, 99, 4))
+    make_folder(tmp_path, {"a": 200}, text)
+    if fits:
+        assert len(samples(tmp_path)[0].narrations) == 24
+        return
+    with pytest.raises(BadData, match=r"a\.csv: its 24 narrations begin within \d frames"):
+        samples(tmp_path)
+
+
 def test_own_json(tmp_path):
     """The toy's form, or a plain list."""
     folder = make_folder(tmp_path, {"a": 20, "b": 20})

@@ -690,6 +690,11 @@ def test_what_is_no_video_is_named(tmp_path, name, make, message):
     assert "\n" not in str(raised.value)
 
 
+def test_an_address_of_a_file_is_asked_for_its_path(tmp_path):
+    with pytest.raises(BadData, match="give its path, without file://"):
+        Video(f"file://{record(tmp_path / 'a.mp4', TIMES)}")
+
+
 # ------------------------------------------------------------------------------------ writing
 
 def test_written_video_is_read_back(tmp_path):

@@ -52,7 +52,7 @@ class Sender(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Stream)
         self.mode = "ok"
-        self.began = time.monotonic()
+        self.began = live.uptime()
         self.url = f"http://127.0.0.1:{self.server_port}/door"
 
     def handle_error(self, *_):
@@ -81,7 +81,7 @@ class Stream(BaseHTTPRequestHandler):
         return len(data)
 
     def tenths(self) -> int:
-        return int(10 * (time.monotonic() - self.server.began)) & 255
+        return int(10 * (live.uptime() - self.server.began)) & 255
 
     def do_GET(self):
         if self.server.mode == "dead":
@@ -189,7 +189,7 @@ def test_latency_is_bounded(frame_s, sentence_s, latest):
         worst = 0.0
         for t, _ in enumerate(islice(source, 18)):
             time.sleep(frame_s + (sentence_s if t % 9 == 8 else 0))
-            worst = max(worst, time.monotonic() - source.arrived)
+            worst = max(worst, live.uptime() - source.arrived)
         is_fast = frame_s == 0
         if worst < latest and is_fast == (source.dropped == 0):
             assert source.decoded > 4 * source.taken
@@ -581,6 +581,22 @@ def test_rare_pictures_are_no_outage():
         restarts.clear()
         list(source.restart_after_outage([None], lambda: restarts.append(gap)))
         assert len(restarts) == expected
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux's clock")
+def test_a_machine_that_sleeps_has_an_outage(monkeypatch):
+    """Its monotonic clock stands still meanwhile, the time of the stream does not."""
+    asleep = [0.0]
+    clock = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + asleep[0])
+    source = Camera(lavfi(25), fps=10)
+    pictures = iter(source)
+    next(pictures)
+    asleep[0] = 3600
+    gaps = [source.gap for _ in islice(pictures, 9)]
+    pictures.close()
+    assert 3600 <= max(gaps) < 3610
+    assert source.time > 3600 and source.begin >= 3600
 
 
 def test_a_recording_waits_for_whoever_reads_it(sender):
