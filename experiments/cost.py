@@ -85,8 +85,8 @@ SMALL_LORA = {"lora_rank": 16, "lora_alpha": 32}
 EVERY, SENTENCE = 8, 12                    # a narration of so many words every so many frames
 
 
-def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> nar.Narrator:
-    """A narrator with random weights around a Llama, with the toy's tokenizer."""
+def random_llm(size: Size, device: str, dtype: torch.dtype):
+    """A Llama with random weights."""
     from transformers import AutoModelForCausalLM, LlamaConfig
     config = LlamaConfig(
         vocab_size=size.words, hidden_size=size.hidden, intermediate_size=size.inner,
@@ -97,6 +97,12 @@ def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> 
     with torch.device(device):
         llm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     fuse_norms(llm)                  # as when one is loaded
+    return llm
+
+
+def random_narrator(size: Size, device: str, dtype: torch.dtype, **settings) -> nar.Narrator:
+    """A narrator around such a Llama, with the toy's tokenizer."""
+    llm = random_llm(size, device, dtype)
     tokenizer = load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
     return new_narrator(llm, tokenizer, make_config(**settings)).to(device)
 
@@ -311,12 +317,13 @@ def run_training(args: argparse.Namespace) -> None:
 def make_narrator(folder: Path, layers: int | None) -> None:
     """A checkpoint of the paper's size with random weights: Llama-3.2-1B's shape, LoRA of rank
     128, SigLIP-L/16-384. With `layers`, both models have only so many."""
-    narrator = random_narrator(llama_1b(layers), "cpu", torch.bfloat16, llm="llm", vision="vision",
-                               memory_target=False, readout="cls")
-    narrator.llm.save_pretrained(folder / "llm")
-    narrator.layout.tokenizer.save_pretrained(folder / "llm")
+    llm = random_llm(llama_1b(layers), "cpu", torch.bfloat16)
+    llm.save_pretrained(folder / "llm")         # before it has LoRA
+    tokenizer = load_tokenizer(str(Path(DEFAULT_MODEL) / "llm"))
+    tokenizer.save_pretrained(folder / "llm")
     make_vision_model(folder / "vision", layers)
-    narrator.save(folder)
+    config = nar.Config(llm="llm", vision="vision", memory_target=False, readout="cls")
+    new_narrator(llm, tokenizer, config).save(folder)
 
 
 def llama_1b(layers: int | None) -> Size:
