@@ -11,7 +11,8 @@ from narrator import Config, VisionEncoder, make_config
 from support.common.devices import device_and_dtype
 from support.common.errors import BadData, command_line
 from support.common.options import (
-    DATASETS, Parser, dataset_folder, frame_rate, non_negative_int, positive_float, positive_int,
+    DATASETS, Parser, dataset_folder, device_option, frame_rate, json_option, non_negative_int,
+    positive_float, positive_int,
 )
 from support.common.processes import process_group
 from support.common.progress import progress
@@ -142,7 +143,7 @@ def run(arguments: list[str] | None = None) -> None:
                                 help="size, length and narrations of a data set (App. B.4)")
     stats.set_defaults(command=stats_command)
     stats.add_argument("--llm", help="count the tokens of this model's tokenizer, not words")
-    stats.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    json_option(stats)
     stats.add_argument("--data", required=True,
                        help=" | ".join(DATASETS) + " | FOLDER")
     stats.add_argument("--root",
@@ -168,8 +169,7 @@ def run(arguments: list[str] | None = None) -> None:
                           help=f"pooled tokens per side (default: {Config.grid})")
     encoding.add_argument("--batch", type=positive_int, default=32,
                           help="frames at once (default: %(default)s)")
-    encoding.add_argument("--device", default="auto",
-                          help="cpu, cuda, mps (default: the best there is)")
+    device_option(encoding)
 
     options = parser.parse_args(arguments)
     if options.command is encode_command:

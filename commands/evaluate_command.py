@@ -25,8 +25,8 @@ from support.common.disk import check_distinct, check_writable, file_name, write
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, LARGEST, Parser, config_changes, data_options, in_range, model_options,
-    positive_int, probability, trigger_options,
+    DEFAULT_MODEL, LARGEST, Parser, config_changes, data_options, in_range, json_option,
+    model_options, positive_int, probability, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
@@ -439,7 +439,7 @@ def main():
     compare.set_defaults(run=run_compare)
 
     for command in (score, streams, teacher, compare):
-        command.add_argument("--json", action="store_true", help="one JSON object as the last line")
+        json_option(command)
     for command in (score, streams, teacher):
         command.add_argument("--per-video", metavar="FILE.json", type=json_file,
                              help="write each video's results as JSON (see compare)")

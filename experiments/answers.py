@@ -14,6 +14,7 @@ import torch
 
 from support.common.devices import device_and_dtype
 from support.common.disk import check_distinct, check_writable, expecting, read_text
+from support.common.options import json_option
 from support.engine.checkpoint import load_llm
 from support.files.narrations import is_list_of
 
@@ -89,7 +90,7 @@ def question_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answers", default="answers.jsonl", metavar="FILE",
                         help="the language model's answers; none is asked for twice "
                              "(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    json_option(parser)
 
 
 def answers_for(args: argparse.Namespace) -> Answers:

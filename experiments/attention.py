@@ -15,7 +15,7 @@ from commands.evaluate_command import narrator_and_samples
 from evaluate import true_narrations
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import DEFAULT_MODEL, Parser, data_options, model_options
+from support.common.options import DEFAULT_MODEL, Parser, data_options, json_option, model_options
 from support.common.progress import progress
 
 GROUPS = ("past narrations", "current frames", "past frames", "memory tokens")
@@ -106,7 +106,7 @@ def main() -> None:
                     description="What true narrations attend to.")
     data_options(parser)
     model_options(parser, default=DEFAULT_MODEL)
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    json_option(parser)
     args = parser.parse_args()
     command_line(lambda: run_attention(args))
 

@@ -48,11 +48,13 @@ import stream
 from narrator import VisionEncoder, load, make_config, new_narrator
 from streams.bounds import open_stream
 from streams.suspend import memory_tensors
-from support.common.devices import DTYPES, device_and_dtype, synchronise
+from support.common.devices import device_and_dtype, synchronise
 from support.common.disk import write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import DEFAULT_MODEL, Parser, positive_int
+from support.common.options import (
+    DEFAULT_MODEL, Parser, device_option, dtype_option, json_option, positive_int,
+)
 from support.common.progress import progress
 from support.engine.checkpoint import load_tokenizer
 from support.engine.compiled import compile_narrator
@@ -491,31 +493,32 @@ def run_operators(args: argparse.Namespace) -> None:
 
 # ------------------------------------------------------------------------------- the command line
 
+def whole_number(parser: argparse.ArgumentParser, name: str, default: int | None, meaning: str) -> None:
+    parser.add_argument(f"--{name}", type=positive_int, default=default,
+                        help=f"{meaning} (default {default or 'all'})")
+
+
 def main() -> None:
     parser = Parser(prog="python -m experiments.cost", description="What FlowNar costs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     streams = commands.add_parser("stream", help="a stream of each variant")
     streams.set_defaults(run=run_streams)
-    streams.add_argument("--frames", type=positive_int, default=2000,
-                         help="frames to stream (default %(default)s)")
-    streams.add_argument("--window", type=positive_int, default=500,
-                         help="frames after which speed and memory are reported "
-                              "(default %(default)s)")
+    whole_number(streams, "frames", 2000, "frames to stream")
+    whole_number(streams, "window", 500, "frames after which speed and memory are reported")
     streams.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS),
                          metavar="NAME",
                          help=f"which are measured: {', '.join(VARIANTS)} (default: all)")
     streams.add_argument("--config", choices=list(LLAMA),
                          help="a Llama of this size with random weights, instead of the toy's")
     streams.add_argument("--model", metavar="DIR", help="a trained narrator instead")
+
     training = commands.add_parser("training", help="a training step of a variant (§3.5)")
     training.set_defaults(run=run_training)
-    for name, default, meaning in (("frames", 400, "frames of the video"),
-                                   ("steps", 3, "steps that are timed"),
-                                   ("layers", 2, "of the language model"),
-                                   ("width", 1024, "of its hidden states")):
-        training.add_argument(f"--{name}", type=positive_int, default=default,
-                              help=f"{meaning} (default %(default)s)")
+    whole_number(training, "frames", 400, "frames of the video")
+    whole_number(training, "steps", 3, "steps that are timed")
+    whole_number(training, "layers", 2, "of the language model")
+    whole_number(training, "width", 1024, "of its hidden states")
     training.add_argument("--config", choices=list(LLAMA),
                           help="a Llama of this size, and LoRA of the paper's rank")
     training.add_argument("--variant", choices=list(VARIANTS), default="FlowNar",
@@ -525,36 +528,29 @@ def main() -> None:
 
     full_size = commands.add_parser("full-size", help="a narrator of the paper's size")
     full_size.set_defaults(run=run_full_size)
-    full_size.add_argument("--frames", type=positive_int, default=40,
-                           help="pictures (default %(default)s)")
-    full_size.add_argument("--layers", type=positive_int, help="of both models (default: all)")
+    whole_number(full_size, "frames", 40, "pictures")
+    whole_number(full_size, "layers", None, "of both models")
 
     speed = commands.add_parser("speed", help="frames/s of a narrator of the paper's size")
     speed.set_defaults(run=run_speed)
-    speed.add_argument("--frames", type=positive_int, default=400,
-                       help="frames of each stream (default %(default)s)")
-    speed.add_argument("--layers", type=positive_int, help="of both models (default: all)")
+    whole_number(speed, "frames", 400, "frames of each stream")
+    whole_number(speed, "layers", None, "of both models")
     speed.add_argument("--lookahead", type=positive_int, nargs="+", default=[1, 4], metavar="K",
                        help="frames in one pass of the models (default: 1 and 4)")
     speed.add_argument("--compile", action="store_true", help="as in stream.py")
 
     operators = commands.add_parser("operators", help="what a frame and a training step launch")
     operators.set_defaults(run=run_operators)
-    operators.add_argument("--frames", type=positive_int, default=400,
-                           help="frames (default %(default)s)")
-    operators.add_argument("--layers", type=positive_int, default=LLAMA["1b"].layers,
-                           help="of the language model (default %(default)s)")
+    whole_number(operators, "frames", 400, "frames")
+    whole_number(operators, "layers", LLAMA["1b"].layers, "of the language model")
 
     for command in (streams, training):
-        command.add_argument("--json", action="store_true",
-                             help="one JSON object as the last line")
+        json_option(command)
     for command in (streams, full_size):
-        command.add_argument("--lookahead", type=positive_int, default=4,
-                             help="frames in one pass of the models; 1: live (default %(default)s)")
+        whole_number(command, "lookahead", 4, "frames in one pass of the models; 1: live")
     for command in (streams, training, full_size, speed):
-        command.add_argument("--device", default="auto",
-                             help="cpu, cuda, mps (default: the best there is)")
-        command.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+        device_option(command)
+        dtype_option(command)
     args = parser.parse_args()
     command_line(lambda: args.run(args))
 

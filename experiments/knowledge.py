@@ -29,7 +29,7 @@ from narrator import load
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import DEFAULT_MODEL, Parser
+from support.common.options import DEFAULT_MODEL, Parser, json_option
 from support.common.progress import progress
 from toy import stages, world
 from toy.probe import Probe, most_likely, save_probe
@@ -184,7 +184,7 @@ def main():
     parser.add_argument("--save", metavar="FILE",
                         help="keep the probe; stream.py --explain reads that of the file "
                              "MODEL/probe.safetensors")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    json_option(parser)
     args = parser.parse_args()
     command_line(lambda: run_knowledge(args))
 

@@ -40,7 +40,7 @@ from support.common.devices import device_and_dtype
 from support.common.disk import read_json, read_jsonl, write_json, write_tensors, write_text
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
-from support.common.options import Parser
+from support.common.options import Parser, device_option
 from support.common.progress import progress
 from support.engine.attention import mask_of_rows
 from support.files.features import feature_file
@@ -426,7 +426,7 @@ def main():
         metavar="ROW",
         help=", ".join(ROWS),
     )
-    parser.add_argument("--device", default="auto", help="cpu | cuda | auto")
+    device_option(parser)
     command_line(lambda: make_or_show(parser.parse_args()))
 
 

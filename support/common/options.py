@@ -91,6 +91,22 @@ def data_options(parser: ArgumentParser, required: bool = True):
                         help="of the toy's videos: plain, idle, hard, ... (toy/world.py)")
 
 
+def json_option(parser: ArgumentParser):
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+
+
+def device_option(parser: ArgumentParser):
+    parser.add_argument("--device", default="auto",
+                        help="cpu, cuda, mps (default: the best there is)")
+
+
+def dtype_option(parser: ArgumentParser):
+    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES],
+                        help="number format of both models (default: bfloat16 on CUDA, else "
+                             "float32; stream.py takes bfloat16 for a large model on a processor "
+                             "that multiplies it)")
+
+
 def model_options(parser: ArgumentParser, **model):
     """`model`: arguments of --model for argparse, such as its default."""
     options = {"help": "checkpoint folder or hub id (default: the bundled toy)"} | model
@@ -102,12 +118,8 @@ def model_options(parser: ArgumentParser, **model):
                                       "(default: the checkpoint's)")
     parser.add_argument("--vision",
                         help="vision encoder: folder or hub id (default: the checkpoint's)")
-    parser.add_argument("--device", default="auto",
-                        help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES],
-                        help="number format of both models (default: bfloat16 on CUDA, else "
-                             "float32; stream.py takes bfloat16 for a large model on a processor "
-                             "that multiplies it)")
+    device_option(parser)
+    dtype_option(parser)
 
 
 def trigger_options(parser: ArgumentParser):
