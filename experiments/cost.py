@@ -493,7 +493,7 @@ def run_operators(args: argparse.Namespace) -> None:
 
 # ------------------------------------------------------------------------------- the command line
 
-def whole_number(parser: argparse.ArgumentParser, name: str, default: int | None, meaning: str) -> None:
+def whole_number(parser: argparse.ArgumentParser, name: str, default: int | None, meaning: str):
     parser.add_argument(f"--{name}", type=positive_int, default=default,
                         help=f"{meaning} (default {default or 'all'})")
 

@@ -41,16 +41,17 @@ def reason_of_hub(error: Exception, name: str, revision: str) -> str:
     if is_a(errors.RevisionNotFoundError):
         return f"it has no revision {revision!r}"
     if is_a(errors.RepositoryNotFoundError) or status in (401, 403):
-        return (f"there is no {name}, or you may not read it: look at https://huggingface.co/{name} "
-                f"(is the name right? If access is gated, accept the licence there), and {LOG_IN}")
+        return (f"there is no {name}, or you may not read it: look at "
+                f"https://huggingface.co/{name} (is the name right? If access is gated, accept the "
+                f"licence there), and {LOG_IN}")
     # the classes of its clients differ from version to version
     names = " ".join(type(each).__name__ for each in chain)
     if is_a(ConnectionError, TimeoutError) or re.search("Connect|Proxy|Timeout", names):
-        return ("the hub cannot be reached, or HF_HUB_OFFLINE is set, and its cache on this machine "
-                "does not have it")
+        return ("the hub cannot be reached, or HF_HUB_OFFLINE is set, and its cache on this "
+                "machine does not have it")
     own = next(filter(status_of, chain), chain[-1])
-    return (f"{first_line(own)[:150]} ({type(own).__name__}); try again later. If the hub is not what "
-            f"answers: is there a login page or a proxy in between, or is HF_ENDPOINT wrong?")
+    return (f"{first_line(own)[:150]} ({type(own).__name__}); try again later. If the hub is not "
+            f"what answers: is there a login page or a proxy in between, or is HF_ENDPOINT wrong?")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -210,9 +210,9 @@ def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
         for n in (n for n in range(columns) if names[n] in VIDEO_NAMES):
             check_one_video([row[n:n + 1] for _, row in rows], path)
     elif columns > 3 or columns == 3 and not have_start_and_end([row for _, row in rows]):
-        raise BadData(f"{path}: its first line does not name its {columns} columns as they are read, "
-                      f"and what they are cannot be known; add or change it: time and text are read, "
-                      f"others can have any name")
+        raise BadData(f"{path}: its first line does not name its {columns} columns as they are "
+                      f"read, and what they are cannot be known; add or change it: time and text "
+                      f"are read, others can have any name")
 
     texts = []
     for line, row in rows:

@@ -331,8 +331,8 @@ def video_stream(container, name: str, threads: str):
         film.width * film.height if film.codec_context else 0,
     ))
     if stream.codec_context is None:
-        raise BadData(f"{name}: this FFmpeg has no decoder for its video (ffprobe names the codec); "
-                      f"the file may be whole: convert it by a program that plays it")
+        raise BadData(f"{name}: this FFmpeg has no decoder for its video (ffprobe names the "
+                      f"codec); the file may be whole: convert it by a program that plays it")
     stream.thread_type = threads
     return stream
 
