@@ -32,7 +32,7 @@ class TextPerToken:
         self.short = short
         self.names = ["$"]                     # of the ids 0, 1, ...
 
-    def __call__(self, text: str, add_special_tokens: bool = False) -> dict:
+    def __call__(self, text: str, **options) -> dict:
         name = self.short.get(text, text)
         if name not in self.names:
             self.names.append(name)

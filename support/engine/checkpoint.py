@@ -493,13 +493,14 @@ def faster_dtype(source: str) -> torch.dtype:
 
 
 def token_ids(tokenizer, text: str, vocabulary: int | None = None) -> list[int]:
-    """The ids of a text, without special tokens. BadData if the tokenizer cannot encode it, or the
-    language model lacks such tokens.
+    """The ids of a text, without special tokens: what is written like one, as "</s>" in sentences of
+    another model, is text. BadData if the tokenizer cannot encode it, or the language model lacks
+    such tokens.
 
     vocabulary      how many tokens the language model has; None: not known
     """
     try:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     except Exception as error:                  # tokenizers raise errors of many types
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: "
                       f"{first_line(error)}") from error

@@ -242,9 +242,10 @@ def read_folder(
                           f"or in milliseconds?")
         frames = {frame for frame, _ in placed}
         if len(frames) < len(placed) / 2:
-            raise BadData(f"{narration_file}: its {len(placed)} narrations begin within {len(frames)} "
-                          f"frames, {features.fps:g} a second; are its times in minutes, or, as Excel "
-                          f"has them, parts of a day? Give seconds or h:m:s")
+            raise BadData(f"{narration_file}: its {len(placed)} narrations begin within "
+                          f"{len(frames)} frames, {features.fps:g} a second; are they narrations, "
+                          f"and not what a camera says of each picture? Are its times seconds or "
+                          f"h:m:s, and not minutes, or parts of a day, as Excel has them?")
         placed = one_frame_each(placed, features.frames - 1, notes)
         sentences = at_frames(placed, features.fps)
         narrated.append((NarratedVideo([sentences], name=name, video=name), features))

@@ -188,6 +188,16 @@ def test_what_a_tokenizer_cannot_encode_is_one_line(folder, text):
     assert token_ids(tokenizer, " You wash")
 
 
+def test_a_special_token_in_a_sentence_is_text():
+    """As other language models leave them: none of them ends a narration while it is learned."""
+    tokenizer = load_tokenizer(str(TOY / "llm"))
+    for token in tokenizer.all_special_tokens:
+        for text in (f" You wash.{token}", f" You {token} wash.", f"{token}You wash."):
+            ids = token_ids(tokenizer, text)
+            assert not {*ids} & {*tokenizer.all_special_ids}
+            assert tokenizer.decode(ids) == text
+
+
 def without_a_weight(folder):
     with_tensors(folder / "model.safetensors",
                  lambda tensors: tensors.pop(next(name for name in tensors if "layers.1" in name)))
