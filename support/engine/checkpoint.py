@@ -466,10 +466,15 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
 
 
 def load_tokenizer(source: str):
-    """BadData if it has lost a special token that the model's settings name."""
+    """BadData if it has lost its words, or a special token that the model's settings name."""
     from transformers import AutoTokenizer
     tokenizer = from_pretrained(AutoTokenizer, source, "llm")
     config = read_model_config(source, "llm")
+    # without its file, transformers makes one that turns each text into nothing
+    words = getattr(config.get_text_config(), "vocab_size", 0)
+    if len(tokenizer) < words / 2:
+        raise cannot_be_loaded(source, "llm", f"its tokenizer has {len(tokenizer)} of the model's "
+                                              f"{words} tokens; is its tokenizer.json there?")
     for name in ("bos_token", "eos_token"):
         expected = getattr(config, f"{name}_id", None)
         # the tokenizer of a model that does without one (Qwen) says so

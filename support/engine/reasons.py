@@ -19,6 +19,9 @@ ERRORS = [
     (r"untagged enum|unknown variant|missing field|did not match any variant",
      "its tokenizer.json was written by a newer library; update it: pip install -U tokenizers "
      "transformers"),
+    (r"backend tokenizer",
+     "it has no tokenizer.json; was all of it downloaded? (To read a tokenizer.model in its place: "
+     "pip install sentencepiece)"),
     (r"model type `?[\w.-]+`? but Transformers does not recognize",
      "this version of transformers does not know the model; update it: pip install -U "
      "transformers"),

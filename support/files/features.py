@@ -71,8 +71,9 @@ def open_features(path: Path, name: str | None) -> Iterator[Any]:
             if name is None and len(names) == 1:
                 name = names[0]
             if name not in names:
-                raise BadData(f"{path}: holds {len(names)} tensors, not one named {name}; "
-                              f"give FILE:NAME, such as {', '.join(names[:4])}")
+                which = f", not one named {name}" if name else ""
+                raise BadData(f"{path}: holds {len(names)} tensors{which}; give FILE:NAME, of "
+                              f"{', '.join(names[:4])}")
             yield file.get_slice(name)
     except BadData as error:
         if str(path) in str(error):

@@ -262,6 +262,22 @@ def test_a_damaged_base_model_is_one_line(tmp_path, kind, load, damage, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [
+    "LlamaTokenizer", "Qwen2Tokenizer", "GPT2Tokenizer", "GemmaTokenizer", "TokenizersBackend", None,
+])
+def test_a_model_without_its_tokenizer_file_is_refused(tmp_path, kind):
+    """transformers makes a tokenizer of some kinds without words, which turns texts into nothing."""
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink()
+    if kind is None:
+        (tmp_path / "tokenizer_config.json").unlink()
+    else:
+        altered(tmp_path / "tokenizer_config.json", tokenizer_class=kind)
+    with pytest.raises(BadData, match="tokenizer.json") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_model_that_does_without_a_first_token(tmp_path):
     """As Qwen: its settings name one, and its tokenizer says that it has none."""
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)

@@ -76,7 +76,7 @@ def bad_features(tmp_path_factory):
 @pytest.mark.parametrize("spec, message", [
     ("gone.pt", "no such file"),
     ("gone.safetensors:x", "no such file"),
-    ("many.safetensors", r"holds 7 tensors.* such as complex, inf, nan"),
+    ("many.safetensors", "holds 7 tensors; give FILE:NAME, of complex, inf, nan"),
     ("none.safetensors", "holds 0 tensors"),
     ("many.safetensors:w", "not one named w"),
     ("many.safetensors:rank", r"not \[10, 8\]"),
