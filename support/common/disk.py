@@ -84,6 +84,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield part
+            with part.open("rb+") as file:     # or a power cut may leave it empty
+                os.fsync(file.fileno())
         part.chmod(mode)                       # safetensors makes a private file in its place
         os.replace(part, path)
     finally:

@@ -7,9 +7,10 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache
 from threading import current_thread, main_thread
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -41,8 +42,23 @@ def command_line(main: Callable[[], None]) -> None:
     Exit codes: 0 done, 1 bad input (one line on stderr), 130 Ctrl-C, 141 a closed pipe (`| head`;
     no message; the code is a shell's); argparse exits with 2. The signals by which schedulers and
     closed terminals end a job are treated as Ctrl-C. A character that stdout cannot encode, as in a
-    file name, is printed as "?"; on stderr, Python itself does that.
+    file name, is printed as "?"; on stderr, Python itself does that. What stderr does not take is
+    lost, and ends nothing.
     """
+    with redirect_stderr(sys.stderr and Log(sys.stderr)):
+        code = exit_code(main)
+    if sys.stderr is not None:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            drop(sys.stderr)
+    if ends_at_once:
+        os._exit(code)
+    sys.exit(code)
+
+
+def exit_code(main: Callable[[], None]) -> int:
+    """Run a command line, and say what went wrong."""
     say_once.cache_clear()
     if hasattr(sys.stdout, "reconfigure"):               # False if a test has replaced it
         sys.stdout.reconfigure(errors="replace")
@@ -57,7 +73,7 @@ def command_line(main: Callable[[], None]) -> None:
             sys.stdout.flush()
         code = 0
     except BrokenPipeError:
-        drop_stdout()
+        drop(sys.stdout)
         code = 141
     except KeyboardInterrupt:
         message = "interrupted"
@@ -69,7 +85,7 @@ def command_line(main: Callable[[], None]) -> None:
         if error.filename is not None:
             message = f"error: {one_line(str(error.filename))}: {error.strerror}"
         elif is_full(error):                             # errors of all other files have a name
-            drop_stdout()
+            drop(sys.stdout)
             message = "error: standard output: cannot be written, the disk is full"
     except (RuntimeError, MemoryError) as error:
         # torch raises a RuntimeError with one of several messages
@@ -80,10 +96,25 @@ def command_line(main: Callable[[], None]) -> None:
                    f"use a smaller model or --dtype bfloat16")
     if message:
         print(message, file=sys.stderr)
-    if ends_at_once:
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    return code
+
+
+class Log:
+    """A stream that drops what cannot be written: no full disk under a log ends days of work."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
 
 
 # Whether a command ends without cleaning up: several processes after an error in one, because what
@@ -120,15 +151,13 @@ def say_once(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def drop_stdout() -> None:
-    """Drop the text that a broken or full stdout has not taken.
+def drop(stream: TextIO) -> None:
+    """Drop the text that a broken or full stdout or stderr has not taken.
 
-    Otherwise Python fails when it flushes stdout at the end.
+    Otherwise Python fails when it flushes them at the end.
     """
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError:                                      # stdout is no file, so it holds no text
-        pass
+    with suppress(OSError):                              # it may be no file, and hold no text
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def first_line(error: Exception) -> str:

@@ -74,6 +74,27 @@ def test_a_closed_pipe_is_quiet():
     assert process.returncode == 141 and process.stderr == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_what_stderr_does_not_take_ends_nothing():
+    """A log on a full disk, or in a pipe that nobody reads any more: the work goes on, in all
+    threads, and its exit code is its own."""
+    code = ("import sys, threading; from support.common.errors import command_line, say_once\n"
+            "from support.common.progress import progress, say\n"
+            "def main():\n"
+            "    say('x' * 100_000), say_once('y'), print('z', file=sys.stderr, flush=True)\n"
+            "    list(progress(range(9)))\n"
+            "    thread = threading.Thread(target=lambda: say('a') or print('said'))\n"
+            "    thread.start(), thread.join(), print('done')\n"
+            "command_line(main)")
+    reading, broken = os.pipe()
+    os.close(reading)
+    for stderr in (open("/dev/full", "w"), broken):
+        process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=stderr,
+                                 stdout=subprocess.PIPE, text=True)
+        assert (process.returncode, process.stdout) == (0, "said\ndone\n")
+    os.close(broken)
+
+
 def test_characters_that_stdout_cannot_encode_are_question_marks():
     process = run_code(r"print('a\u0416\udcffb')", stdout=subprocess.PIPE,
                        env=os.environ | {"PYTHONIOENCODING": "cp1252"})
@@ -98,6 +119,16 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
             open(tmp_path / "other")
     assert file.read_text() == "[\n 1\n]\n"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Else, after a power cut, an empty one may stand in place of the old one."""
+    events = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: events.append(os.fstat(file).st_size))
+    monkeypatch.setattr(os, "replace", lambda *args: events.append("replaced") or replace(*args))
+    write_json(tmp_path / "a.json", [1])
+    assert events == [7, "replaced"]
 
 
 def test_a_file_of_tensors_is_as_other_files(tmp_path):
