@@ -22,7 +22,7 @@ from narrator import Narrator, VisionEncoder, load
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream
-from streams.inputs import Input, inputs_of
+from streams.inputs import Input, files_locked, inputs_of
 from streams.live import Camera, is_live, paced, source_option
 from streams.page import SMALL
 from streams.serve import HOST, PORT, Page, serve
@@ -79,9 +79,10 @@ class Stream:
         Yields each Decision, and the JSONL row of its narration if it has one.
         """
         live = self.given.live
-        # Entered in this order, left in the other one: the state is locked until all else is done.
+        # Entered in this order, left in the other one: files are locked until all else is done.
         with ExitStack() as stack:
-            state = stack.enter_context(State(self.given))
+            stack.enter_context(files_locked(self.given))
+            state = State(self.given)
             if self.page is not None:
                 stack.enter_context(self.page)
                 self.page.record.fps = float(narrator.config.fps)

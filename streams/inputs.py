@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from streams.live import is_live
 from support.common.disk import check_distinct, check_writable
 from support.common.errors import BadData
+from support.common.locks import locked
 from support.common.text import without_controls
 from support.files.features import file_and_name
 from support.files.own_videos import NARRATIONS
@@ -65,6 +68,16 @@ def inputs_of(args: Namespace) -> list[Input]:
     return inputs
 
 
+@contextmanager
+def files_locked(given: Input) -> Iterator[None]:
+    """A context in which no other run writes the files of an input; Locked if one does."""
+    with ExitStack() as stack:
+        for path in map(Path, filter(None, given.files.values())):
+            if path.is_file() or not path.exists():         # no pipe, nor /dev/null
+                stack.enter_context(locked(path.parent, path.name))
+        yield
+
+
 def name_of(source: str) -> str:
     """The name of an input's outputs: a.mp4 is called a, and a.safetensors:NAME is called NAME."""
     path, tensor = file_and_name(source)
@@ -85,9 +98,9 @@ def check_own_narrations(given: Input) -> None:
 
     `train.py --data FOLDER` takes such a file for narrations that people wrote.
     """
-    video = file_and_name(given.source)[0].resolve()
+    video = Path(os.path.realpath(file_and_name(given.source)[0]))
     for form in WRITTEN:
-        path = Path(given.files[form] or "").resolve()
+        path = Path(os.path.realpath(given.files[form] or ""))
         beside_video = path.parent == video.parent and path.stem == video.stem
         if beside_video and path.suffix.lower() in NARRATIONS and path.exists():
             raise BadData(f"{given.files[form]}: is there already, and beside a video narrations "

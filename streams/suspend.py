@@ -11,8 +11,7 @@ written after the last save is truncated and narrated again.
 
 A live source cannot be seen again. Therefore it is also saved after each narration, its segment is
 restarted, and its output files keep every whole line. No two processes share a file: it is locked
-until the stream or its process ends. (The lock is an empty file beside it, .NAME.lock, which
-stays.)
+until the stream or its process ends (inputs.py).
 
 A state that does not belong to this stream is refused. That is a state with another source,
 tokenizer, connector or memory, or with other settings that shape the cache. Other thresholds and
@@ -34,7 +33,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -74,8 +72,6 @@ LISTS = ("words", "narration_starts")
 class State:
     """The state file of an input. Without a path, it does nothing.
 
-    As a context manager, it holds the lock of the file.
-
     context         the stream, from `resume` on
     about           whose stream it is, its settings and dtype, from `resume` on
     answers         the models' answers to a test (`model_answers`), from `resume` on
@@ -95,22 +91,6 @@ class State:
         self.saved_files = None
         self.live_clock = None
         self.save_time = time.monotonic()
-
-    def __enter__(self) -> State:
-        if self.path is None:
-            return self
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0)
-        try:
-            self.lock.acquire()
-        except Timeout as error:
-            raise BadData(f"{self.path}: is in use by another stream.py; "
-                          f"end that one first, or give another --state") from error
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.path is not None:
-            self.lock.release()
 
     # ------------------------------------------------------------------ resume
 

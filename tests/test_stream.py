@@ -24,11 +24,12 @@ from commands import stream_command
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from streams.bounds import open_stream
 from streams.late import Past, memory_after
-from streams.inputs import Input
+from streams.inputs import FORMS, Input
 from streams.live import paced
 from streams.subtitles import Writers, srt_cue, timestamp, vtt_cue
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
+from support.common.locks import locked
 from support.common.text import one_line
 from support.files.video import write_video
 from test_commands import call, outcome
@@ -376,6 +377,24 @@ def test_narrations_of_ones_own_are_not_replaced(tmp_path, monkeypatch, option, 
     line = [features("x.safetensors", 2), f"{option}={file}"]
     assert_refused(line, "beside a video narrations of its name are taken for your own", "delete it")
     assert path.read_text() == "my own"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_two_runs_write_one_file(tmp_path, monkeypatch, form):
+    """One of them would cut what the other one has written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_text("of the first")
+    with locked(tmp_path, "x"):
+        assert_refused([features("x.safetensors", 2), f"--{form}=x"], "another run is writing x")
+    assert (tmp_path / "x").read_text() == "of the first"
+
+
+def test_links_that_lead_nowhere_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert_refused(["a"], "no such file")
+    assert_refused([features("x.safetensors", 2), "--jsonl=a"], "symbolic links")
 
 
 def test_outputs_of_a_command_that_is_given_again(tmp_path, monkeypatch):

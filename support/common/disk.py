@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -86,7 +86,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
             yield part
             with part.open("rb+") as file:     # or a power cut may leave it empty
                 os.fsync(file.fileno())
-        part.chmod(mode)                       # safetensors makes a private file in its place
+            with suppress(PermissionError):    # some disks know no rights
+                part.chmod(mode)               # safetensors makes a private file in its place
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -243,7 +244,7 @@ def check_distinct(*paths: str | Path) -> None:
     """
     files = set()
     for path in filter(str, paths):
-        file = Path(path).resolve()
+        file = Path(os.path.realpath(path))    # a loop of links is told when it is opened
         if file in files and not file.is_char_device():       # /dev/null takes everything
             raise BadData(f"{path}: is given twice, as input and output or as two outputs; "
                           f"choose another name")

@@ -20,7 +20,7 @@ def locked(folder: str | Path, name: str = "") -> Iterator[None]:
     """A context in which no other run has this lock; Locked if another one has it.
 
     folder      is made; if nothing has been written into it, it is removed again
-    name        of what is locked in the folder; "": all of it
+    name        of the file that is locked in the folder; "": all of it
 
     The system holds the lock, so that a run that is killed leaves none. (What it does leave is an
     empty file, which locks nothing.)
@@ -39,7 +39,7 @@ def locked(folder: str | Path, name: str = "") -> Iterator[None]:
     except Timeout:
         what = name or "into it"
         raise Locked(f"{folder}: another run is writing {what}; wait for it, or choose another "
-                     f"--output") from None
+                     f"place") from None
     except (OSError, NotImplementedError):       # a disk that knows no locks: as if there were none
         lock = None
     try:

@@ -131,6 +131,16 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert events == [7, "replaced"]
 
 
+def test_a_disk_that_knows_no_rights_is_written_to(tmp_path, monkeypatch):
+    """Such as another system's, where only their owner may change them."""
+    def chmod(*args, **options):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", chmod)
+    write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(1)})
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["x"], torch.ones(1))
+
+
 def test_a_file_of_tensors_is_as_other_files(tmp_path):
     """It has the rights that the umask gives, which safetensors does not give; where there is no
     room, there is one line, and the file stays."""
