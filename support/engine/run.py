@@ -31,8 +31,8 @@ from support.common.seal import digest_of_model, refuse_if_changed
 from support.engine.run_options import RunOptions
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"given", "videos", "memory_target", "output", "device", "resume", "save_every", "val_limit",
-              "checkpointing"}
+MAY_CHANGE = {"given", "videos", "memory_target", "output", "device", "resume", "save_every",
+              "val_limit", "checkpointing"}
 
 
 def portable_path(source: str, folder: str | Path = "") -> str:
