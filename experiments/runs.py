@@ -71,7 +71,7 @@ def train_command(training: str, seed: int, folder: str) -> list[str]:
     command = ["train.py", "--data", "toy", "--seed", str(seed)]
     command += options.method.split() + options.course.split()
     if options.init:
-        command += ["--init", f"{folder}/{options.init}-{seed}"]
+        command += ["--init", narrator_of(options.init, seed, folder)]
     else:
         command += ["--vision", VISION]
         if not options.own_llm:
@@ -81,12 +81,17 @@ def train_command(training: str, seed: int, folder: str) -> list[str]:
     return [*command, "--output", f"{folder}/{training}-{seed}"]
 
 
+def narrator_of(training: str, seed: int, folder: str) -> str:
+    """Where the narrator of a training lies."""
+    return TRAININGS[training].folder or f"{folder}/{training}-{seed}"
+
+
 def evaluate_command(experiment: Experiment, folder: str) -> list[str]:
     """The command that evaluates a narrator, without `python`. It prints a JSON object last."""
     command = EVALUATIONS[experiment.evaluation]
     # Predictions are kept beside the narrator. Its seed is in the folder's name: here stands 0.
     trained = f"{folder}/{experiment.training}-{experiment.seed}"
-    model = TRAININGS[experiment.training].folder or trained
+    model = narrator_of(experiment.training, experiment.seed, folder)
     kept = "-".join(["kept", experiment.evaluation, *option_words(experiment.options), "0"])
     places = {
         "keep": f"{trained}/{kept}",
@@ -177,11 +182,9 @@ def carry_out(experiment: Experiment, folder: str) -> None:
         for line in VIDEOS:                    # the command leaves videos that are there
             words = [word.format(videos=f"{folder}/videos") for word in line.split()]
             run_command(words, folder)
-    init = TRAININGS[training].init
-    if init:
-        train_once(train_command(init, seed, folder), folder)
-    if TRAININGS[training].folder is None:
-        train_once(train_command(training, seed, folder), folder)
+    for name in (TRAININGS[training].init, training):
+        if name and TRAININGS[name].folder is None:
+            train_once(train_command(name, seed, folder), folder)
 
     command = evaluate_command(experiment, folder)
     printed = run_command(command, folder)
