@@ -408,7 +408,9 @@ def read_model_config(source: str, kind: str):
         layers = getattr(half, "num_hidden_layers", 1)
         if not isinstance(layers, int) or layers > MOST_LAYERS:
             raise cannot_be_loaded(source, kind, f"num_hidden_layers = {layers}")
-        if method := getattr(half, "quantization_config", None):
+        # the second name is that of MLX
+        methods = [getattr(half, name, None) for name in ("quantization_config", "quantization")]
+        if method := methods[0] or methods[1]:
             name = method.get("quant_method") if isinstance(method, dict) else method
             raise cannot_be_loaded(source, kind, f"its weights are quantised ({name!s:.60}); give "
                                                  f"the model in bfloat16, float16 or float32")

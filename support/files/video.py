@@ -302,8 +302,9 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         what = what_is(path)
         hint = "truncated? not a video?"
         if "://" in name:
-            hint = ("check the address; of a page that shows a video, download the video first (as by "
-                    "yt-dlp)")
+            hint = "check the address; of a page that shows a video, download it first (as by yt-dlp)"
+        if isinstance(error, PermissionError):
+            hint = "ask its owner for the right to read it"
         if what and any(word in what for word in ("NumPy", "HDF5", "torch.save")):
             what += "; features are read from .safetensors, or from .pt with one tensor"
         why = error.strerror

@@ -170,6 +170,7 @@ def test_settings_of_a_preprocessor(tmp_path, changes, mean, std, whole):
 @pytest.mark.parametrize("change, says", [
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised .gptq"),
     ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantised"),
+    ({"quantization": {"group_size": 64, "bits": 4}}, "quantised"),             # MLX
     ({"model_type": "of_tomorrow"}, "does not know the model; update"),
     ({"intermediate_size": 8}, "are of other sizes than its settings say: .*mlp"),
     ({"num_attention_heads": 3}, "cannot be loaded: .* (heads|multiple|divisible)"),

@@ -1,4 +1,5 @@
 """support/files/video.py: the picture on screen at each time, damage of every kind, and writing."""
+import errno
 import gc
 import os
 import tracemalloc
@@ -693,6 +694,16 @@ def test_what_is_no_video_is_named(tmp_path, name, make, message):
 def test_an_address_of_a_file_is_asked_for_its_path(tmp_path):
     with pytest.raises(BadData, match="give its path, without file://"):
         Video(f"file://{record(tmp_path / 'a.mp4', TIMES)}")
+
+
+def test_a_video_that_one_may_not_read(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise av.error.PermissionError(errno.EACCES, "Permission denied", None)
+
+    path = record(tmp_path / "a.mp4", TIMES)
+    monkeypatch.setattr(av, "open", refuse)
+    with pytest.raises(BadData, match="Permission denied.; ask its owner"):
+        Video(path)
 
 
 # ------------------------------------------------------------------------------------ writing
