@@ -62,7 +62,7 @@ def are_repeated(truth: NarratedVideo, predicted: list[Sentence]) -> list[bool]:
         for period in PERIODS:
             earlier = n - period
             latest = said[earlier + 1:n + 1]
-            before = said[max(0, earlier - period + 1):earlier + 1]
+            before = said[earlier - period + 1:earlier + 1]       # at the start, of another length
             if latest != before:
                 continue
             allowed = [may_be_said_again(text, true[earlier], true[n]) for true in true_sentences]

@@ -80,6 +80,7 @@ def test_minutes_are_those_of_the_stream(start):
         f"repeated_in_minutes_{minutes}" for minutes in ("1", "2", "3-4", "9-16")]
     assert list(summary.values())[2:] == [5 / 6, 0.5, 1, 1, 1]
     assert summary["delay_s"] is None
+    assert minutes_of(0.0) == "1"                    # a prediction may have this time
     minutes = [minutes_of(60.0 * n) for n in range(1, 300)]
     assert all(first == second or int(second.split("-")[0]) == n
                for n, (first, second) in enumerate(zip(minutes, minutes[1:]), 2))
