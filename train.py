@@ -196,7 +196,7 @@ def schedule(step: int, steps: int, warmup: float) -> float:
     rising = max(1, round(warmup * steps))
     if step < rising:
         return (step + 1) / rising
-    fallen = (step - rising) / max(1, steps - rising)               # 0 .. 1
+    fallen = (step - rising) / (steps - rising)                     # 0 .. 1
     return 0.5 * (1 + cos(pi * fallen))
 
 

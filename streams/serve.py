@@ -113,8 +113,8 @@ class Page(AbstractContextManager):
         """
         with self.news:
             self.news.wait_for(lambda: self.count > known or self.ended)
-            new = max(0, self.count - known)
-            events = list(self.events)[-new:] if new else []
+            new = self.count - known            # below 0: of a page before a restart
+            events = list(self.events)[-new:] if new > 0 else []
             return events, self.count, self.ended
 
 

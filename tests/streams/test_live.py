@@ -346,6 +346,22 @@ def test_given_up(messages):
     assert source.taken > 0
 
 
+def test_pauses_between_attempts_grow_up_to_the_longest(monkeypatch, messages):
+    def watch(source):
+        if source.decoded:
+            raise BadData("gone")
+        source.decoded += 1
+        yield 0.0, 0.0, None
+
+    monkeypatch.setattr(Camera, "_watch", watch)
+    source = Camera("lavfi:testsrc", retries=8)
+    pauses = []
+    monkeypatch.setattr(source.closed, "wait", pauses.append)
+    with pytest.raises(BadData, match="no pictures at attempt 9"):
+        list(source._pictures())
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
 def test_many_outages(monkeypatch, messages):
     """No thread and no memory is left of them."""
     memory = Path("/proc/self/statm")

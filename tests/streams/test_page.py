@@ -99,6 +99,16 @@ def page_of(source="rtsp://user:secret@10.0.0.7/door?password=x", html=None) -> 
     return serve.Page(Input(str(source), "", {"html": html}, live="://" in str(source)))
 
 
+def test_a_client_that_knows_more_than_there_is_gets_nothing():
+    """Its events were those of the command before a restart."""
+    page = page_of()
+    page.events.extend("abcd")
+    page.count = 4
+    page.ended = True
+    for known, events in ((7, []), (4, []), (2, ["c", "d"]), (0, ["a", "b", "c", "d"])):
+        assert page.wait(known) == (events, 4, True)
+
+
 def feed(page: serve.Page, trace: list[dict], said: list[dict]):
     """Tell a page rows of a trace with their sentences."""
     page.record.sizes = {"prompt": 41, "memory": 12, "frame": 11}
