@@ -252,6 +252,15 @@ def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     assert says + f"{losses_of[20]:.3f} after 20" in capsys.readouterr().err
 
 
+def test_fewer_videos_than_half_a_batch(tmp_path):
+    """And less than half a step: it is one step, and it is validated."""
+    model = tiny()
+    few = examples(model, 1)
+    train.train_narrator(model, few, Options(output=str(tmp_path), batch=8, epochs=1.0), few)
+    row, = read_jsonl(tmp_path / "narrator-log.jsonl")
+    assert "val_loss" in row
+
+
 def test_damaged_features_are_named(tmp_path):
     videos = examples(tiny())
     for one in videos:
