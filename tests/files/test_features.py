@@ -4,6 +4,7 @@ checked.
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -238,3 +239,12 @@ def test_rows_are_compared_with_the_duration(tmp_path, rows, fits):
     for use in (of_video.rows, lambda: of_video.read(0, 1)):
         with pytest.raises(BadData, match=f"has {rows} rows, .* 20 s .* 41 are needed"):
             use()
+
+
+@pytest.mark.parametrize("share, fits", [(0.97, False), (0.985, True), (1.015, True), (1.03, False)])
+def test_in_a_long_video_rows_may_differ_by_a_share(tmp_path, share, fits):
+    """Of 2 %: clocks are not exact."""
+    torch.save(torch.zeros(int(7201 * share), 1, 1), tmp_path / "v.pt")
+    of_video = features.Features(tmp_path / "v.pt", 3600.0)
+    with nullcontext() if fits else pytest.raises(BadData, match="7201 are needed"):
+        of_video.rows()
