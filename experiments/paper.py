@@ -34,6 +34,7 @@ PUBLISHED = "--start published"
 LARGE = f"{LONGER} --llm-width 256"
 # In the world in which places are overwritten: no idle time, and no late videos
 OVERWRITING = "--world overwriting --long 0 --warmup 0.2"
+ALONE = f"{OVERWRITING} --epochs 1 --start mimetic --recall-steps 1200"
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20 --warmup 0.2"
 
 
@@ -106,8 +107,8 @@ TRAININGS = {
     "large": Training(ALL, LARGE, own_look=True, own_llm=True),
     "large-slow": Training(ALL, f"{LARGE} --lr 3.5e-4", own_look=True, own_llm=True),
     # Overwriting in the kitchen
-    "overwriting-clam": Training(ALL, f"{OVERWRITING} --epochs 1 --start mimetic "
-                                      "--recall-steps 1200"),
+    "overwriting-clam": Training(ALL, ALONE),
+    "overwriting-delta": Training(f"--memory delta {ALL}", ALONE),
     "overwriting-tuned": Training("--last-k 10", f"{OVERWRITING} --epochs 3", init="bundled"),
     # The narrator of the repository, a FlowNar-C
     "bundled": Training("--last-k 10", "--idle 0.5 --limit 1600 --epochs 5 --warmup 0.2 "
