@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers import ROOT, TOY
 from support.files.video import Video, write_video
@@ -169,6 +170,7 @@ def test_the_readmes_python_narrates(tmp_path, capsys):
 
 def test_the_page_on_python_runs(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
+    torch.manual_seed(0)                                   # its pictures are noise
     exec(compile(python_of("docs/python.md"), "docs/python.md", "exec"), {})
     told = capsys.readouterr().out
     assert "0.0 0.5 You look" in told
