@@ -56,7 +56,7 @@ def test_macs_of_baselines():
 
 
 def test_the_variants_of_a_stream():
-    result = run_cost("stream", "--frames", 24, "--window", 8, "--json")
+    result = run_cost("stream", "--frames", 16, "--window", 8, "--json")
     assert result.keys() == cost.VARIANTS.keys()
     tokens = {name: costs["cache_tokens"] for name, costs in result.items()}
     assert tokens["FlowNar-C"] <= tokens["FlowNar"] < tokens["VideoLLM-online"]
