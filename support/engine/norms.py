@@ -1,5 +1,5 @@
-"""Norms of a language model by one operator each (not in the paper): on a GPU, transformers' own take
-six. The numbers are the same, in bf16 up to rounding.
+"""Norms of a language model by one operator each (not in the paper): on a GPU, transformers' own
+take six. The numbers are the same, in bf16 up to rounding.
 """
 from contextlib import suppress
 
@@ -9,7 +9,7 @@ from torch import nn
 
 @torch.no_grad()
 def fuse_norms(llm: nn.Module) -> None:
-    """Replace each RMSNorm of a model of transformers by torch's, where the two compute the same."""
+    """Replace each RMSNorm of a model of transformers by torch's, where both compute the same."""
     if llm.device.type == "meta":                       # without numbers nothing can be compared
         return
     for name, norm in list(llm.named_modules()):
@@ -20,6 +20,8 @@ def fuse_norms(llm: nn.Module) -> None:
         fused.weight = norm.weight
         x = torch.linspace(-3, 3, len(norm.weight)).to(norm.weight)[None]
         tolerance = 1e-6 if x.dtype == torch.float32 else 2e-2
-        with suppress(Exception):                       # others need more than x, or rows of heads
-            if torch.allclose(fused(x), norm(x), tolerance, tolerance):     # Gemma's adds 1 to weights
+        # A norm that cannot take x alone, or another shape of it, raises some error: it stays.
+        with suppress(Exception):
+            is_same = torch.allclose(fused(x), norm(x), tolerance, tolerance)
+            if is_same:                                 # Gemma's is not: it adds 1 to weights
                 llm.set_submodule(name, fused)
