@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -450,12 +451,30 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
             what = "of other sizes than its settings say" if problem == "mismatched" else problem
             raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {what}: "
                                                  f"{listed(str(name) for name in names)}")
+    if name := weight_of_eight_bits(model, source, kind):
+        raise cannot_be_loaded(source, kind, f"its weights are quantised to 8 bits ({name}); give the "
+                                             f"model in bfloat16, float16 or float32")
     for name, parameter in model.named_parameters():
         if not parameter.data.sum(dtype=torch.float32).isfinite():
             cure = ("they are too large for float16; give --dtype bfloat16 or float32"
                     if dtype == torch.float16 else "is the file damaged? Get it again")
             raise cannot_be_loaded(source, kind, f"its weights are not finite ({name}): {cure}")
     return model
+
+
+def weight_of_eight_bits(model: torch.nn.Module, source: str, kind: str) -> str | None:
+    """The name of a weight whose file has it in 8 bits: without the scales that go with them, which
+    transformers would not miss, these numbers mean nothing.
+    """
+    if source.lower().endswith(".gguf"):
+        return None                             # has its scales
+    names = dict(model.named_parameters())
+    for file in model_folder(source, kind).glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            for name in names.keys() & weights.keys():
+                if "8" in weights.get_slice(name).get_dtype():      # I8, U8, F8_E4M3, ...
+                    return name
+    return None
 
 
 def load_llm(source: str, dtype: torch.dtype = torch.float32):

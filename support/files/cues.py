@@ -34,10 +34,10 @@ MARKUP = re.compile(
     r"\{\\p[1-9].*|\{(?:\\|[A-Za-z]:)[^{}]*\}|<\d[\d:.]*>"
     r"|</?(?i:[biscuv]|br|em|font|lang|rt|ruby|span|strong)(?:[\s./][^<>]*)?>"
 )
-# 00:00:01,500 --> 00:00:02,000 and settings. Some write another arrow, begin before time 0, or have
+# 00:00:01,500 --> 00:00:02,000 and settings, or the text. Some write another arrow, begin before time 0, or have
 # characters that cannot be seen beside them
 TIMES = regex.compile(r"[\s\p{Cf}]*(-?[\d:.,]+)\s*(?:[-–—=]+(?:>|&gt;)|→)\s*([\d:.,]+)"
-                      r"(?:[\s\p{Cf}].*)?")
+                      r"((?:[\s\p{Cf}].*)?)")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
 # in any script (Unicode's Sentence_Terminal), with quotes, brackets and what cannot be seen after it
@@ -111,7 +111,7 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         are_next = has_times(ahead[0])
         are_near = has_times(next(filter(str.strip, ahead), ""))
         if has_times(line):
-            cues.append((end_of_cue(line, place), []))
+            cues.append((end_of_cue(line, place), text_beside_times(line)))
             in_cue = True
         elif line == "":                       # some texts have a line of one blank
             in_cue = False
@@ -170,7 +170,7 @@ def end_of_cue(line: str, place: str) -> float:
     place: file and line, for errors.
     """
     times = TIMES.fullmatch(line)
-    begin, end = times.groups() if times else ("", "")
+    begin, end, _ = times.groups() if times else ("", "", "")
     start = 0.0 if begin.startswith("-") else read_clock(begin)
     end = read_clock(end)
     if start is None or end is None:
@@ -179,6 +179,13 @@ def end_of_cue(line: str, place: str) -> float:
     if end < start:
         raise BadData(f"{place}: the cue ends before it begins")
     return end
+
+
+def text_beside_times(line: str) -> list[str]:
+    """What stands behind the times of a cue, unless it is settings (align:start X1:40)."""
+    _, _, rest = TIMES.fullmatch(line).groups()
+    words = [word for word in rest.split() if any(map(str.isalnum, word))]
+    return [] if all(":" in word for word in words) else [rest.strip()]
 
 
 # ------------------------------------------------------------------------------------------ tables

@@ -326,6 +326,11 @@ def read_header(path: Path) -> Features:
                       f"another --output") from error
 
 
+def without_ending(video: str) -> str:
+    """The name of a video, of which an index may have the file: P01_01.mp4, P01_01.pt -> P01_01."""
+    return re.sub(r"(?i)\.(mp4|mkv|mov|avi|webm|pt|safetensors)$", "", video)
+
+
 class Store:
     """The features of a data set.
 
@@ -340,7 +345,7 @@ class Store:
     def __init__(self, root: Path, names: dict[str, str]):
         self.root = root
         self.names = names
-        self.index = {}                        # video -> (duration [s], name of its file)
+        self.index = {}                        # video -> (duration [s], its file)
         file = root / "features_metadata.json"
         if file.is_file():
             with expecting(file, '{video: {"duration": seconds, "path": file}, ...}'):
@@ -348,7 +353,7 @@ class Store:
                     duration, name = entry["duration"], entry["path"]
                     if not is_number(duration) or duration <= 0:
                         raise ValueError(f"{duration!r:.60} is no duration")
-                    self.index[video] = duration, Path(name.replace("\\", "/"))
+                    self.index[without_ending(video)] = duration, Path(name.replace("\\", "/"))
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
         self.found = {}                        # video -> its features: many tracks have one video
@@ -363,8 +368,8 @@ class Store:
     def look_for(self, video: str) -> Features | None:
         all_videos = self.root / "features.safetensors"
         for name in (video, self.names.get(video, video)):
-            if name in self.index:
-                duration, path = self.index[name]
+            if entry := self.index.get(without_ending(name)):
+                duration, path = entry
                 if file := self.file_at(path):
                     return Features(file, duration)
                 if all_videos.is_file():
@@ -376,8 +381,8 @@ class Store:
     def path_of(self, video: str) -> str | None:
         """The path that the index gives for a video."""
         for name in (video, self.names.get(video, video)):
-            if name in self.index:
-                return str(self.index[name][1])
+            if entry := self.index.get(without_ending(name)):
+                return str(entry[1])
         return None
 
     def file_at(self, path: Path) -> Path | None:

@@ -53,9 +53,13 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     """
     videos = {}
     texts = []                                 # files of narrations
+    unread = []                                # files of other kinds
     for file in sorted(folder.iterdir()):
         ending = file.suffix.lower()
-        if ending not in VIDEOS + NARRATIONS or file.name.startswith(".") or file.is_dir():
+        if file.name.startswith(".") or file.is_dir():
+            continue
+        if ending not in VIDEOS + NARRATIONS:
+            unread.append(file)
             continue
         check_name(file)
         if not file.is_file():
@@ -75,7 +79,9 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
         texts_of[video_of(file, names)].append(file)
     alone = [file.name for file in texts_of.pop(None, []) if file.suffix.lower() in SUBTITLES]
     notes.add("subtitles without a video left out", len(alone), alone)
-    silent = [video.name for name, video in videos.items() if name not in texts_of]
+    beside = {video_of(file, names): f", beside it {file.name}" for file in unread}
+    silent = [video.name + beside.get(name, "") for name, video in videos.items()
+              if name not in texts_of]
     notes.add("videos without narrations left out", len(silent), silent)
     if not texts_of:
         raise BadData(notes.after(f"{folder}: has no video with narrations beside it, "

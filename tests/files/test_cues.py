@@ -310,3 +310,16 @@ def test_narrations_of_several_videos_are_not_joined(tmp_path, ending, key):
     (tmp_path / f"a{ending}").write_text(contents[ending])
     with pytest.raises(BadData, match="has narrations of 2 videos"):
         read_predictions(tmp_path / f"a{ending}")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("comma", [True, False])
+def test_what_stands_behind_the_times(tmp_path, text, comma):
+    """A text there is a cue's, too; settings are none."""
+    kind = "a.srt" if comma else "a.vtt"
+    head = "" if comma else "WEBVTT\n\n"
+    settings = "X1:40 X2:600 Y1:20 Y2:50" if comma else "align:start position:10%,line-left size:35%"
+    times = f"{clock(1, comma)} --> {clock(2, comma)}"
+    for content in (f"{times} {text}\n", f"{times}\t{text}\n", f"{times} {settings}\n{text}\n",
+                    f"{times} \u200e\n{text}\n"):
+        assert read(tmp_path / kind, head + content) == [(2.0, text)]

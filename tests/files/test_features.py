@@ -151,6 +151,21 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     assert features.Store(tmp_path, {}).find("v") is None
 
 
+@pytest.mark.parametrize("video", ["v", "v.mp4", "v.MP4", "v.pt"])
+def test_an_index_may_name_files(tmp_path, video):
+    """{"v.mp4": ...} and {"v.1.mp4": ...}: the endings of files are no parts of names; others are."""
+    torch.save(torch.ones(5, 10, 4), tmp_path / "v.pt")
+    torch.save(torch.ones(5, 10, 4), tmp_path / "v.1.pt")
+    entries = {name: {"duration": 2.0, "path": path}
+               for name, path in ((video, "v.pt"), ("v.1.mp4", "v.1.pt"))}
+    write_metadata(tmp_path, entries)
+    store = features.Store(tmp_path, {})
+    assert store.find("v").path == tmp_path / "v.pt"
+    assert store.find("v.1").path == tmp_path / "v.1.pt"
+    assert store.path_of("v") == "v.pt"
+    assert store.find("v.2") is None
+
+
 @pytest.mark.parametrize("entry", [
     3, {"path": "v.pt"}, {"duration": 2.0}, {"duration": 0, "path": "v.pt"},
     {"duration": float("nan"), "path": "v.pt"}, {"duration": 2.0, "path": 3},

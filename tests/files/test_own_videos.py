@@ -578,12 +578,12 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
     (folder / "b.mp4").unlink()
     (folder / "c.MP4").write_bytes(b"x")
-    for name in ("notes.csv", "readme.txt", ".a.srt", "settings.json"):
+    for name in ("notes.csv", "readme.txt", ".a.srt", "settings.json", "c.en.ass"):
         (folder / name).write_text("x")
     (folder / "orphan.srt").write_text("x")
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
-    assert "1 videos without narrations left out (c.MP4)" in notes
+    assert "1 videos without narrations left out (c.MP4, beside it c.en.ass)" in notes
     assert "1 subtitles without a video left out (orphan.srt)" in notes
     other = folder / os.fsdecode(b"caf\xe9.mp4")
     other.touch()
