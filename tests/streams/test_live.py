@@ -46,6 +46,7 @@ class Sender(ThreadingHTTPServer):
             trickle: a byte now and then
             garbage: random bytes
             dead: hangs up
+            picture: a single one, as addresses of snapshots send it
     """
     daemon_threads = True
 
@@ -89,6 +90,12 @@ class Stream(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
+        if self.server.mode == "picture":
+            with av.open(self.wfile, "w", format="mjpeg") as out:
+                video = out.add_stream("mjpeg", rate=1)
+                video.width, video.height, video.pix_fmt = 96, 64, "yuvj420p"
+                out.mux(video.encode(av.VideoFrame.from_ndarray(picture_of(0), format="rgb24")))
+            return
         with av.open(self, "w", format="mpegts", options={"flush_packets": "1"}) as out:
             video = out.add_stream("libx264", rate=20)
             video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
@@ -332,6 +339,10 @@ def test_dead_at_the_start(sender, messages):
         with pytest.raises(BadData, match=rf"^\w+://[\w.:]+/\.\.\.: .*({reason})") as error:
             next(iter(Camera(url)))
         assert "\n" not in str(error.value)
+    sender.mode = "picture"
+    for url in (sender.url, f"{sender.url}.jpg"):
+        with pytest.raises(BadData, match="no pictures .it is one picture; give the address of"):
+            next(iter(Camera(url)))
     if sys.platform == "linux":
         with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*lavfi:"):
             next(iter(Camera("camera:77")))
