@@ -17,7 +17,6 @@ be busy: the same numbers as train.py's, up to rounding.
 """
 import argparse
 import json
-import random
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -45,12 +44,10 @@ from support.common.options import Parser, device_option
 from support.common.progress import progress
 from support.engine.attention import mask_of_rows
 from support.files.features import feature_file
-from support.files.narrations import rows_of_video
-from support.files.tracks import time_of
 from toy import world
 from toy.files import ground_truth
 from toy.paint import TYPES
-from toy.stages import last_sight
+from toy.words import true_sentences
 
 FILE = RESULTS / "real.jsonl"
 FOLDER = ROOT / "out" / "real"  # of all that is made
@@ -64,7 +61,6 @@ PATCH = 14
 SIDE = 37                       # of the encoder's own table of positions
 GRID = 3
 VIDEOS = {"train": 4000, "val": 128}
-ASKED = 4                       # things that one of `whereabouts` names
 TEST = 12                       # videos that are streamed in the end
 
 # one recipe for all rows
@@ -86,13 +82,10 @@ ROWS = {
     "recent": {"memory": "recent"} | MEMORY,
     "none": {"memory": "none"},
     "online": {"memory": "none", "prune": False, "last_k": None},
-    # `whereabouts` first, without past sentences, from which answers could be copied
-    "clam-whereabouts": {"memory": "clam", "data": "whereabouts", "last_k": 0} | MEMORY,
-    "clam-asked": {"memory": "clam", "init": "clam-whereabouts"} | MEMORY,
 }
 # at a higher one CLAM's memory tokens become all alike within the warm-up (experiments/README.md)
 RATE = 6e-4
-STEPS = 1200
+STEPS = 847                     # as many as the longest results have
 BLOCK = 64                      # lengths are multiples of it: attention likes whole blocks
 LOOKS = 8                       # at the validation videos
 SHOWN = ("val_loss", "seen_words", "hidden_words", "exact", "exact_without_memory", "memory_words",
@@ -178,24 +171,18 @@ def make_encoder(folder: Path) -> None:
 
 def make_kitchens(folder: Path, device: str) -> None:
     """The features and sentences of the toy's first videos of each split: a folder of own videos
-    (support/files/own_videos.py), and one beside it, with `whereabouts` in place of the sentences.
-    What is there is kept."""
-    asked = folder.with_name("whereabouts")
+    (support/files/own_videos.py). What is there is kept."""
     kitchens = []
     for split, count in VIDEOS.items():
         of_split = list(world.kitchens(split, count))
         kitchens += of_split
         if split != "train":
             names = [f"toy-{kitchen.seed}" for kitchen in of_split]
-            for each in (folder, asked):
-                write_text(each / f"{split}.txt", "\n".join(names))
+            write_text(folder / f"{split}.txt", "\n".join(names))
     missing = [kitchen for kitchen in kitchens
                if not (folder / f"toy-{kitchen.seed}.json").exists()]
     if not missing:
         return
-    (folder / "features").mkdir(exist_ok=True)
-    if not (asked / "features").exists():
-        (asked / "features").symlink_to(folder / "features")
     source = str(FOLDER / VISION)
     device, dtype = device_and_dtype(device)
     encoder = nar.VisionEncoder(source, GRID, device, dtype)
@@ -211,40 +198,7 @@ def make_kitchens(folder: Path, device: str) -> None:
         x = encoder(torch.from_numpy(pictures)).to("cpu", torch.bfloat16)   # [T, J, D]
         duration = {"duration": str(len(x) / world.FPS)}
         write_tensors(feature_file(folder, name), {"features": x}, header | duration)
-        truth = ground_truth(kitchen, f"{name}.mp4")
-        write_json(asked / f"{name}.json", truth | {"narrations": whereabouts(kitchen)})
-        write_json(folder / f"{name}.json", truth)
-
-
-def whereabouts(kitchen: world.Kitchen) -> list[dict]:
-    """Other narrations of a kitchen, that ask more of a memory, as `ground_truth` has them. Where a
-    segment ends, up to ASKED places, and what each of them showed last:
-
-        The drawer: green bowl. The sink: red pan.
-
-    Places that showed nothing in this segment come first: "hidden" says which they are.
-    """
-    labels = torch.from_numpy(kitchen.labels()[..., :2]).long()
-    sight = last_sight(labels)                                          # [T, 9]
-    rows = []
-    begin = 0                                  # of the segment
-    for narration in kitchen.narrations:
-        last = sight[narration.frame].tolist()
-        chance = random.Random(f"{kitchen.seed} {narration.frame}")
-        places = [place for place in range(9) if begin and last[place] >= 0]
-        places.sort(key=lambda place: (last[place] >= begin, chance.random()))
-        del places[ASKED:]
-        sentences = []
-        for place in places:
-            thing = " ".join(kitchen.world.words(*labels[last[place], place].tolist()))
-            sentences.append(f"The {kitchen.world.places[place]}: {thing}.")
-        rows.append({
-            "time": time_of(narration.frame, world.FPS),
-            "text": " ".join(sentences) or narration.text,
-            "hidden": [last[place] < begin for place in places],
-        })
-        begin = narration.frame + 1
-    return rows
+        write_json(folder / f"{name}.json", ground_truth(kitchen, f"{name}.mp4"))
 
 
 # ------------------------------------------------------------------ several videos in one pass
@@ -294,7 +248,7 @@ def measured_words(narrator: nar.Narrator, examples: train.Examples, folder: Pat
                    batch: int) -> dict:
     """The mean loss of the learned tokens; and which share of the words for things (colour, type) is
     the likeliest token where they stand, given all of the text before them: of things that the
-    segment shows, and of hidden ones."""
+    segment shows, and of those that only memory has."""
     encode = narrator.layout.encode
     words = torch.tensor([encode(f" {word}")[0] for word in world.COLOURS + TYPES])
     *_, board = encode(" cupboard")            # which can begin with the type cup
@@ -312,19 +266,12 @@ def measured_words(narrator: nar.Narrator, examples: train.Examples, folder: Pat
             is_word = torch.isin(labels, words)
             is_word[:-1] &= labels[1:] != board
             guessed = (logits.argmax(-1) == labels)[is_word].tolist()       # two of each thing
-            for row in rows_of_video(read_json(folder / f"{examples.samples[i].name}.json")):
-                for is_hidden in things_of(row):
-                    right["hidden" if is_hidden else "seen"] += guessed[:2]
+            for sentence in true_sentences(folder / f"{examples.samples[i].name}.json"):
+                if sentence.text.rstrip(".").endswith(TYPES):
+                    right["hidden" if sentence.memory_words else "seen"] += guessed[:2]
                     del guessed[:2]
     shares = {f"{kind}_words": mean(found) for kind, found in right.items() if found}
     return {"val_loss": loss / learned} | shares
-
-
-def things_of(row: dict) -> list[bool]:
-    """For each thing that a narration of a .json file names: is it hidden?"""
-    if "hidden" in row:
-        return row["hidden"]
-    return [bool(row.get("memory"))] * row["text"].rstrip(".").endswith(TYPES)
 
 
 def learn_in_passes(narrator: nar.Narrator, examples: train.Examples, options: Options,
@@ -386,13 +333,10 @@ def training(row: str, seed: int = 0) -> RowTraining:
 def train_row(what: RowTraining, device: str) -> None:
     """Train, or go on with it, unless the narrator is there."""
     if not (what.output / "narrator.json").exists():
-        settings = {"data": KITCHENS, "vision": str(FOLDER / VISION)} | what.settings
-        if "init" in settings:
-            settings["init"] = str(training(settings["init"], what.seed).output)
-        else:
-            settings["llm"] = str(FOLDER / LLM)
         options = options_from(
-            **settings | {"data": str(FOLDER / settings["data"])},
+            data=str(FOLDER / KITCHENS),
+            llm=str(FOLDER / LLM),
+            vision=str(FOLDER / VISION),
             output=str(what.output),
             limit=what.videos,
             epochs=what.steps * what.settings["batch"] / what.videos,
@@ -400,6 +344,7 @@ def train_row(what: RowTraining, device: str) -> None:
             seed=what.seed,
             device=device,
             resume=True,
+            **what.settings,
         )
         train.train(options, start_as_chosen, learn_in_passes)
         for state in what.output.glob("*-state.safetensors"):
@@ -465,8 +410,7 @@ def make_or_show(args: argparse.Namespace) -> None:
         what = training(row)
         if not what.result("test"):
             train_row(what, args.device)
-            if "data" not in what.settings:
-                test(what, args.device)
+            test(what, args.device)
             if row == "clam":
                 put_beside_models(what.output)
 

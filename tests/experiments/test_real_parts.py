@@ -11,7 +11,6 @@ from experiments import real_parts, runs
 from helpers import tiny, video
 from support.common.disk import write_json
 from support.common.errors import BadData
-from toy import world
 
 TEXTS = (" You look around.", " You open the fridge.", " You take the red cup.")
 
@@ -42,8 +41,7 @@ def test_one_pass_gives_the_loss_and_gradients_of_train_py(changes):
 
 
 def test_words_for_things_on_held_out_videos(tmp_path, monkeypatch):
-    """What a narration of the toy names is hidden if memory alone has it; of questions, each thing
-    by itself. The cup of "cupboard" is no thing."""
+    """The cup of "cupboard" is no thing."""
     narrator = tiny()
     texts = (" You look around.", " You check the cupboard.", " You wash the red cup.",
              " You tap the drawer hiding the blue pan.")
@@ -70,26 +68,6 @@ def test_words_for_things_on_held_out_videos(tmp_path, monkeypatch):
     monkeypatch.setattr(narrator, "logits", knows_two)
     measured = real_parts.measured_words(narrator, held_out, tmp_path, batch=2)
     assert (measured["seen_words"], measured["hidden_words"]) == (1 / 2, 1)
-    assert real_parts.things_of({"text": "The rack: red cup. The sink: blue pan.",
-                                 "hidden": [True, False]}) == [True, False]
-
-
-def test_whereabouts_ask_for_what_places_showed_last():
-    kitchen = world.Kitchen(1_000_000)
-    labels = kitchen.labels()[..., :2]
-    opening, *rows = real_parts.whereabouts(kitchen)
-    assert opening["text"] == kitchen.narrations[0].text and opening["hidden"] == []
-    before = 0
-    for row, narration in zip(rows, kitchen.narrations[1:], strict=True):
-        sentences = row["text"].rstrip(".").split(". ")
-        for sentence, hidden in zip(sentences, row["hidden"], strict=True):
-            place, thing = sentence.removeprefix("The ").split(": ")
-            shown = labels[:narration.frame + 1, kitchen.world.places.index(place)]
-            last = shown[:, 0].nonzero()[0][-1]
-            assert thing == " ".join(kitchen.world.words(*shown[last]))
-            assert hidden == (last <= before)
-        before = narration.frame
-    assert any(any(row["hidden"]) for row in rows)
 
 
 class Held(list):
