@@ -306,14 +306,13 @@ def command(*arguments, cwd) -> subprocess.CompletedProcess:
     return subprocess.run(line, cwd=cwd, text=True, capture_output=True)
 
 
-def test_the_command_line_writes_and_counts(tmp_path):
+def test_the_command_line_writes_and_counts(tmp_path, capsys):
     written = command("toy", "--seed", 7, "--minutes", 0.3, "--output", "kitchen.mp4", cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     assert "kitchen.mp4" in written.stdout
     assert sorted(os.listdir(tmp_path)) == ["kitchen.json", "kitchen.mp4"]
-    printed = command("stats", "--data", "toy", "--root", ".", "--json", cwd=tmp_path)
-    assert printed.returncode == 0, printed.stderr
-    stats = json.loads(printed.stdout.splitlines()[-1])
+    data_command.run(["stats", "--data", "toy", "--root", str(tmp_path), "--json"])
+    stats = json.loads(capsys.readouterr().out.splitlines()[-1])
     content = json.loads((tmp_path / "kitchen.json").read_text())
     rows = content["narrations"]
     words = [len(row["text"].split()) for row in rows]

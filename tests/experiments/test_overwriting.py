@@ -1,6 +1,7 @@
 """A world in which places show one thing after another: what is asked, what can be reached, what is
 kept of trainings."""
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -167,8 +168,10 @@ def few(monkeypatch, tmp_path):
     return file
 
 
-def test_a_training_is_carried_out_once(few):
-    table = command(main=overwriting.main)
+def test_a_training_is_carried_out_once(few, monkeypatch):
+    with monkeypatch.context() as patch:                                # no processes: it is faster
+        patch.setattr(overwriting, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
+        table = command(main=overwriting.main)
     lines = read_jsonl(few)
     assert [line["steps"] for line in lines] == [3, 3, 2, 2, 1]
     for line in lines:
@@ -180,7 +183,7 @@ def test_a_training_is_carried_out_once(few):
     lines_of.cache_clear()
     assert command("--show", main=overwriting.main) != table            # and trains nothing
     assert len(read_jsonl(few)) == 4
-    assert command(main=overwriting.main) == table                      # the same training
+    assert command(main=overwriting.main) == table                      # the same, in a process
     assert len(read_jsonl(few)) == 5
 
 
