@@ -451,9 +451,9 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
             what = "of other sizes than its settings say" if problem == "mismatched" else problem
             raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {what}: "
                                                  f"{listed(str(name) for name in names)}")
-    if name := weight_of_eight_bits(model, source, kind):
-        raise cannot_be_loaded(source, kind, f"its weights are quantised to 8 bits ({name}); give the "
-                                             f"model in bfloat16, float16 or float32")
+    if name := weight_of_integers(model, source, kind):
+        raise cannot_be_loaded(source, kind, f"its weights are quantised to integers ({name}); give "
+                                             f"the model in bfloat16, float16 or float32")
     for name, parameter in model.named_parameters():
         if not parameter.data.sum(dtype=torch.float32).isfinite():
             cure = ("they are too large for float16; give --dtype bfloat16 or float32"
@@ -462,9 +462,9 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     return model
 
 
-def weight_of_eight_bits(model: torch.nn.Module, source: str, kind: str) -> str | None:
-    """The name of a weight whose file has it in 8 bits: without the scales that go with them, which
-    transformers would not miss, these numbers mean nothing.
+def weight_of_integers(model: torch.nn.Module, source: str, kind: str) -> str | None:
+    """The name of a weight that is stored as integers, if there is one. Without the scales that go
+    with them, which transformers would not miss, they mean nothing.
     """
     if source.lower().endswith(".gguf"):
         return None                             # has its scales
@@ -472,7 +472,7 @@ def weight_of_eight_bits(model: torch.nn.Module, source: str, kind: str) -> str 
     for file in model_folder(source, kind).glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
             for name in names.keys() & weights.keys():
-                if "8" in weights.get_slice(name).get_dtype():      # I8, U8, F8_E4M3, ...
+                if weights.get_slice(name).get_dtype()[0] in "IU":      # I8, U8, ...
                     return name
     return None
 
