@@ -110,6 +110,11 @@ TRAININGS = {
     "overwriting-clam": Training(ALL, ALONE),
     "overwriting-delta": Training(f"--memory delta {ALL}", ALONE),
     "overwriting-tuned": Training("--last-k 10", f"{OVERWRITING} --epochs 3", init="bundled"),
+    # as many steps, no video twice; and more of both
+    "overwriting-more": Training("--last-k 10", f"{OVERWRITING} --limit 2400 --epochs 1",
+                                 init="bundled"),
+    "overwriting-most": Training("--last-k 10", f"{OVERWRITING} --limit 4000 --epochs 1",
+                                 init="bundled"),
     # The narrator of the repository, a FlowNar-C
     "bundled": Training("--last-k 10", "--idle 0.5 --limit 1600 --epochs 5 --warmup 0.2 "
                         "--start mimetic --recall-steps 6000", folder="toy/checkpoint"),
