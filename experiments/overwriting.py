@@ -263,11 +263,12 @@ class MemoryTraining(NamedTuple):
     @property
     def settings(self) -> dict:
         """The fields of a result that tell of which training it is."""
-        world = self.world._asdict() | {"gap": list(self.world.gap)}
-        settings = {**self._asdict(), "world": world, "batch": BATCH, "test": TEST}
-        if self.of_videos is None:
-            del settings["of_videos"]
-        return settings
+        settings = self._asdict()
+        of_videos = settings.pop("of_videos")
+        settings["world"] = self.world._asdict() | {"gap": list(self.world.gap)}
+        if of_videos is not None:
+            settings["world"]["of_videos"] = of_videos
+        return settings | {"batch": BATCH, "test": TEST}
 
 
 def train_memory(run: MemoryTraining) -> dict:
