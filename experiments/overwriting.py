@@ -170,8 +170,6 @@ for start in ("mimetic", "place"):
 ARMS["clam, authors"] = Arm("clam", "authors")
 ARMS["clam, by hand"] = Arm("clam", "mimetic", "hand")
 SWEPT = ["fixed, place", "scalar, place", "clam, place", "clam, mimetic", "gateddelta, place"]
-OF_FEW_VIDEOS = ["scalar, mimetic", "clam, mimetic", "delta, mimetic"]
-FEW_VIDEOS = (100, 400, 1600)
 NOT_YET_FLAT = ["retnet, place", "fixed, place", "scalar, mimetic", "clam, authors"]
 PICTURED = ["retnet, place", "fixed, place", "scalar, place", "clam, place", "clam, by hand",
             "gateddelta, place"]
@@ -258,17 +256,12 @@ class MemoryTraining(NamedTuple):
     seed: int
     rate: float
     steps: int
-    of_videos: int | None = None        # None: each step has fresh ones
 
     @property
     def settings(self) -> dict:
         """The fields of a result that tell of which training it is."""
-        settings = self._asdict()
-        of_videos = settings.pop("of_videos")
-        settings["world"] = self.world._asdict() | {"gap": list(self.world.gap)}
-        if of_videos is not None:
-            settings["world"]["of_videos"] = of_videos
-        return settings | {"batch": BATCH, "test": TEST}
+        world = self.world._asdict() | {"gap": list(self.world.gap)}
+        return {**self._asdict(), "world": world, "batch": BATCH, "test": TEST}
 
 
 def train_memory(run: MemoryTraining) -> dict:
@@ -291,19 +284,13 @@ def train_memory(run: MemoryTraining) -> dict:
     shown, things = timelines(world, TEST, of_test)
     x = tokens_shown(world, shown, of_test)
 
-    fixed = run.of_videos and training_videos(world, run.of_videos, generator)
     curve = []
     losses = []
     for step in range(1, run.steps + 1):
         steps_left = run.steps + 1 - step
         factor = min(1, step / WARM_UP, 5 * steps_left / run.steps)
         optimizer.param_groups[0]["lr"] = run.rate * factor
-        if fixed is None:
-            videos = training_videos(world, BATCH, generator)
-        else:
-            chosen = torch.randint(run.of_videos, (BATCH,), generator=generator)
-            videos = [part[chosen] for part in fixed]
-        loss = loss_of_answers(memory, to_thing, world, *videos)
+        loss = loss_of_answers(memory, to_thing, world, generator)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(learned, 1.0)
@@ -325,16 +312,11 @@ def train_memory(run: MemoryTraining) -> dict:
             "seconds": round(time.process_time() - started)}
 
 
-def training_videos(world: PlacesWorld, videos: int,
-                    generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Timelines [B, T, P] and tokens [B, T, P, D]."""
-    shown, _ = timelines(world, videos, generator)
-    return shown, tokens_shown(world, shown, generator)
-
-
-def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld, shown: Tensor,
-                    x: Tensor) -> Tensor:
-    """All places that are hidden and have shown something are asked for."""
+def loss_of_answers(memory: CLAM, to_thing: nn.Linear, world: PlacesWorld,
+                    generator: torch.Generator) -> Tensor:
+    """Of fresh videos: all places that are hidden and have shown something are asked for."""
+    shown, _ = timelines(world, BATCH, generator)
+    x = tokens_shown(world, shown, generator)
     frames = questions(world)
     scores = to_thing(memory_at(memory, x, frames))                  # [B, N, P, THINGS]
     index = torch.tensor(frames) - 1
@@ -444,21 +426,17 @@ def chosen_rate(arm: str) -> float | None:
     return min(found, key=found.get)
 
 
-def run_of(arm: str, world: PlacesWorld, seed: int, steps: int,
-           of_videos: int | None = None) -> MemoryTraining:
-    return MemoryTraining(arm, world, seed, chosen_rate(arm), steps, of_videos)
+def run_of(arm: str, world: PlacesWorld, seed: int, steps: int) -> MemoryTraining:
+    return MemoryTraining(arm, world, seed, chosen_rate(arm), steps)
 
 
 def all_runs() -> list[MemoryTraining]:
-    """Long trainings of all arms in the base world, short ones of some arms in all worlds, the longest
-    of some that long ones have not ended, and long ones with few videos. Rates must have been chosen.
-    """
+    """Long trainings of all arms in the base world, short ones of some arms in all worlds, and the
+    longest of some that long ones have not ended. Rates must have been chosen."""
     runs = [run_of(arm, BASE, seed, LONG) for seed in SEEDS for arm in ARMS]
     for seed in SEEDS:
         for world in WORLDS.values():
             runs += [run_of(arm, world, seed, SHORT) for arm in SWEPT]
-        for videos in FEW_VIDEOS:
-            runs += [run_of(arm, BASE, seed, LONG, videos) for arm in OF_FEW_VIDEOS]
     runs += [run_of(arm, BASE, seed, LONGEST) for seed in SEEDS for arm in NOT_YET_FLAT]
     return runs
 
@@ -475,10 +453,9 @@ def complete(runs: Iterable[MemoryTraining], jobs: int = 1) -> None:
 
 # ------------------------------------------------------------------------------- what is shown
 
-def results_of_arm(arm: str, world: PlacesWorld, steps: int,
-                   of_videos: int | None = None) -> list[dict]:
+def results_of_arm(arm: str, world: PlacesWorld, steps: int) -> list[dict]:
     """The results that are there, of all seeds."""
-    runs = [run_of(arm, world, seed, steps, of_videos) for seed in SEEDS]
+    runs = [run_of(arm, world, seed, steps) for seed in SEEDS]
     results = [result_of(run) for run in runs]
     return [result for result in results if result is not None]
 
@@ -537,18 +514,6 @@ def table_of_worlds() -> str:
     return as_markdown(headers, rows)
 
 
-def table_of_videos() -> str:
-    """Some arms in the base world, after long trainings with few videos."""
-    headers = ["right, trained with", *map(label_of_arm, OF_FEW_VIDEOS), "seeds"]
-    rows = []
-    for videos in (*FEW_VIDEOS, None):
-        results = [results_of_arm(arm, BASE, LONG, videos) for arm in OF_FEW_VIDEOS]
-        numbers = [cell(kept_numbers(of_arm, "right")) for of_arm in results]
-        label = f"{videos} videos" if videos else "fresh videos in each step"
-        rows.append([label, *numbers, str(min(map(len, results)))])
-    return as_markdown(headers, rows)
-
-
 def differences() -> list[str]:
     """Differences of two arms after long trainings, as items of a list."""
     lines = []
@@ -569,7 +534,7 @@ def differences() -> list[str]:
 
 def table_of_overwriting() -> str:
     """What the page shows."""
-    parts = [table_of_arms(), "\n".join(differences()), table_of_worlds(), table_of_videos()]
+    parts = [table_of_arms(), "\n".join(differences()), table_of_worlds()]
     return "\n\n".join(part for part in parts if part)
 
 

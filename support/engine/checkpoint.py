@@ -419,21 +419,25 @@ def read_model_config(source: str, kind: str):
 
 
 @contextmanager
-def files_not_mapped() -> Iterator[None]:
+def files_not_mapped() -> Iterator[set[Path]]:
     """Within it, transformers reads weights one by one, as on Windows. Elsewhere it maps their file,
     whose pages take memory beside what is made of them, and stay as long as one weight is a view.
+
+    Yields the files that it reads.
     """
     from transformers import modeling_utils
-    safe_open = modeling_utils.safe_open
+    opened_by = modeling_utils.safe_open
+    files = set()
 
-    def read(*args, **options):
-        return safe_open(*args, **options | {"backend": "pread"})
+    def read(file, *args, **options):
+        files.add(Path(file).resolve())
+        return opened_by(file, *args, **options | {"backend": "pread"})
 
     modeling_utils.safe_open = read
     try:
-        yield
+        yield files
     finally:
-        modeling_utils.safe_open = safe_open
+        modeling_utils.safe_open = opened_by
 
 
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
@@ -441,7 +445,7 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     which transformers would fill in at random, or have others than the model.
     """
     # "sdpa": a model's settings could name a kernel, which is code, on the hub.
-    with files_not_mapped():
+    with files_not_mapped() as files:
         model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
                                         attn_implementation="sdpa", output_loading_info=True,
                                         ignore_mismatched_sizes=True)   # they are refused below
@@ -451,7 +455,7 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
             what = "of other sizes than its settings say" if problem == "mismatched" else problem
             raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {what}: "
                                                  f"{listed(str(name) for name in names)}")
-    if name := weight_of_integers(model, source, kind):
+    if name := weight_of_integers(model, files):
         raise cannot_be_loaded(source, kind, f"its weights are quantised to integers ({name}); give "
                                              f"the model in bfloat16, float16 or float32")
     for name, parameter in model.named_parameters():
@@ -462,14 +466,12 @@ def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     return model
 
 
-def weight_of_integers(model: torch.nn.Module, source: str, kind: str) -> str | None:
+def weight_of_integers(model: torch.nn.Module, files: Iterable[Path]) -> str | None:
     """The name of a weight that is stored as integers, if there is one. Without the scales that go
     with them, which transformers would not miss, they mean nothing.
     """
-    if source.lower().endswith(".gguf"):
-        return None                             # has its scales
     names = dict(model.named_parameters())
-    for file in model_folder(source, kind).glob("*.safetensors"):
+    for file in files:
         with safe_open(file, "pt") as weights:
             for name in names.keys() & weights.keys():
                 if weights.get_slice(name).get_dtype()[0] in "IU":      # I8, U8, ...

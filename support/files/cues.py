@@ -34,8 +34,8 @@ MARKUP = re.compile(
     r"\{\\p[1-9].*|\{(?:\\|[A-Za-z]:)[^{}]*\}|<\d[\d:.]*>"
     r"|</?(?i:[biscuv]|br|em|font|lang|rt|ruby|span|strong)(?:[\s./][^<>]*)?>"
 )
-# 00:00:01,500 --> 00:00:02,000 and settings, or the text. Some write another arrow, begin before time 0, or have
-# characters that cannot be seen beside them
+# 00:00:01,500 --> 00:00:02,000 and settings, or the text. Some write another arrow, begin before
+# time 0, or have characters that cannot be seen beside them
 TIMES = regex.compile(r"[\s\p{Cf}]*(-?[\d:.,]+)\s*(?:[-–—=]+(?:>|&gt;)|→)\s*([\d:.,]+)"
                       r"((?:[\s\p{Cf}].*)?)")
 # hours, minutes, seconds; the first two are optional

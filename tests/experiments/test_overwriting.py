@@ -162,8 +162,7 @@ def few(monkeypatch, tmp_path):
     file = tmp_path / "overwriting.jsonl"
     arms = {"delta, place": Arm("delta", "place"), "clam, mimetic": Arm("clam", "mimetic")}
     for name, value in {"FILE": file, "ARMS": arms, "SWEPT": ["delta, place"], "BASE": TINY,
-                        "COMPARED": [], "NOT_YET_FLAT": [], "FEW_VIDEOS": (2,),
-                        "OF_FEW_VIDEOS": ["delta, place"], "WORLDS": {"tiny": TINY}, "RATES": (0.003,), "TRIAL": 3,
+                        "COMPARED": [], "NOT_YET_FLAT": [], "WORLDS": {"tiny": TINY}, "RATES": (0.003,), "TRIAL": 3,
                         "LONG": 2, "SHORT": 1, "SEEDS": (0,)}.items():
         monkeypatch.setattr(overwriting, name, value)
     return file
@@ -174,30 +173,18 @@ def test_a_training_is_carried_out_once(few, monkeypatch):
         patch.setattr(overwriting, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs))
         table = command(main=overwriting.main)
     lines = read_jsonl(few)
-    assert [line["steps"] for line in lines] == [3, 3, 2, 2, 1, 2]
+    assert [line["steps"] for line in lines] == [3, 3, 2, 2, 1]
     for line in lines:
         assert sum(line["videos"]) == round(line["right"] * 256 * TINY.places)
         assert line["commit"]
     assert f"| {lines[2]['right']:.3f} |" in table
-    assert [line["world"].get("of_videos") for line in lines] == [*[None] * 5, 2]
     del lines[3]
     few.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     lines_of.cache_clear()
     assert command("--show", main=overwriting.main) != table            # and trains nothing
-    assert len(read_jsonl(few)) == 5
+    assert len(read_jsonl(few)) == 4
     assert command(main=overwriting.main) == table                      # the same, in a process
-    assert len(read_jsonl(few)) == 6
-
-
-def test_few_videos_are_learnt_by_heart():
-    """Of a few it knows the answers, of others it guesses. The one's result is not the other's."""
-    fresh = MemoryTraining("scalar, mimetic", TINY, 0, 0.01, 150)
-    few = fresh._replace(of_videos=4)
-    learnt, guessed = map(overwriting.train_memory, (few, fresh))
-    assert not few.settings.items() <= fresh.settings.items()
-    assert not fresh.settings.items() <= few.settings.items()
-    assert learnt["loss"] < 0.5 * guessed["loss"]
-    assert learnt["right"] < guessed["right"]
+    assert len(read_jsonl(few)) == 5
 
 
 def test_the_rate_is_that_which_learned_first(few, monkeypatch):
