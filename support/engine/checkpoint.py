@@ -426,18 +426,18 @@ def files_not_mapped() -> Iterator[set[Path]]:
     Yields the files that it reads.
     """
     from transformers import modeling_utils
-    opened_by = modeling_utils.safe_open
+    safe_open_before = modeling_utils.safe_open
     files = set()
 
     def read(file, *args, **options):
         files.add(Path(file).resolve())
-        return opened_by(file, *args, **options | {"backend": "pread"})
+        return safe_open_before(file, *args, **options | {"backend": "pread"})
 
     modeling_utils.safe_open = read
     try:
         yield files
     finally:
-        modeling_utils.safe_open = opened_by
+        modeling_utils.safe_open = safe_open_before
 
 
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):

@@ -38,6 +38,8 @@ MARKUP = re.compile(
 # time 0, or have characters that cannot be seen beside them
 TIMES = regex.compile(r"[\s\p{Cf}]*(-?[\d:.,]+)\s*(?:[-–—=]+(?:>|&gt;)|→)\s*([\d:.,]+)"
                       r"((?:[\s\p{Cf}].*)?)")
+# align:start position:10%, or X1:40 X2:600
+SETTINGS = regex.compile(r"(?i)[\s\p{Cf}]*(?:align|line|position|region|size|vertical|[xy][12])\s*:")
 # hours, minutes, seconds; the first two are optional
 CLOCK = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,6}):)?(\d{1,9}(?:[.,]\d{0,9})?)")
 # in any script (Unicode's Sentence_Terminal), with quotes, brackets and what cannot be seen after it
@@ -182,10 +184,11 @@ def end_of_cue(line: str, place: str) -> float:
 
 
 def text_beside_times(line: str) -> list[str]:
-    """What stands behind the times of a cue, unless it is settings (align:start X1:40)."""
+    """What stands behind the times of a cue, unless it is settings or cannot be seen."""
     _, _, rest = TIMES.fullmatch(line).groups()
-    words = [word for word in rest.split() if any(map(str.isalnum, word))]
-    return [] if all(":" in word for word in words) else [rest.strip()]
+    if SETTINGS.match(rest) or not any(map(str.isalnum, rest)):
+        return []
+    return [rest.strip()]
 
 
 # ------------------------------------------------------------------------------------------ tables

@@ -327,7 +327,7 @@ def read_header(path: Path) -> Features:
 
 
 def without_ending(video: str) -> str:
-    """The name of a video, of which an index may have the file: P01_01.mp4, P01_01.pt -> P01_01."""
+    """The name of a video, of its file or of that of its features: P01_01.mp4 -> P01_01."""
     return re.sub(r"(?i)\.(mp4|mkv|mov|avi|webm|pt|safetensors)$", "", video)
 
 
@@ -353,11 +353,17 @@ class Store:
                     duration, name = entry["duration"], entry["path"]
                     if not is_number(duration) or duration <= 0:
                         raise ValueError(f"{duration!r:.60} is no duration")
-                    self.index[without_ending(video)] = duration, Path(name.replace("\\", "/"))
+                    self.index[video] = duration, Path(name.replace("\\", "/"))
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
         self.found = {}                        # video -> its features: many tracks have one video
         self.names_of_files = Counter(path.name for _, path in self.index.values())
+        # an index may have the names of files; a.mp4 and a.mov are two videos
+        names = Counter(map(without_ending, self.index))
+        for video, entry in list(self.index.items()):
+            name = without_ending(video)
+            if names[name] == 1:
+                self.index[name] = entry
 
     def find(self, video: str) -> Features | None:
         """The features of a video; None if there are none. Each video is looked for once."""
@@ -368,8 +374,8 @@ class Store:
     def look_for(self, video: str) -> Features | None:
         all_videos = self.root / "features.safetensors"
         for name in (video, self.names.get(video, video)):
-            if entry := self.index.get(without_ending(name)):
-                duration, path = entry
+            if name in self.index:
+                duration, path = self.index[name]
                 if file := self.file_at(path):
                     return Features(file, duration)
                 if all_videos.is_file():
@@ -381,8 +387,8 @@ class Store:
     def path_of(self, video: str) -> str | None:
         """The path that the index gives for a video."""
         for name in (video, self.names.get(video, video)):
-            if entry := self.index.get(without_ending(name)):
-                return str(entry[1])
+            if name in self.index:
+                return str(self.index[name][1])
         return None
 
     def file_at(self, path: Path) -> Path | None:

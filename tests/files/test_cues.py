@@ -321,5 +321,6 @@ def test_what_stands_behind_the_times(tmp_path, text, comma):
     settings = "X1:40 X2:600 Y1:20 Y2:50" if comma else "align:start position:10%,line-left size:35%"
     times = f"{clock(1, comma)} --> {clock(2, comma)}"
     for content in (f"{times} {text}\n", f"{times}\t{text}\n", f"{times} {settings}\n{text}\n",
-                    f"{times} \u200e\n{text}\n"):
+                    f"{times} \u200e\n{text}\n", f"{times} line: 0 align: start\n{text}\n"):
         assert read(tmp_path / kind, head + content) == [(2.0, text)]
+    assert read(tmp_path / kind, f"{head}{times} Ann: yes.\n") == [(2.0, "Ann: yes.")]

@@ -164,6 +164,12 @@ def test_an_index_may_name_files(tmp_path, video):
     assert store.find("v.1").path == tmp_path / "v.1.pt"
     assert store.path_of("v") == "v.pt"
     assert store.find("v.2") is None
+    # two videos of one name are no one's
+    write_metadata(tmp_path, {"w.mp4": entries[video], "w.mov": entries["v.1.mp4"]})
+    store = features.Store(tmp_path, {})
+    assert store.find("w.mp4").path == tmp_path / "v.pt"
+    assert store.find("w.mov").path == tmp_path / "v.1.pt"
+    assert store.find("w") is None
 
 
 @pytest.mark.parametrize("entry", [
