@@ -35,6 +35,7 @@ LARGE = f"{LONGER} --llm-width 256"
 # In the world in which places are overwritten: no idle time, and no late videos
 OVERWRITING = "--world overwriting --long 0 --warmup 0.2"
 ALONE = f"{OVERWRITING} --epochs 1 --start mimetic --recall-steps 1200"
+DIFFERENT = f"{OVERWRITING} --limit 4000 --epochs 1 --start mimetic --recall-steps 3600"
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20 --warmup 0.2"
 
 
@@ -109,6 +110,9 @@ TRAININGS = {
     # Overwriting in the kitchen
     "overwriting-clam": Training(ALL, ALONE),
     "overwriting-delta": Training(f"--memory delta {ALL}", ALONE),
+    # five times the videos, three times the steps of stage `recall`
+    "overwriting-clam-4000": Training(ALL, DIFFERENT),
+    "overwriting-retnet-4000": Training(f"--memory retnet {ALL}", DIFFERENT),
     "overwriting-tuned": Training("--last-k 10", f"{OVERWRITING} --epochs 3", init="bundled"),
     # as many steps, no video twice; and more of both
     "overwriting-more": Training("--last-k 10", f"{OVERWRITING} --limit 2400 --epochs 1",

@@ -224,8 +224,8 @@ def one_pass(narrator: nar.Narrator,
         now = torch.arange(tokens.segment[-1] + 1)[:, None]
         seen = nar.visible(tokens, now, narrator.config.last_k, narrator.config.prune)
         # a padded row sees itself: attention to no key at all would be NaN
-        sees = torch.eye(longest, dtype=torch.bool)
-        sees[:L, :L] = seen[tokens.segment].tril()
+        sees = torch.eye(longest, dtype=torch.bool, device=llm.device)
+        sees[:L, :L] = seen.to(llm.device)[tokens.segment].tril()
         masks.append(mask_of_rows(sees, llm)[0])
         of_video[:L] = tokens.labels()
     output = llm.model(
