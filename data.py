@@ -156,6 +156,20 @@ def check_sample(sample: Sample, config) -> None:
                           f"use its vision model, {config.vision}")
 
 
+def encoder_of(samples: list[Sample]) -> str | None:
+    """The vision model that made the features of the samples; None if no file says it. BadData if
+    there are several.
+    """
+    example_of = {}                         # encoder: a sample
+    for sample in samples:
+        example_of.setdefault(getattr(sample.read, "encoder", None), sample.name)
+    example_of.pop(None, None)
+    if len(example_of) > 1:
+        made = ", ".join(f"of {name} by {encoder}" for encoder, name in example_of.items())
+        raise BadData(f"the features are of several vision models ({made}); encode with one")
+    return next(iter(example_of), None)
+
+
 # ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100
 
 

@@ -260,6 +260,7 @@ class Layout:
         self.memory_places = [MEMORY] * M
         self.keep_newline = keep_newline    # of removed narrations, as the authors' FlowNar-C does
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        checkpoint.check_tokens(bos, "the beginning of a text", vocabulary)
         self.prompt = bos + self.encode(SYSTEM + "\n\n")
         self.open = self.encode("[")
         self.close = self.encode("]\n")
@@ -271,6 +272,8 @@ class Layout:
         if len(skip) != 1:
             raise BadData("this tokenizer splits ','; use a Llama-like model")
         self.skip = skip[0]
+        if self.skip == tokenizer.unk_token_id:
+            raise BadData("this tokenizer does not know ','; use a Llama-like model")
 
     def encode(self, text: str) -> list[int]:
         """BadData if the tokenizer cannot encode it, or the language model lacks such tokens."""

@@ -28,7 +28,7 @@ longest video, of 19,107 tokens, and 200 GB without.)
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from math import cos, pi
+from math import cos, isfinite, pi
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from support.common.options import (
     DATASETS, in_range, kept_narrations, positive_float, positive_int, probability,
 )
 from support.common.processes import my_share, sum_of
+from support.common.progress import say_as_one
 from support.engine import checkpoint
 from support.engine.run import (
     Run, begin_together, check_weights, order, paths_of_models, seed_each,
@@ -245,7 +246,13 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
         if steps_done % steps_to_validation and steps_done != steps:
             return {}
         check_weights(parameters, step)                 # all processes must still have the same
-        return {"val_loss": mean_loss(narrator, held_out)} if len(held_out) else {}
+        if not len(held_out):
+            return {}
+        loss = mean_loss(narrator, held_out)
+        if not isfinite(loss):
+            say_as_one("the loss of the videos for validation is not finite; look at their features")
+            return {}
+        return {"val_loss": loss}
 
     fit("narrator", parameters, backward, steps, options.lr, options, validate)
     narrator.eval()

@@ -34,9 +34,10 @@ from support.common.seal import digest_of, digest_of_model
 from support.engine.cpu import speed_up
 from support.engine.gates import effect_of_gate, has_gate
 from support.engine.run import hash_of_samples
+from support.files.features import tell_of_encoder
 from support.files.narrations import check_unit, paired, read_predictions, read_truth
 from support.files.predictions import Predictions
-from support.files.tracks import NarratedVideo, Sentence
+from support.files.tracks import NarratedVideo, Notes, Sentence
 
 KEPT = Path("out/evaluations")          # where the predictions of a data set are kept
 
@@ -48,9 +49,14 @@ def run_score(args: argparse.Namespace):
     for given in (args.pred, args.gt):
         check_distinct(given, args.per_video or "")
     check_writable(args.per_video)
-    truths = read_truth(Path(args.gt))
+    notes_of_truth = Notes()
+    notes_of_predictions = Notes()
+    truths = read_truth(Path(args.gt), notes_of_truth)
     add_words_of_toy(truths, Path(args.gt))
-    predictions = read_predictions(Path(args.pred))
+    predictions = read_predictions(Path(args.pred), notes_of_predictions)
+    for given, notes in ((args.gt, notes_of_truth), (args.pred, notes_of_predictions)):
+        if any(notes.counts.values()):
+            print(f"{given}: {notes}", file=sys.stderr)
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
     check_unit(truths, predictions)
     print_scores(truths, predictions, {}, args)
@@ -129,6 +135,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     if args.data == "toy":
         vision = narrator.vision_encoder(narrator.llm.dtype)
     samples = list(samples)
+    tell_of_encoder(data.encoder_of(samples), narrator.config.vision)
     for sample in samples:
         if is_readable(sample):
             data.check_sample(sample, narrator.config)

@@ -12,6 +12,7 @@ import torch
 import narrator as nar
 import train
 from baselines.options import BaselineOptions
+from data import encoder_of
 from narrator import Narrator
 from support.common.devices import rank
 from support.common.disk import check_writable
@@ -25,7 +26,7 @@ from support.engine.cpu import speed_up
 from support.engine.run import check_settings_of_state, portable_path, settings_of_run
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
-from support.files import own_videos
+from support.files.features import tell_of_encoder
 from streams.late import LateBatches
 from streams.starts import BatchesFromAnywhere, what_is_learned
 from train import Example, Recipe, mean_loss, settings_of, train_narrator
@@ -233,10 +234,10 @@ def learn(narrator: Narrator, examples: train.Examples, options: Options,
           held_out: train.Examples):
     """`train_narrator`, with --long; own videos begin anywhere, and are streamed at the end."""
     speed_up(narrator, learns=True)
+    look_through(narrator, encoder_of([*examples.samples, *held_out.samples]), options)
     if options.data in DATASETS:
         train_narrator(narrator, examples, options, held_out, LateBatches)
         return
-    look_through(narrator, examples.samples[0].name, options)
     choose_length(narrator, examples, options)
     batches = partial(LateBatches, plain=BatchesFromAnywhere)
     train_narrator(narrator, examples, options, held_out, batches)
@@ -244,18 +245,11 @@ def learn(narrator: Narrator, examples: train.Examples, options: Options,
         say_as_one(line)
 
 
-def look_through(narrator: Narrator, video: str, options: Options):
+def look_through(narrator: Narrator, made_by: str | None, options: Options):
     """The vision model of a new narrator is that of the features, unless --vision is given."""
-    made_by = own_videos.encoder_of(options.data, video)
     if not options.init:
-        narrator.config.vision = options.vision or made_by
-        return
-    looks_through = narrator.config.vision
-    if Path(made_by).resolve() != Path(looks_through).resolve():
-        # no error: a folder and a hub id can be the same model
-        say_as_one(f"the features were made by {made_by}, and the narrator looks through "
-                   f"{looks_through}: unless these are the same, encode the videos again (data.py "
-                   f"encode --model)")
+        narrator.config.vision = options.vision or made_by or narrator.config.vision
+    tell_of_encoder(made_by, narrator.config.vision)
 
 
 def choose_length(narrator: Narrator, examples: Sequence[Example], options: Options):

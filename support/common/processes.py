@@ -85,7 +85,7 @@ def meet() -> None:
         # gloo notices at once that a process died
         dist.init_process_group("gloo", store=store, rank=process, world_size=processes)
         patient_group()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:          # a port that cannot be is a ValueError
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BadData(f"the {processes} processes of this run do not meet at {place}; has one of "
                       f"them ended, is the port in use, or is there a firewall? "

@@ -105,6 +105,10 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     """
     settings = files.narrator
     if settings is None:
+        with safe_open(files.folder / WEIGHTS, "pt") as weights:
+            if "settings" in (weights.metadata() or {}):
+                raise BadData(f"{files.folder}: {NARRATOR_JSON} is missing; copy it from where the "
+                              f"weights are from")
         settings = inferred_settings(files.weights, files.folder)
     base = files.adapter.get("base_model_name_or_path")
     revision = files.adapter.get("revision")
@@ -173,7 +177,7 @@ def save_narrator(narrator, folder: Path, dtype: torch.dtype | None, **models: s
                 if not name.startswith("lora") and name != "llm"}
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
+    write_tensors(folder / WEIGHTS, weights, {"format": "pt", "settings": NARRATOR_JSON})
     write_json(folder / ADAPTER, adapter)
     write_json(folder / NARRATOR_JSON, settings)
 

@@ -338,6 +338,8 @@ def cut_log(log: Path, steps: int) -> None:
     whole_lines, _, _ = text.rpartition("\n")                  # a full disk leaves half a line
     kept = ""
     for line in whole_lines.splitlines():
+        if "\0" in line:                                       # and a loss of power leaves zeros
+            continue
         if json.loads(line)["step"] < steps:
             kept += line + "\n"
     write_text(log, kept)

@@ -26,8 +26,9 @@ from support.files.tracks import Notes, Sentence
 
 # the names of the time of a narration, in tables and JSON: ours, of the JSONL and whisper's,
 # EgoExo4D's
-TIME_NAMES = ("time", "end", "timestamp")
-VIDEO_NAMES = {"video", "video_id", "video_uid", "video_name"}
+TIME_NAMES = ("end", "time", "timestamp")
+# a column, or key, that says of which video a narration is: video_id, Take UID, clip_name, file
+VIDEO_NAME = re.compile(r"(?i)(?:video|take|clip|file)[ _-]*(?:id|uid|name)?")
 
 # {\p1} and the drawing after it, {\an8}, {y:i}, <i>, <v Ann>, <c.red>, <00:01.5>
 MARKUP = re.compile(
@@ -47,6 +48,11 @@ END_OF_SENTENCE = regex.compile(r"""[\p{STerm}…][\p{Pe}\p{Pf}\p{Pi}\p{Cf}\s'"]
 # what is left of a time that has been taken apart
 NUMBER_FIRST = re.compile(r"\s*\d+\s*[,;|\t]")
 LOST = "\N{REPLACEMENT CHARACTER}"
+# what a .vtt file has besides cues
+VTT_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)\b")
+ANOTHER_FILE = "here another file begins, whose times may begin anew; give the files one by one"
+# between cues that show one text, which rolls or is coloured word after word [s]
+PAUSE = 0.5
 
 
 def read_cues(path: Path, notes: Notes) -> list[Sentence]:
@@ -104,8 +110,10 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         raise BadData(f"{path}, line 1: a .vtt file begins with WEBVTT (is it an .srt file? Rename "
                       f"it); {what_else(path)}")
 
-    cues = []                                  # (end, lines)
+    cues = []                                  # (start, end, lines)
     in_cue = False
+    cue_number = 0                             # as the file has it
+    ignored = False                            # in a comment or a style of a .vtt file
     for number, line in enumerate(lines, 1):
         text = line.strip(" \t")
         place = f"{path}, line {number}"
@@ -113,18 +121,23 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         are_next = has_times(ahead[0])
         are_near = has_times(next(filter(str.strip, ahead), ""))
         if has_times(line):
-            cues.append((end_of_cue(line, place), text_beside_times(line)))
+            start, end = times_of_cue(line, place)
+            if cue_number == 1 and cues and start < cues[-1][0]:
+                raise BadData(f"{place}: {ANOTHER_FILE}")
+            cues.append((start, end, text_beside_times(line)))
             in_cue = True
         elif line == "":                       # some texts have a line of one blank
-            in_cue = False
+            in_cue = ignored = False
         elif text.isdecimal() and (are_next or are_near and not in_cue):
             in_cue = False                     # a number, with no empty line before it, or one after
+            cue_number = int(text)
         elif in_cue:
-            cues[-1][1].append(text)
+            cues[-1][2].append(text)
         elif number > 1 and text.startswith("WEBVTT"):
-            raise BadData(f"{place}: here another file begins, whose times may begin anew; give the "
-                          f"files one by one")
-        elif text and not is_vtt and not are_next:
+            raise BadData(f"{place}: {ANOTHER_FILE}")
+        elif is_vtt and (not cues or VTT_BLOCK.match(text)):
+            ignored = True
+        elif text and not ignored and not are_next:
             hint = "is there an empty line inside a text? Remove it, or this line"
             if not any(map(has_times, lines)):
                 hint = what_else(path)
@@ -132,12 +145,20 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
     return fresh_texts(cues, notes)
 
 
-def fresh_texts(cues: list[tuple[float, list[str]]], notes: Notes) -> list[tuple[float, str]]:
-    """(end, text without markup) of cues (end, lines), each text once."""
+def fresh_texts(
+    cues: list[tuple[float, float, list[str]]],
+    notes: Notes,
+) -> list[tuple[float, str]]:
+    """(end, text without markup) of cues (start, end, lines), each text once. After a pause a text
+    may come again.
+    """
     texts = []
     before = []                                # lines, and what they show
     shown_before = []
-    for end, lines in cues:
+    end_before = 0.0
+    for start, end, lines in cues:
+        if start > end_before + PAUSE:
+            shown_before = []
         shown = [unescape(re.sub(r"\\[Nnh]", " ", MARKUP.sub("", line))).strip() for line in lines]
         fresh = list(filter(None, shown))
         if fresh and shown == shown_before and lines != before:
@@ -151,7 +172,7 @@ def fresh_texts(cues: list[tuple[float, list[str]]], notes: Notes) -> list[tuple
             notes.add("lines that the cue before has shown left out", rolled)
             fresh = fresh[rolled:]
         texts.append((end, " ".join(fresh)))
-        before, shown_before = lines, shown
+        before, shown_before, end_before = lines, shown, end
     return texts
 
 
@@ -166,8 +187,8 @@ def has_times(line: str) -> bool:
     return TIMES.fullmatch(line) is not None or re.match(r"\s*[-\d].*-->", line) is not None
 
 
-def end_of_cue(line: str, place: str) -> float:
-    """"00:01:02,500 --> 00:01:04,000" -> 64.0.
+def times_of_cue(line: str, place: str) -> tuple[float, float]:
+    """"00:01:02,500 --> 00:01:04,000" -> 62.5, 64.0.
 
     place: file and line, for errors.
     """
@@ -180,7 +201,7 @@ def end_of_cue(line: str, place: str) -> float:
                       f"not {line[:60]!r}")
     if end < start:
         raise BadData(f"{place}: the cue ends before it begins")
-    return end
+    return start, end
 
 
 def text_beside_times(line: str) -> list[str]:
@@ -217,8 +238,10 @@ def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
                 raise BadData(f"{path}: {names.count(name)} columns are named {name}; rename one")
         time_column, text_column = names.index(time_name), names.index("text")
         rows = rows[1:]
-        for n in (n for n in range(columns) if names[n] in VIDEO_NAMES):
+        for n in (n for n in range(columns) if VIDEO_NAME.fullmatch(names[n])):
             check_one_video([row[n:n + 1] for _, row in rows], path)
+        if time_name == "end" and "start" in names:
+            check_order(rows, names.index("start"), time_column, path)
     elif columns > 3 or columns == 3 and not have_start_and_end([row for _, row in rows]):
         raise BadData(f"{path}: its first line does not name its {columns} columns as they are "
                       f"read, and what they are cannot be known; add or change it: time and text "
@@ -240,6 +263,14 @@ def read_table(path: Path, notes: Notes) -> list[tuple[float, str]]:
     return texts
 
 
+def check_order(rows: list[tuple[int, list[str]]], start: int, end: int, path: Path) -> None:
+    """BadData if a row ends before it begins. start, end: columns."""
+    for line, row in rows:
+        times = [read_clock(cell) for cell in row[start:start + 1] + row[end:end + 1]]
+        if None not in times and times != sorted(times):
+            raise BadData(f"{path}, line {line}: it ends before it begins")
+
+
 def check_one_video(videos: list, place) -> None:
     """BadData if narrations that are read as those of one video are of several."""
     different = {str(video) for video in videos}
@@ -259,6 +290,9 @@ def have_start_and_end(rows: list[list[str]]) -> bool:
     starts = times[0::2]
     ends = times[1::2]
     if any(end < start for start, end in zip(starts, ends)):
+        return False
+    # 0:02,25 or 0:02;25: a fraction, or the number of a frame
+    if any(":" in row[0] and row[1].strip().isdecimal() for row in rows):
         return False
     # of whole numbers, two may be one with a decimal comma
     one_after_another = any(end <= start for end, start in zip(ends, starts[1:]))

@@ -28,6 +28,7 @@ from torch import Tensor
 from support.common.disk import expecting, is_number, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
+from support.common.progress import say_as_one
 from support.common.signatures import what_is
 from support.files.video import Video
 
@@ -306,6 +307,20 @@ class FromFrame:
     def shape(self) -> tuple[int, ...]:
         """[T, J, D] of the whole file, from its header."""
         return self.features.shape
+
+    @property
+    def encoder(self) -> str | None:
+        """The vision model that made them, if it is known."""
+        return self.features.header.get("vision")
+
+
+def tell_of_encoder(made_by: str | None, looks_through: str) -> None:
+    """Say so if the features are of another vision model than the narrator looks through."""
+    if made_by and Path(made_by).resolve() != Path(looks_through).resolve():
+        # no error: a folder and a hub id can be the same model
+        say_as_one(f"the features were made by {made_by}, and the narrator looks through "
+                   f"{looks_through}: unless these are the same, encode the videos again (data.py "
+                   f"encode --model)")
 
 
 def read_header(path: Path) -> Features:

@@ -10,7 +10,9 @@
                         video: {"start": seconds, "annotators": [[...], ...]}
                     or one file per video, or a folder, as above
 
-Times are in seconds, in any order. A malformed file raises BadData: one line names the problem.
+Times are in seconds, in any order. The texts of files of one video are made whole sentences, as
+those beside own videos are (cues.py: `whole_sentences`), but for .jsonl, which a narrator has
+written. A malformed file raises BadData: one line names the problem.
 """
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,19 +26,20 @@ from urllib.parse import unquote
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
 from support.common.text import same_name
-from support.files.cues import TIME_NAMES, VIDEO_NAMES, check_one_video, read_cues
+from support.files.cues import TIME_NAMES, VIDEO_NAME, check_one_video, read_cues, whole_sentences
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
 
-def read_predictions(path: Path) -> dict[str, list[Sentence]]:
+def read_predictions(path: Path, notes: Notes | None = None) -> dict[str, list[Sentence]]:
     """{video: sentences} from a file or a folder (formats: see above)."""
-    return {video: to_sentences(rows, place) for video, rows, place in each_video(path)}
+    videos = each_video(path, notes or Notes())
+    return {video: to_sentences(rows, place) for video, rows, place in videos}
 
 
-def read_truth(path: Path) -> dict[str, NarratedVideo]:
+def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVideo]:
     """{video: its true narrations} from a file or a folder (formats: see above)."""
     truths = {}
-    for video, entry, place in each_video(path):
+    for video, entry, place in each_video(path, notes or Notes()):
         start = 0.0
         annotators = [entry]
         with expecting(place, '{"start": seconds, "annotators": [[...], ...]}'):
@@ -90,14 +93,14 @@ def check_unit(truths: dict[str, NarratedVideo], predictions: dict[str, list[Sen
                               f"milliseconds? give seconds")
 
 
-def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
+def each_video(path: Path, notes: Notes) -> Iterator[tuple[str, Any, str]]:
     """(video, entry, place for errors) of a file or of the files of a folder.
 
     Raises BadData if two files have narrations of one video, because one of them would be lost.
     """
     seen = set()
-    for file in narration_files(path):
-        for video, entry in read_videos(file).items():
+    for file in narration_files(path, notes):
+        for video, entry in read_videos(file, notes).items():
             place = f"{file}, video {video}"
             video = same_name(video)
             if video in seen:
@@ -111,7 +114,7 @@ def each_video(path: Path) -> Iterator[tuple[str, Any, str]]:
 ENDINGS = {".json": 0, ".jsonl": 0, ".csv": 1, ".srt": 2, ".vtt": 3}
 
 
-def narration_files(path: Path) -> list[Path]:
+def narration_files(path: Path, notes: Notes) -> list[Path]:
     """A file itself, or the files of a folder (but for those that macOS puts beside others)."""
     if not path.is_dir():
         return [path]
@@ -121,6 +124,9 @@ def narration_files(path: Path) -> list[Path]:
         raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
     files.sort(key=rank_of)
     best = {file.stem: rank_of(file) for file in reversed(files)}
+    others = [file.name for file in files if rank_of(file) > best[file.stem]]
+    notes.add("files of narrations left out, because another one of the video is taken",
+              len(others), others)
     return [file for file in files if rank_of(file) == best[file.stem]]
 
 
@@ -128,19 +134,24 @@ def rank_of(file: Path) -> int:
     return ENDINGS[file.suffix.lower()]
 
 
-def read_videos(file: Path) -> dict:
+def read_videos(file: Path, notes: Notes) -> dict:
     """{video: entry} of a file."""
     ending = file.suffix.lower()
+    if ending == ".tsv":
+        raise BadData(f"{file}: name it .csv, whatever separates its cells")
     if ending == ".jsonl":
         return {unquote(file.stem): read_jsonl(file)}          # the inverse of file_name
     if ending in ENDINGS and ending != ".json":
-        return {file.stem: [asdict(cue) for cue in read_cues(file, Notes())]}
+        return {file.stem: [asdict(cue) for cue in read_cues(file, notes)]}
     content = read_json(file)
     rows = rows_of_video(content)
     if not isinstance(content, dict) and not is_list_of(rows, dict):
         raise BadData(f'{file}: expected an object with one entry per video: '
                       f'{{video: [{{"time", "text"}}, ...]}}, or the list of one video')
-    return content if rows is None else {file.stem: rows}
+    if rows is None:
+        return content
+    sentences = whole_sentences(to_sentences(rows, str(file)), notes)
+    return {file.stem: [asdict(sentence) for sentence in sentences]}
 
 
 def rows_of_video(content) -> list | None:
@@ -155,16 +166,16 @@ def rows_of_video(content) -> list | None:
 def to_sentences(rows, where: str) -> list[Sentence]:
     """[{"time": seconds, "text": str}, ...] -> sentences, sorted by time.
 
-    Other names of the time: TIME_NAMES. where: for errors.
+    The time has the first of TIME_NAMES that the first row has. where: for errors.
     """
     if not isinstance(rows, list):
         raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
     sentences = []
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    time_name = next((name for name in TIME_NAMES if first.get(name) is not None), "time")
     for number, row in enumerate(rows):
         fields = row if isinstance(row, dict) else {}
-        time = fields.get("time")               # the usual name, found at once in millions of rows
-        if time is None:
-            time = next((fields[name] for name in TIME_NAMES if fields.get(name) is not None), None)
+        time = fields.get(time_name)
         text = fields.get("text")
         if not (is_number(time) and isinstance(text, str)):
             has = f"not {str(row)[:100]}"
@@ -172,8 +183,11 @@ def to_sentences(rows, where: str) -> list[Sentence]:
                 has = f"its keys are {', '.join(fields)[:100]}"
             raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
                           f'(or "end", "timestamp"); {has}')
+        start = fields.get("start") if time_name == "end" else None
+        if is_number(start) and start > time:
+            raise BadData(f"{where}, narration {number}: it ends before it begins")
         sentences.append(Sentence(float(time), text))
-    for name in VIDEO_NAMES & rows[0].keys() if rows else ():
+    for name in filter(VIDEO_NAME.fullmatch, set().union(*rows)):
         check_one_video([row[name] for row in rows if name in row], where)
     return sorted(sentences, key=attrgetter("time"))
 

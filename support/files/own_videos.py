@@ -201,11 +201,6 @@ def to_encode(folder: Path, notes: Notes) -> list[str]:
     return [str(video) for _, video in videos.values() if video]
 
 
-def encoder_of(folder: str, name: str) -> str:
-    """The vision model that made a video's features."""
-    return read_header(file_of_features(Path(folder), name)).header["vision"]
-
-
 def file_of_features(folder: Path, name: str) -> Path:
     """Where the features of a video are, or will be."""
     forms = [name, same_name(name), normalize("NFD", name)]
@@ -242,7 +237,8 @@ def read_folder(
         sentences = read_sentences(narration_file, notes)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
         beyond = sum(frame >= features.frames for frame, _ in placed)
-        if beyond > 1 and beyond > len(placed) / 2:
+        far_beyond = sentences[0].time > 10 * features.duration
+        if far_beyond or beyond > 1 and beyond > len(placed) / 2:
             raise BadData(f"{narration_file}: {beyond} of {len(placed)} narrations are beyond the "
                           f"end of the video ({features.duration:g} s); are they of another one, "
                           f"or in milliseconds?")

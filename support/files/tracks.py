@@ -9,6 +9,7 @@ from math import ceil
 from support.common.text import one_line
 
 
+HALF_A_MILLISECOND = 0.000501                  # and what floats add
 BEYOND = "narrations beyond the end of their video left out"
 
 
@@ -62,8 +63,8 @@ class Notes:
 
 def frame_at(time: float, fps: float) -> int:
     """The frame whose span (i / fps, (i + 1) / fps] contains `time` (seconds). Earlier times: 0."""
-    # time_of(i) * fps may be rounded up to slightly more than i + 1
-    return max(0, ceil(time * fps - 1e-6) - 1)
+    # subtitles have whole milliseconds, so the end of frame i may be rounded up to after it
+    return max(0, ceil((time - HALF_A_MILLISECOND) * fps) - 1)
 
 
 def time_of(frame: int, fps: float) -> float:

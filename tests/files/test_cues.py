@@ -14,7 +14,7 @@ from support.common.errors import BadData
 from support.files.cues import read_cues
 from support.files.narrations import read_predictions
 from support.files.own_videos import read_sentences
-from support.files.tracks import Notes
+from support.files.tracks import Notes, frame_at, time_of
 
 TEXTS = ["You fill the rack.", "You cut, then stir; or not.", 'You say "go!"', "You wash 3 cups|pans.",
          "Вы режете лук."]
@@ -324,3 +324,72 @@ def test_what_stands_behind_the_times(tmp_path, text, comma):
                     f"{times} \u200e\n{text}\n", f"{times} line: 0 align: start\n{text}\n"):
         assert read(tmp_path / kind, head + content) == [(2.0, text)]
     assert read(tmp_path / kind, f"{head}{times} Ann: yes.\n") == [(2.0, "Ann: yes.")]
+
+
+# What must not be read silently otherwise than it was meant
+REFUSED = {
+    "decimal comma in clocks.csv": ("0:02,25,You wash.\n0:06,20,You dry.\n", "cannot be known"),
+    "frames.csv": ("00:00:02;25;You wash.\n00:00:06;20;You dry.\n", "cannot be known"),
+    "ends before it begins.csv": ("start,end,text\n0,5,You wash.\n9,5,You dry.\n",
+                                  "line 3: it ends before it begins"),
+    "of two clips.csv": ("clip_uid,time,text\nA,2,You wash.\nB,3,You open it.\n", "of 2 videos"),
+    "of two takes.csv": ("Take UID,time,text\nA,2,You wash.\nB,3,You open it.\n", "of 2 videos"),
+    "joined.srt": ("1\n00:00:00,000 --> 00:00:03,000\nYou stir.\n\n2\n00:00:03,000 --> 00:00:09,000\n"
+                   "You taste.\n\n1\n00:00:00,000 --> 00:00:03,000\nYou wash.\n",
+                   "another file begins"),
+    "empty line in a text.vtt": ("WEBVTT\n\n00:00.000 --> 00:03.000\nYou wash\n\nthe cup.\n\n"
+                                 "00:04.000 --> 00:05.000\nYou go.\n", "line 6"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_be_read_in_two_ways_is_refused(tmp_path, name):
+    content, message = REFUSED[name]
+    with pytest.raises(BadData, match=message):
+        read(tmp_path / name, content)
+
+
+@pytest.mark.parametrize("first", ["You stir the soup.", "You stir\nthe soup.", "{\\an8}You stir the soup."])
+def test_a_text_that_comes_again_after_a_pause_is_another_narration(tmp_path, first):
+    content = (f"1\n00:00:00,000 --> 00:00:03,000\nYou stir the soup.\n\n"
+               f"2\n00:00:13,000 --> 00:00:15,000\n{first}\n\n"
+               f"3\n00:00:18,000 --> 00:00:20,000\n{first}\n")
+    assert read(tmp_path / "a.srt", content) == [(3, TEXT := "You stir the soup."), (15, TEXT), (20, TEXT)]
+
+
+def test_comments_and_styles_of_vtt_are_no_text(tmp_path):
+    content = ("WEBVTT\nKind: captions\n\nSTYLE\n::cue { color: red }\n\n00:00.000 --> 00:03.000\nYou wash.\n\n"
+               "NOTE of\nmany lines\n\nthe second\n00:04.000 --> 00:05.000\nYou go.\n")
+    assert read(tmp_path / "a.vtt", content) == [(3, "You wash."), (5, "You go.")]
+
+
+def test_an_end_is_the_time_where_there_are_both(tmp_path):
+    assert read(tmp_path / "a.csv", "time,end,text\n0,5,You wash.\n5,9,You dry.\n") == \
+        [(5, "You wash."), (9, "You dry.")]
+    for rows, expected in (([{"timestamp": 0, "end": None}, {"timestamp": 5, "end": 9}], [0, 5]),
+                           ([{"time": 0, "end": 2}, {"time": 5, "end": 9}], [2, 9])):
+        (tmp_path / "a.json").write_text(json.dumps([row | {"text": "You go."} for row in rows]))
+        assert [sentence.time for sentence in read_predictions(tmp_path / "a.json")["a"]] == expected
+    for rows in ([{"start": 5, "end": 2, "text": "You go."}], [{"take_uid": "A", "time": 2, "text": "You go."},
+                                                               {"take_uid": "B", "time": 3, "text": "You go."}]):
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        with pytest.raises(BadData, match="ends before|of 2 videos"):
+            read_predictions(tmp_path / "a.json")
+
+
+def test_one_text_scores_alike_in_every_format(tmp_path):
+    """Without a full stop, and on two lines."""
+    (tmp_path / "a.json").write_text(json.dumps({"narrations": [{"time": 2, "text": "You wash\nit"}]}))
+    (tmp_path / "a.csv").write_text('time,text\n2,"You wash it"\n')
+    (tmp_path / "a.srt").write_text("1\n00:00:00,000 --> 00:00:02,000\nYou wash\nit\n")
+    for ending in ("json", "csv", "srt"):
+        notes = Notes()
+        sentence, = read_predictions(tmp_path / f"a.{ending}", notes)["a"]
+        assert (sentence.time, sentence.text) == (2, "You wash it.")
+        assert "1 sentences without a full stop given one" in str(notes)
+
+
+@pytest.mark.parametrize("fps", [2, 3, 7, 12, 29.97])
+def test_milliseconds_of_subtitles_do_not_move_a_narration(fps):
+    for frame in range(300):
+        assert frame_at(round(time_of(frame, fps), 3), fps) == frame
