@@ -26,6 +26,7 @@ class TextPerToken:
     short: {text: the name by which `decode` returns it}
     """
     bos_token_id = None
+    unk_token_id = None
     eos_token_id = 0
 
     def __init__(self, short: dict[str, str]):

@@ -73,6 +73,7 @@ def files_locked(given: Input) -> Iterator[None]:
     """A context in which no other run writes the files of an input; Locked if one does."""
     with ExitStack() as stack:
         for path in map(Path, filter(None, given.files.values())):
+            path = Path(os.path.realpath(path))             # a link, and the file itself
             if path.is_file() or not path.exists():         # no pipe, nor /dev/null
                 stack.enter_context(locked(path.parent, path.name))
         yield

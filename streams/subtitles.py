@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 
 from streams.inputs import WRITTEN, Input
 from support.common.disk import naming
+from support.common.progress import say
 
 TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
 
@@ -145,13 +147,36 @@ def cut(form: str, path: str, length: int | None = None) -> None:
     if not os.path.isfile(path):
         return
     if length is None:
-        separator = b"\n\n" if form in ("srt", "vtt") else b"\n"
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            file.seek(max(0, size - TAIL))
-            _, _, half = file.read().rpartition(separator)
-        length = size - len(half)
+        length = end_half(form, path)
     os.truncate(path, length)
+
+
+def end_half(form: str, path: str) -> int:
+    """The length of a file up to its last whole line or cue. One that lacks nothing but the line
+    break after it, as an editor leaves it, gets that.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        file.seek(max(0, size - TAIL))
+        end = file.read()
+    are_cues = form in ("srt", "vtt")
+    breaks = list(re.finditer(rb"(?:\r?\n){2,}" if are_cues else rb"\n", end))
+    half = end[breaks[-1].end() if breaks else 0:]
+    lacks_a_break = re.search(rb"-->.*\n.*\n$", half) if are_cues else is_json(half)
+    if half and lacks_a_break:
+        with open(path, "ab") as file:
+            file.write(b"\n")
+        return size + 1
+    if half:
+        say(f"{path}: its last line or cue is not whole, and is cut off")
+    return size - len(half)
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def hash_of_end(path: str, size: int) -> str:

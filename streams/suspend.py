@@ -124,6 +124,10 @@ class State:
         refuse_if_changed(str(self.path), header["whose"], self.about["whose"],
                           "give the same, or another --state")
         if header["done"]:
+            for file in filter(None, map(self.given.files.get, WRITTEN)):
+                if not os.path.exists(file):
+                    raise BadData(f"{self.path}: {without_secrets(source)} is narrated to its end, "
+                                  f"but {file} is not there; delete the state to narrate it again")
             say(f"{self.path}: {without_secrets(source)} is narrated to its end; "
                 f"delete it to begin anew")
             return False

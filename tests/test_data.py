@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -396,3 +397,13 @@ def test_usage(tmp_path, monkeypatch, arguments):
     with pytest.raises(SystemExit) as exited:
         data_command.run(arguments.split())
     assert exited.value.code == 2
+
+
+def test_features_of_several_vision_models_are_refused(tmp_path):
+    samples = [SimpleNamespace(name=name, read=SimpleNamespace(encoder=encoder))
+               for name, encoder in (("a", None), ("b", "siglip"), ("c", "siglip"))]
+    assert data.encoder_of(samples) == "siglip"
+    assert data.encoder_of(samples[:1]) is None
+    samples.append(SimpleNamespace(name="d", read=SimpleNamespace(encoder="dinov2")))
+    with pytest.raises(BadData, match="of b by siglip, of d by dinov2"):
+        data.encoder_of(samples)

@@ -108,6 +108,21 @@ def test_spaces_are_cleaned_up_as_published(tmp_path, capfd, asked, decoded):
     assert capfd.readouterr().err == ""
 
 
+def test_the_trigger_needs_a_token_of_its_own():
+    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
+    tokenizer.unk_token = ","
+    with pytest.raises(BadData, match="does not know ','"):
+        nar.Layout(tokenizer, 1, 1)
+
+
+def test_the_first_token_is_one_of_the_model():
+    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
+    vocabulary = len(tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<new>"})
+    with pytest.raises(BadData, match=f"the beginning of a text the token {vocabulary}"):
+        nar.Layout(tokenizer, 1, 1, vocabulary=vocabulary)
+
+
 def test_tokens_that_the_model_does_not_have():
     """Of the fixed pieces, of the end of text, and of a narration."""
     tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))

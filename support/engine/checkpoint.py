@@ -27,6 +27,7 @@ from torch import Tensor
 from support.common.devices import quiet
 from support.common.disk import expecting, is_number, read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
+from support.common.progress import say_as_one
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.norms import fuse_norms
 from support.engine.lora import TARGETS
@@ -107,8 +108,8 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     if settings is None:
         with safe_open(files.folder / WEIGHTS, "pt") as weights:
             if "settings" in (weights.metadata() or {}):
-                raise BadData(f"{files.folder}: {NARRATOR_JSON} is missing; copy it from where the "
-                              f"weights are from")
+                say_as_one(f"{files.folder}: was saved with a {NARRATOR_JSON}, which is missing; it "
+                           f"is read as a checkpoint of the authors, which has none")
         settings = inferred_settings(files.weights, files.folder)
     base = files.adapter.get("base_model_name_or_path")
     revision = files.adapter.get("revision")

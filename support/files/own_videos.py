@@ -36,8 +36,8 @@ from support.files.tracks import (
     NarratedVideo, Notes, Sentence, at_frames, frame_at, one_frame_each,
 )
 
-VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".wmv",
-          ".flv", ".ogv", ".3gp")
+VIDEOS = (".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
+          ".wmv", ".asf", ".flv", ".f4v", ".ogv", ".3gp", ".3g2", ".vob", ".dv", ".mxf")
 NARRATIONS = (".json", ".csv", ".srt", ".vtt")        # the first is taken of several
 SUBTITLES = (".srt", ".vtt")
 SPLITS = ("train", "val", "test")

@@ -371,3 +371,13 @@ def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
         load(str(tmp_path))
     assert "\n" not in str(caught.value)
     assert sizes.largest < 10 ** 6
+
+
+def test_a_checkpoint_that_has_lost_its_settings_is_said(tmp_path, capsys):
+    """Its two other files are what is left if only the adapter is copied."""
+    tiny(memory="none").save(tmp_path)
+    load(tmp_path)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "narrator.json").unlink()
+    load(tmp_path)
+    assert "narrator.json, which is missing" in capsys.readouterr().err

@@ -417,6 +417,12 @@ def test_narrations_of_another_video_are_refused(tmp_path):
         samples(tmp_path)
 
 
+def test_milliseconds_of_a_single_narration_are_refused(tmp_path):
+    make_folder(tmp_path, {"a": 20}, "2500,You sit.\n")
+    with pytest.raises(BadData, match=r"a\.csv: 1 of 1 .* or in milliseconds"):
+        samples(tmp_path)
+
+
 @pytest.mark.parametrize("unit, fits", [(1, True), (60, False), (3600, False), (86400, False)])
 def test_times_in_a_larger_unit_are_refused(tmp_path, unit, fits):
     """Minutes, hours, or what Excel makes of a time: parts of a day."""
