@@ -89,6 +89,7 @@ class Video:
         self.damaged = 0
         self.gaps = []
         self._read = False                     # whether an iteration has begun
+        self._broken_off = False               # whether the last that came was an error of reading
         self._timeless = 0                     # pictures without a time of their own
         self._read_to = 0                      # byte of the file at which the last packet ends
         self._container = open_file(path, options)
@@ -120,9 +121,13 @@ class Video:
         self._states_times = not self._by_dts and self._container.format.name not in ("avi", "asf")
         self._start = start_of(self._container) or 0.0
         self._last_clock = -inf                # the latest time of a picture, right or wrong
-        self.rate = float(self._stream.guessed_rate or self._stream.average_rate or self.fps)
-        self._step = min(LONGEST_GAP, 1 / self.rate)           # a picture's duration, if not stated
         self._has_times = not flags & av.format.Flags.no_timestamps.value
+        rate = self._stream.guessed_rate
+        if not self._has_times and "framerate" in (options or {}):
+            rate = self._stream.average_rate   # as told, whatever stands in the pictures
+            self._states_times = False
+        self.rate = float(rate or self._stream.average_rate or self.fps)
+        self._step = min(LONGEST_GAP, 1 / self.rate)           # a picture's duration, if not stated
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """uint8 [H, W, 3], frame by frame.
@@ -148,10 +153,11 @@ class Video:
         # a file that was cut between two packets shows no other sign of it
         shown = max(end + sum(self.gaps), self._last_clock - self._start)
         missing = (self.duration or 0) - shown
-        if missing > 1 + 2 * self._step:
+        is_sent = "://" in str(self.path)
+        if missing > 1 + 2 * self._step or is_sent and self._broken_off:
             self.damaged += 1
             # a damaged file is narrated as far as it goes, but this may have been the connection
-            if "://" in str(self.path):
+            if is_sent:
                 raise BadData(f"{self.name}: broke off before its end; with --state, the same "
                               f"command goes on when the connection is there again")
 
@@ -199,6 +205,7 @@ class Video:
                 raise BadData(f"{self.name}: nothing came any more; "
                               f"is the sender still there?") from error
             except (av.FFmpegError, IndexError) as error:
+                self._broken_off |= isinstance(error, OSError | av.error.HTTPError)
                 # PyAV raises IndexError if a stream begins late, which is no damage
                 if not isinstance(error, IndexError) and failures == 0:
                     self.damaged += 1
@@ -211,6 +218,7 @@ class Video:
             if packet.has_sidedata("encryption_info"):
                 raise BadData(f"{self.name}: is encrypted; decrypt it first")
             failures = 0
+            self._broken_off = False
             if packet.size == 0 and packet.pts is not None:
                 continue                       # Theora: the picture before is shown again
             self._read_to = max(self._read_to, (packet.pos or 0) + packet.size)

@@ -176,6 +176,21 @@ def test_without_times_a_rate_is_assumed(tmp_path, capsys):
     assert len(numbers_in(Video(path))) >= 3
 
 
+def test_the_rate_that_is_given_is_above_that_of_the_pictures(tmp_path):
+    """Some cameras write a rate into their pictures, which is not that of the file."""
+    frames = (np.full((32, 48, 3), 5 * k, np.uint8) for k in range(40))
+    write_video(tmp_path / "a.mp4", frames, 2)
+    with av.open(str(tmp_path / "a.mp4")) as source, av.open(str(tmp_path / "a.h264"), "w") as raw:
+        stream = raw.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                raw.mux(packet)
+    for rate, seconds in ((1, 40), (4, 10)):
+        video = Video(tmp_path / "a.h264", options={"framerate": str(rate)})
+        assert video.rate == rate and len(list(video)) == 2 * seconds
+
+
 def graded(plain: np.ndarray, transfer: int) -> np.ndarray:
     """uint8 [H, W, 3] as a phone would store it in HDR, uint16: its white at 203 cd/m2."""
     to_bt2020 = np.array([[0.6274, 0.3293, 0.0433], [0.0691, 0.9195, 0.0114],

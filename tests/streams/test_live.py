@@ -599,6 +599,23 @@ def test_pipe_and_network_are_as_the_file(tmp_path, monkeypatch, kept_signals):
     assert jsonl.read_text() == expected
 
 
+def test_a_transport_stream_that_breaks_off_has_not_ended(tmp_path):
+    """It does not say how long it is."""
+    write_toy(tmp_path / "a.mp4", 1, 0.5)
+    with av.open(str(tmp_path / "a.mp4")) as source, av.open(str(tmp_path / "a.ts"), "w") as ts:
+        stream = ts.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                ts.mux(packet)
+    BreaksOff.sent = False
+    handler = partial(BreaksOff, directory=tmp_path)
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        url = f"http://127.0.0.1:{server.server_port}/a.ts"
+        code, errors = call(stream_command, [url, *MODEL, "--state", str(tmp_path / "s")])
+        assert code == 1 and "broke off before its end" in errors
+
+
 def test_rare_pictures_are_no_outage():
     """At a picture every 20 s, 20 s without one say nothing."""
     restarts = []
