@@ -157,17 +157,22 @@ def check_sample(sample: Sample, config) -> None:
 
 
 def encoder_of(samples: list[Sample]) -> str | None:
-    """The vision model that made the features of the samples; None if no file says it. BadData if
-    there are several.
+    """The vision model that made the features of the samples; None if no file says it.
+
+    Raises BadData if there are several. The same model may lie in several folders.
     """
-    example_of = {}                         # encoder: a sample
+    encoders = {}                           # the last part of its path: the encoder, and a sample
     for sample in samples:
-        example_of.setdefault(getattr(sample.read, "encoder", None), sample.name)
-    example_of.pop(None, None)
-    if len(example_of) > 1:
-        made = ", ".join(f"of {name} by {encoder}" for encoder, name in example_of.items())
+        encoder = getattr(sample.read, "encoder", None)
+        if encoder:
+            encoders.setdefault(Path(encoder).name, (encoder, sample.name))
+    if len(encoders) > 1:
+        made = ", ".join(f"of {sample} by {encoder}" for encoder, sample in encoders.values())
         raise BadData(f"the features are of several vision models ({made}); encode with one")
-    return next(iter(example_of), None)
+    if not encoders:
+        return None
+    (encoder, _), = encoders.values()
+    return encoder
 
 
 # ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100

@@ -250,7 +250,7 @@ def train_narrator(narrator: nar.Narrator, examples: Sequence[Example], options:
             return {}
         loss = mean_loss(narrator, held_out)
         if not isfinite(loss):
-            say_as_one("the loss of the videos for validation is not finite; look at their features")
+            say_as_one("the loss on held-out videos is not finite; look at their features")
             return {}
         return {"val_loss": loss}
 

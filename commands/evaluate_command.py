@@ -55,7 +55,7 @@ def run_score(args: argparse.Namespace):
     add_words_of_toy(truths, Path(args.gt))
     predictions = read_predictions(Path(args.pred), notes_of_predictions)
     for given, notes in ((args.gt, notes_of_truth), (args.pred, notes_of_predictions)):
-        if any(notes.counts.values()):
+        if str(notes):
             print(f"{given}: {notes}", file=sys.stderr)
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
     check_unit(truths, predictions)

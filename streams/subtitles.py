@@ -152,8 +152,10 @@ def cut(form: str, path: str, length: int | None = None) -> None:
 
 
 def end_half(form: str, path: str) -> int:
-    """The length of a file up to its last whole line or cue. One that lacks nothing but the line
-    break after it, as an editor leaves it, gets that.
+    """The length of a file up to its last whole line or cue.
+
+    What is not half of what this program writes, and lacks but the line break after it, gets one:
+    a whole cue, as an editor leaves it, and lines that end otherwise.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -162,21 +164,23 @@ def end_half(form: str, path: str) -> int:
     are_cues = form in ("srt", "vtt")
     breaks = list(re.finditer(rb"(?:\r?\n){2,}" if are_cues else rb"\n", end))
     half = end[breaks[-1].end() if breaks else 0:]
-    lacks_a_break = re.search(rb"-->.*\n.*\n$", half) if are_cues else is_json(half)
-    if half and lacks_a_break:
+    if not half:
+        return size
+    is_whole = re.search(rb"-->.*\n(?:.+\n)+\Z", half) if are_cues else is_json(half)
+    if is_whole or b"\r" in half:               # this program writes no \r
         with open(path, "ab") as file:
-            file.write(b"\n")
-        return size + 1
-    if half:
-        say(f"{path}: its last line or cue is not whole, and is cut off")
+            file.write(b"\n" if is_whole else b"\n\n")
+        return os.path.getsize(path)
+    say(f"{path}: its last line or cue is not whole, and is cut off")
     return size - len(half)
 
 
 def is_json(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        json.loads(line)
     except ValueError:
         return False
+    return True
 
 
 def hash_of_end(path: str, size: int) -> str:

@@ -6,6 +6,7 @@ import socket
 from itertools import islice
 from pathlib import Path
 
+import av
 import pytest
 import torch
 import transformers
@@ -278,3 +279,13 @@ def assert_same_stream(steps, others, tolerance=1e-5):
     assert [row_of(step) for step in steps] == [row_of(other) for other in others]
     for step, other in zip(steps, others):
         assert step.p_skip == pytest.approx(other.p_skip, abs=tolerance)
+
+
+def copy_packets(source: Path, target: Path) -> None:
+    """The pictures of a video in another container, as they are."""
+    with av.open(str(source)) as video, av.open(str(target), "w") as copy:
+        stream = copy.add_stream_from_template(video.streams.video[0])
+        for packet in video.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                copy.mux(packet)

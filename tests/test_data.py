@@ -404,6 +404,9 @@ def test_features_of_several_vision_models_are_refused(tmp_path):
                for name, encoder in (("a", None), ("b", "siglip"), ("c", "siglip"))]
     assert data.encoder_of(samples) == "siglip"
     assert data.encoder_of(samples[:1]) is None
+    # one machine has it in another folder
+    samples.append(SimpleNamespace(name="e", read=SimpleNamespace(encoder="/models/siglip")))
+    assert data.encoder_of(samples) == "siglip"
     samples.append(SimpleNamespace(name="d", read=SimpleNamespace(encoder="dinov2")))
     with pytest.raises(BadData, match="of b by siglip, of d by dinov2"):
         data.encoder_of(samples)

@@ -106,7 +106,7 @@ BUDGET = {
     "the six files": 19_000,                   # each of them is its script
     "support": 39_500,                         # pauses, joined files, encoders, notes of scores
     "experiments": 22_800,                     # speed and operators, as a GPU shows them
-    "streams": 15_300,                         # files of others that are appended to
+    "streams": 15_350,                         # files of others that are appended to
     "toy": 17_400,                             # a world that overwrites, and its words apart
     "commands": 12_600,                        # evaluate.py stream --cache
     "baselines": 5_200,                        # the delta rule, gated and not

@@ -386,6 +386,8 @@ def test_no_two_runs_write_one_file(tmp_path, monkeypatch, form):
     (tmp_path / "x").write_text("of the first")
     with locked(tmp_path, "x"):
         assert_refused([features("x.safetensors", 2), f"--{form}=x"], "another run is writing x")
+        (tmp_path / "link").symlink_to("x")
+        assert_refused([features("x.safetensors", 2), f"--{form}=link"], "another run is writing x")
     assert (tmp_path / "x").read_text() == "of the first"
 
 

@@ -21,6 +21,7 @@ from commands.train_command import Options, options_from
 from helpers import TOY, tiny, video
 from streams.late import LateBatches, LateExample, memory_after
 from support.common.disk import read_jsonl
+from support.engine.run import cut_log
 from support.common.errors import BadData
 from support.engine import checkpoint, run as engine
 from support.files import features
@@ -224,6 +225,15 @@ def test_resume_with_other_settings_is_refused(one_step, change, message):
     options = Options(**one_step | change, resume=True)
     with nullcontext() if message is None else pytest.raises(BadData, match=message):
         train.train_narrator(tiny(), examples(tiny()), options)
+
+
+def test_a_damaged_log_does_not_stop_a_training(tmp_path):
+    """What a loss of power leaves: zeros, bytes of other files, half a line."""
+    lines = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(4)]
+    log = tmp_path / "log.jsonl"
+    log.write_bytes("".join(lines).encode() + b"\0\0\0\n\xff\xfe{\n{\"step\": 4")
+    cut_log(log, 3)
+    assert log.read_text() == "".join(lines[:3])
 
 
 def test_resume_with_other_videos_or_weights_is_refused(one_step):

@@ -333,14 +333,18 @@ def check_settings_of_state(state: Path, settings: dict, but: Container[str] = (
 
 
 def cut_log(log: Path, steps: int) -> None:
-    """Keep the lines of the first `steps` steps; those after them are trained again."""
-    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    """Keep the lines of the first `steps` steps; those after them are trained again. Lines that are
+    damaged, as a loss of power leaves them, are left out.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     whole_lines, _, _ = text.rpartition("\n")                  # a full disk leaves half a line
     kept = ""
     for line in whole_lines.splitlines():
-        if "\0" in line:                                       # and a loss of power leaves zeros
+        try:
+            row = json.loads(line)
+        except ValueError:
             continue
-        if json.loads(line)["step"] < steps:
+        if row["step"] < steps:
             kept += line + "\n"
     write_text(log, kept)
 

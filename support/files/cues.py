@@ -27,8 +27,9 @@ from support.files.tracks import Notes, Sentence
 # the names of the time of a narration, in tables and JSON: ours, of the JSONL and whisper's,
 # EgoExo4D's
 TIME_NAMES = ("end", "time", "timestamp")
-# a column, or key, that says of which video a narration is: video_id, Take UID, clip_name, file
-VIDEO_NAME = re.compile(r"(?i)(?:video|take|clip|file)[ _-]*(?:id|uid|name)?")
+# a column, or key, that says of which video a narration is: video_id, Take UID, clip_uid. (A file,
+# or the number of a clip, may be one of each narration.)
+VIDEO_NAME = re.compile(r"(?i)(?:video|take)[ _-]*(?:id|uid|name)?|clip[ _-]*uid")
 
 # {\p1} and the drawing after it, {\an8}, {y:i}, <i>, <v Ann>, <c.red>, <00:01.5>
 MARKUP = re.compile(
@@ -112,7 +113,8 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
 
     cues = []                                  # (start, end, lines)
     in_cue = False
-    cue_number = 0                             # as the file has it
+    cue_number = None                          # of the next cue, if it has one
+    numbers = set()                            # of those before
     ignored = False                            # in a comment or a style of a .vtt file
     for number, line in enumerate(lines, 1):
         text = line.strip(" \t")
@@ -122,8 +124,11 @@ def read_subtitles(path: Path, notes: Notes) -> list[tuple[float, str]]:
         are_near = has_times(next(filter(str.strip, ahead), ""))
         if has_times(line):
             start, end = times_of_cue(line, place)
-            if cue_number == 1 and cues and start < cues[-1][0]:
+            if cue_number in numbers and start < cues[-1][0]:
                 raise BadData(f"{place}: {ANOTHER_FILE}")
+            if cue_number is not None:
+                numbers.add(cue_number)
+                cue_number = None
             cues.append((start, end, text_beside_times(line)))
             in_cue = True
         elif line == "":                       # some texts have a line of one blank
@@ -149,15 +154,15 @@ def fresh_texts(
     cues: list[tuple[float, float, list[str]]],
     notes: Notes,
 ) -> list[tuple[float, str]]:
-    """(end, text without markup) of cues (start, end, lines), each text once. After a pause a text
-    may come again.
+    """(end, text without markup) of cues (start, end, lines), each text once. If the next cue does
+    not begin at once, its text is another one, also if it has the same words.
     """
     texts = []
     before = []                                # lines, and what they show
     shown_before = []
-    end_before = 0.0
+    start_before = end_before = 0.0
     for start, end, lines in cues:
-        if start > end_before + PAUSE:
+        if not start_before <= start <= end_before + PAUSE:
             shown_before = []
         shown = [unescape(re.sub(r"\\[Nnh]", " ", MARKUP.sub("", line))).strip() for line in lines]
         fresh = list(filter(None, shown))
@@ -172,7 +177,8 @@ def fresh_texts(
             notes.add("lines that the cue before has shown left out", rolled)
             fresh = fresh[rolled:]
         texts.append((end, " ".join(fresh)))
-        before, shown_before, end_before = lines, shown, end
+        before, shown_before = lines, shown
+        start_before, end_before = start, end
     return texts
 
 
@@ -292,7 +298,7 @@ def have_start_and_end(rows: list[list[str]]) -> bool:
     if any(end < start for start, end in zip(starts, ends)):
         return False
     # 0:02,25 or 0:02;25: a fraction, or the number of a frame
-    if any(":" in row[0] and row[1].strip().isdecimal() for row in rows):
+    if any(":" in start and ":" not in end for start, end in zip(cells[0::2], cells[1::2])):
         return False
     # of whole numbers, two may be one with a decimal comma
     one_after_another = any(end <= start for end, start in zip(ends, starts[1:]))

@@ -150,6 +150,8 @@ def read_videos(file: Path, notes: Notes) -> dict:
                       f'{{video: [{{"time", "text"}}, ...]}}, or the list of one video')
     if rows is None:
         return content
+    if not is_list_of(rows, dict):              # of several annotators
+        return {file.stem: rows}
     sentences = whole_sentences(to_sentences(rows, str(file)), notes)
     return {file.stem: [asdict(sentence) for sentence in sentences]}
 

@@ -12,7 +12,7 @@ from streams.inputs import Input
 from streams.subtitles import Writers
 from support.common.errors import BadData
 from support.files.cues import read_cues
-from support.files.narrations import read_predictions
+from support.files.narrations import read_predictions, read_truth
 from support.files.own_videos import read_sentences
 from support.files.tracks import Notes, frame_at, time_of
 
@@ -332,11 +332,14 @@ REFUSED = {
     "frames.csv": ("00:00:02;25;You wash.\n00:00:06;20;You dry.\n", "cannot be known"),
     "ends before it begins.csv": ("start,end,text\n0,5,You wash.\n9,5,You dry.\n",
                                   "line 3: it ends before it begins"),
+    "a clock and seconds.csv": ("0:02,5.5,You wash.\n0:06,7.5,You dry.\n", "cannot be known"),
     "of two clips.csv": ("clip_uid,time,text\nA,2,You wash.\nB,3,You open it.\n", "of 2 videos"),
     "of two takes.csv": ("Take UID,time,text\nA,2,You wash.\nB,3,You open it.\n", "of 2 videos"),
     "joined.srt": ("1\n00:00:00,000 --> 00:00:03,000\nYou stir.\n\n2\n00:00:03,000 --> 00:00:09,000\n"
                    "You taste.\n\n1\n00:00:00,000 --> 00:00:03,000\nYou wash.\n",
                    "another file begins"),
+    "joined, from 0.srt": ("0\n00:00:04,000 --> 00:00:05,000\nYou stir.\n\n"
+                           "0\n00:00:01,000 --> 00:00:03,000\nYou wash.\n", "another file begins"),
     "empty line in a text.vtt": ("WEBVTT\n\n00:00.000 --> 00:03.000\nYou wash\n\nthe cup.\n\n"
                                  "00:04.000 --> 00:05.000\nYou go.\n", "line 6"),
 }
@@ -355,6 +358,24 @@ def test_a_text_that_comes_again_after_a_pause_is_another_narration(tmp_path, fi
                f"2\n00:00:13,000 --> 00:00:15,000\n{first}\n\n"
                f"3\n00:00:18,000 --> 00:00:20,000\n{first}\n")
     assert read(tmp_path / "a.srt", content) == [(3, TEXT := "You stir the soup."), (15, TEXT), (20, TEXT)]
+
+
+def test_cues_in_any_order(tmp_path):
+    """Also where the same words come much earlier or later."""
+    content = ("2\n00:05:03,000 --> 00:05:04,000\nYou stir.\n\n"
+               "1\n00:00:01,000 --> 00:00:02,000\n<i>You stir.</i>\n")
+    assert read(tmp_path / "a.srt", content) == [(2, "You stir."), (304, "You stir.")]
+
+
+def test_each_narration_may_have_a_clip_and_a_file_of_its_own(tmp_path):
+    content = "clip_id,file,time,text\n1,a.jpg,2,You wash.\n2,b.jpg,3,You open it.\n"
+    assert read(tmp_path / "a.csv", content) == [(2, "You wash."), (3, "You open it.")]
+
+
+def test_one_video_of_several_annotators(tmp_path):
+    rows = [[{"time": 2, "text": "You wash."}], [{"time": 3, "text": "You dry."}]]
+    (tmp_path / "a.json").write_text(json.dumps({"narrations": rows}))
+    assert [len(sentences) for sentences in read_truth(tmp_path)["a"].annotators] == [1, 1]
 
 
 def test_comments_and_styles_of_vtt_are_no_text(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from av.bitstream import BitStreamFilterContext
 from PIL import Image
 
+from helpers import copy_packets
 from support.common.errors import BadData
 from support.files import video as decoder
 from support.files.video import Video, write_video
@@ -180,12 +181,7 @@ def test_the_rate_that_is_given_is_above_that_of_the_pictures(tmp_path):
     """Some cameras write a rate into their pictures, which is not that of the file."""
     frames = (np.full((32, 48, 3), 5 * k, np.uint8) for k in range(40))
     write_video(tmp_path / "a.mp4", frames, 2)
-    with av.open(str(tmp_path / "a.mp4")) as source, av.open(str(tmp_path / "a.h264"), "w") as raw:
-        stream = raw.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = stream
-                raw.mux(packet)
+    copy_packets(tmp_path / "a.mp4", tmp_path / "a.h264")
     for rate, seconds in ((1, 40), (4, 10)):
         video = Video(tmp_path / "a.h264", options={"framerate": str(rate)})
         assert video.rate == rate and len(list(video)) == 2 * seconds

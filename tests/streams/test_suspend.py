@@ -332,6 +332,18 @@ def test_what_may_differ(half, capsys):
     assert [row["frame"] for row in rows_of(half.folder / "trace")] == list(range(40))
 
 
+def test_a_finished_state_does_not_stand_for_outputs_that_are_gone(tmp_path):
+    source = tmp_path / "x.safetensors"
+    save_file({"x": torch.randn(9, 10, 128)}, source)
+    line = [str(source), f"--state={tmp_path / 's'}", f"--srt={tmp_path / 'x.srt'}", "--device=cpu"]
+    assert call(stream_command, line)[0] == 0
+    code, errors = call(stream_command, [*line, f"--vtt={tmp_path / 'x.vtt'}"])
+    assert code == 1 and f"but {tmp_path / 'x.vtt'} is not there" in errors
+    (tmp_path / "x.srt").unlink()
+    code, errors = call(stream_command, line)
+    assert code == 1 and f"but {tmp_path / 'x.srt'} is not there" in errors
+
+
 def test_several_inputs(tmp_path):
     """Each has a state of its own in a folder; one that is finished stays as it is."""
     inputs = []
