@@ -12,6 +12,7 @@ allows.
     retnet    [h, D/2h, D/h]      65,536                       keys, values, queries
     scalar    [h, D/2h, D/h]      65,536                       and a gate for each head
     clam      [h, D/2h, D/h]      65,536                       and a gate for each key channel
+    writing   [h, D/2h, D/h]      65,536                       and how much a head writes
     delta     [h, D/2h, D/h]      65,536                       and how much a head replaces
     gateddelta [h, D/2h, D/h]     65,536                       and a gate for each head
 
@@ -262,6 +263,27 @@ class ScalarGate(CLAM):
         self.reset_parameters()
 
 
+class WritingCLAM(CLAM):
+    """CLAM with the delta rule's way of writing, but without its erasing (not in the paper): keys of
+    norm 1, and a write strength.
+
+        S_j = G_j * S_{j-1} + beta_j k_j^T v_j                  beta = sigmoid(W_beta x + b)
+
+    beta is one number a head, between 0 (the token writes nothing) and 1.
+    """
+
+    def __init__(self, width: int, M: int = 20, heads: int = 8, **options):
+        super().__init__(width, M, heads, **options)
+        self.w_beta = nn.Linear(width, heads)
+        self.reset_parameters()
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """beta k, v and log G."""
+        k, v, log_gate = super().project(x)
+        beta = self.w_beta(x).float().sigmoid()                         # [..., h]
+        return beta[..., None] * F.normalize(k, dim=-1), v, log_gate
+
+
 class DeltaNet(CLAM):
     """The delta rule (Yang et al., 2024, arXiv 2406.06484): what the state holds at a key is
     erased, and the new value written there. Per head, with keys of norm 1,
@@ -376,6 +398,7 @@ class GatedDeltaNet(DeltaNet):
 
 MEMORIES = {
     "clam": CLAM,
+    "writing": WritingCLAM,
     "delta": DeltaNet,
     "gateddelta": GatedDeltaNet,
     "scalar": ScalarGate,

@@ -11,6 +11,7 @@ import narrator as nar
 from baselines import memories
 from baselines.memories import (
     DeltaNet, GatedDeltaNet, KMeans, MovieChat, RecentFrames, RetNet, ScalarGate, TokenMLP,
+    WritingCLAM,
 )
 from clam import CLAM
 from helpers import tiny, video
@@ -20,7 +21,7 @@ from test_equalities import assert_chunked_is_recurrent, assert_same, both_ways
 
 WIDTH, M, J = 32, 25, 10                       # frames do not fill the M places exactly
 LEARNED = {"clam": CLAM, "scalar": ScalarGate, "retnet": RetNet, "tokenmlp": TokenMLP,
-           "delta": DeltaNet, "gateddelta": GatedDeltaNet}
+           "writing": WritingCLAM, "delta": DeltaNet, "gateddelta": GatedDeltaNet}
 GIVEN = {"kmeans": KMeans, "moviechat": MovieChat, "recent": RecentFrames}
 
 
@@ -254,7 +255,7 @@ def test_tokenmlp_by_hand():
 
 # ------------------------------------------------------------------ RetNet, one gate per head
 
-@pytest.mark.parametrize("name", ["retnet", "scalar", "delta", "gateddelta"])
+@pytest.mark.parametrize("name", ["retnet", "scalar", "writing", "delta", "gateddelta"])
 @pytest.mark.parametrize("lengths", [[1], [10, 30, 20], [1, 1000, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
     assert_chunked_is_recurrent(make(name), lengths)
@@ -287,6 +288,20 @@ def test_a_gate_per_head_is_a_gate_per_channel_repeated():
     _, _, gates = scalar.project(x)
     assert gates.shape == (1, 50, 2, 1)
     assert gates.std(dim=1).min() > 0
+
+
+def test_a_write_strength_by_hand():
+    """Of G = 1/2 and beta = 1/4: keys have norm 1, half of the state stays, a quarter is written."""
+    memory = WritingCLAM(4, 1, heads=1)
+    tokens = torch.tensor([[[3.0, 4, 8, 0], [0, 2, 4, 0]]])             # k (3, 4), (0, 2); v 8, 4
+    with torch.no_grad():
+        memory.w_k.weight.copy_(torch.eye(4)[:2])
+        memory.w_v.weight.copy_(torch.eye(4)[[2, 3, 2, 3]])
+        memory.w_gate[1].weight.zero_()
+        memory.w_beta.weight.zero_()
+        memory.w_beta.bias.fill_(torch.logit(torch.tensor(0.25)))
+    state = memory.step(tokens, memory.initial_state())
+    assert near(state[0, 0, :, 0], torch.tensor([0.6, 0.8 + 1]))
 
 
 # ------------------------------------------------------------------ the delta rule
