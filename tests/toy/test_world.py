@@ -51,21 +51,19 @@ def test_a_video_is_a_function_of_its_seed():
 
 
 @pytest.mark.parametrize("name, expected, means", [
-    ("plain", "356742fc4215f0f7", [110.71, 103.07, 88.28]),
-    ("idle", "5abcbefa69fafd24", [105.29, 99.39, 85.90]),
-    ("still", "dadd1fd31405432f", [121.23, 112.44, 94.40]),
-    ("night", "83223d686ac9e7a1", [3.92, 3.63, 3.30]),
-    ("hard", "c7d2286c837fafa4", [105.27, 94.58, 85.61]),
-    ("second", "9fda0401937fbf99", [95.32, 85.94, 96.92]),
-    ("overwriting", "d658f9425a0049cc", [109.39, 105.99, 86.23]),
+    ("plain", "0e59f81ee66f4b70", [110.71, 103.07, 88.28]),
+    ("idle", "0369fdf88500c95c", [105.29, 99.39, 85.90]),
+    ("still", "b9be12ce3fd1cbe3", [121.23, 112.44, 94.40]),
+    ("night", "e8ae7a1889f78514", [3.92, 3.63, 3.30]),
+    ("hard", "8ae5c3a7d328b666", [105.27, 94.58, 85.61]),
+    ("second", "0289fd88236a9ca2", [95.32, 85.94, 96.92]),
+    ("overwriting", "58d6fa15d67e1a0f", [109.39, 105.99, 86.23]),
 ])
 def test_the_worlds_stay_as_they_were(name, expected, means):
     """The bundled narrator and all reported numbers are of these videos."""
-    variant = world.WORLDS[name]
-    documents = itertools.islice(world.documents(5, variant), 50)
-    content = hashlib.sha256("\n".join(documents).encode())
-    for seed in (0, 7, 1_000_003, 3_000_001):
-        kitchen = Kitchen(seed, 11, variant)
+    content = hashlib.sha256()
+    for seed in (0, 7, 1_000_003, 2_000_002, 3_000_001):
+        kitchen = Kitchen(seed, 11, world.WORLDS[name])
         narrations = [(n.frame, n.text, n.memory_words) for n in kitchen.narrations]
         content.update(repr(narrations).encode())
         content.update(kitchen.labels().tobytes())
