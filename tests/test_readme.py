@@ -2,7 +2,6 @@
 options, links, numbers that stand twice."""
 import ast
 import re
-import runpy
 import shlex
 from contextlib import redirect_stderr
 from io import StringIO
@@ -209,13 +208,6 @@ def test_every_page_is_linked_from_the_readme():
     targets = {target for target, _ in links_of("README.md")}
     for page in PAGES.keys() - {"README.md"}:
         assert (ROOT / page).resolve() in targets, page
-
-
-def test_the_drawing_is_what_the_code_says():
-    script = runpy.run_path(str(ROOT / "docs" / "draw.py"))
-    for name, ink in (("sequence", "light"), ("sequence-dark", "dark")):
-        drawn = (ROOT / "assets" / f"{name}.svg").read_text(encoding="utf-8")
-        assert drawn == script["draw"](script["INK"][ink]), "run python docs/draw.py"
 
 
 # ------------------------------------------------------------- numbers
