@@ -14,9 +14,9 @@ connector and memory. Language model and vision encoder are frozen.
                                                        its weights is refused
     torchrun --nproc-per-node 4 train.py ...           the same training, its batches shared between
                                                        processes
-    python train.py --data toy --output out/toy        a narrator like the bundled one, from
-                                                       scratch: the stages of toy/stages.py, which
-                                                       make its models, then the paper's training
+    python train.py --data toy --output out/toy        a narrator like the bundled one: the
+                                                       stages of toy/stages.py, then the paper's
+                                                       training
 
 A killed training goes on (`--resume`) as if it had not been interrupted: the state has parameters,
 optimizer, random state and settings, and the videos of a step depend only on seed and step.
@@ -65,10 +65,10 @@ class Recipe:
         "start from this checkpoint (the paper: EgoExo4D and EK100 from Ego4D's)",
     )
     llm: str | None = option(None,
-        "frozen language model: hub id, folder or .gguf (toy: trained, if not given)",
+        "frozen language model: hub id, folder or .gguf (toy: the bundled one)",
     )
     vision: str | None = option(None,
-        "frozen vision encoder: hub id or folder (toy: trained, if not given)",
+        "frozen vision encoder: hub id or folder (toy: the bundled one)",
     )
     # FlowNar (§3.3, §3.4)
     memory: str = option("clam", "the visual memory")

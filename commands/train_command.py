@@ -33,8 +33,7 @@ from train import Example, Recipe, mean_loss, settings_of, train_narrator
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 # what only a new narrator has, or learns in the toy before the paper's training
-ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
-            "llm_width"}
+ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps"}
 # what --init may change: it does not depend on the weights
 FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
 
@@ -55,11 +54,14 @@ TOY = {
     "long": 0.5,
     "limit": 800,
 }
-# With --quick: the models and stage `look` of other narrators, no stage `recall`, few videos.
+# The encoder and the language model of the toy are those of the bundled narrator.
 ROOT = Path(__file__).parents[1]
-QUICK = {
+TOY_MODELS = {
     "vision": str(ROOT / "toy" / "checkpoint" / "vision"),
     "llm": str(ROOT / "toy" / "checkpoint" / "llm"),
+}
+# With --quick: stage `look` of another narrator, no stage `recall`, few videos.
+QUICK = {
     "look": str(ROOT / "experiments" / "base" / "look.safetensors"),
     "recall": False,
     "limit": 300,
@@ -102,9 +104,6 @@ def parse() -> Options:
             parser.error(f"{flag}: only for the toy")
         if options.init and name in ONLY_NEW:
             parser.error(f"{flag} is for a new narrator; --init brings one")
-    if options.llm and "llm_width" in options.given:
-        parser.error("--llm-width is of a language model that is trained; --llm brings one, and "
-                     "so does --quick")
     if options.memory == "none" and "memory_tokens" in options.given:
         parser.error("--memory none has no --memory-tokens")
     return options
@@ -134,7 +133,7 @@ def options_from(**given) -> Options:
     values = {}
     data_set = given.get("data", Options.data)
     if data_set == "toy":
-        values |= TOY
+        values |= TOY | TOY_MODELS
         if given.get("quick"):
             values |= QUICK
     elif data_set not in DATASETS:
@@ -216,7 +215,7 @@ def train_as_chosen(options: Options):
     if options.data != "toy":
         train.train(options, start_as_chosen, learn)
     elif processes == 1:
-        from toy.from_scratch import train_toy
+        from toy.stages import train_toy
         train_toy(options)
     else:
         raise BadData("the toy trains in one process: start it without torchrun")

@@ -54,7 +54,6 @@ CANNOT_WORK = [
     "train.py --data toy --output new --llm ./nowhere",
     "train.py --data toy --output new --llm toys",
     "train.py --data toy --output new --look nowhere",
-    "train.py --data toy --output new --llm-width 7",
     "data.py encode nowhere.mp4 --output new",
     "data.py encode toys/a.mp4 --output p.json/new",
     "data.py encode toys/a.mp4 --output new",

@@ -23,7 +23,7 @@ FLOORS = [
     ["toy.words", "toy.files", "toy.places"],
     ["baselines"],
     ["streams"],
-    ["toy.stages", "toy.from_scratch"],
+    ["toy.stages"],
     ["commands"],
     ["experiments"],
 ]

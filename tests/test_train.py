@@ -5,7 +5,6 @@ import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from support.engine import checkpoint, run as engine
 from support.files import features
 from support.engine.start import first_weights
 from toy import stages, world
-from toy.from_scratch import before_last_stage
 
 
 def examples(model, count=6, at=(0, 4, 9)):
@@ -401,7 +399,6 @@ def parsed(monkeypatch, *line):
     ["--data", "ego4d", "--quick"],
     ["--data", "toy", "--init", "narrator", "--look", "look.safetensors"],
     ["--data", "toy", "--no-recall", "--init", "narrator"],
-    ["--data", "toy", "--quick", "--llm-width", "256"],
     ["--memory", "none", "--memory-tokens", "5"],
 ], ids=" ".join)
 def test_invalid_options_are_refused_at_once(line, monkeypatch, capsys):
@@ -591,36 +588,29 @@ def steps_of(folder):
 
 
 def test_toy_runs_all_stages(tmp_path, monkeypatch):
-    """All of --data toy in miniature: its stages, its options, a checkpoint with its own models
-    that can be moved."""
-    few_pictures = {"batch": 2, "videos": 2, "each": 2}
-    monkeypatch.setattr(stages, "encoder", partial(stages.encoder, **few_pictures))
-    monkeypatch.setattr(stages, "language", partial(stages.language, batch=2))
-    steps = {"encoder": 2, "language": 2, "look": 1}
-    monkeypatch.setattr(stages, "STEPS", steps)
+    """All of --data toy in miniature: its stages, its options, a checkpoint with the bundled models."""
+    monkeypatch.setattr(stages, "LOOK_STEPS", 2)
     out = tmp_path / "out"
     train_command.check_and_train(options_from(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                      lora_rank=4, idle=1.0, recall_steps=3))
-    assert steps_of(out) == steps | {"recall": 3, "narrator": 1}
-    out.rename(tmp_path / "moved")
-    config = load(str(tmp_path / "moved")).config
+    assert steps_of(out) == {"look": 2, "recall": 3, "narrator": 1}
+    config = load(str(out)).config
     assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)
-    assert config.vision == str(tmp_path / "moved" / "vision")
+    assert config.vision == str((TOY / "vision").resolve())
 
 
 def test_quick_starts_from_what_others_have_learned(tmp_path):
-    """Its models are the bundled ones, there is one stage, and given options win."""
+    """There is no stage before the paper's training, and given options win."""
     out = tmp_path / "out"
     options = options_from(data="toy", quick=True, output=str(out), limit=2, epochs=1.0)
     assert (options.recall, options.limit, options.batch) == (False, 2, 2)
     train_command.check_and_train(options)
     assert steps_of(out) == {"narrator": 1}
-    assert load(str(out)).config.vision == str((TOY / "vision").resolve())
 
 
 def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given."""
-    monkeypatch.setattr(stages, "STEPS", {"look": 1})
+    monkeypatch.setattr(stages, "LOOK_STEPS", 1)
     out = str(tmp_path / "out")
     train_command.check_and_train(options_from(
         data="toy", output=out, limit=2, batch=2, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
@@ -647,10 +637,10 @@ def test_a_frozen_memory_keeps_its_first_weights(tmp_path):
 def test_with_lora_frozen_the_memory_learns_alone_in_recall(tmp_path):
     """--freeze-lora: LoRA is that of stage look; connector and memory have changed."""
     look = load_file(options_from(data="toy", quick=True).look)
-    model, _ = before_last_stage(
-        options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
-                     freeze_lora=True),
-        world.WORLDS["plain"], world.kitchens("train", 2))
+    options = options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
+                           freeze_lora=True)
+    model, videos = stages.new_toy(options, world.kitchens("train", 2))
+    stages.before_narrating(options, model, videos)
     for name, weight in look.items():
         same = torch.equal(model.trainable()[name], weight.float())
         assert same == (".lora_" in name), name
