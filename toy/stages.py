@@ -24,15 +24,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import narrator as nar
-from streams.late import LateBatches, Past
+from streams.late import Past, late
 from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress
 from support.engine import checkpoint
+from support.engine.run import Run
 from support.engine.start import first_weights
 from support.files.features import encode_pictures
 from toy import world
-from train import Example, Recipe, fit, new_config, pretrained, save, train_narrator
+from train import (
+    Example, Recipe, fit, in_order, new_config, number_of_steps, pretrained, save, train,
+)
 
 LOOK_STEPS = 1400                              # of stage look
 LOOK = "look.safetensors"                      # in the output folder: what stage look has learned
@@ -51,7 +54,11 @@ def train_toy(options: Recipe):
     else:
         narrator, videos = new_toy(options, kitchens)
         before_narrating(options, narrator, videos)
-    train_narrator(narrator, videos, options, batches=LateBatches)
+    reads = [video.read for video in videos]
+    videos_of = in_order(reads, options.batch, options.seed)
+    videos_of = late(videos_of, reads, options.long, options.seed)
+    with Run("narrator", options) as run:
+        train(narrator, videos_of, number_of_steps(options, len(videos)), options, run)
     save(narrator, options, torch.bfloat16)
 
 
@@ -69,7 +76,7 @@ def new_toy(options: Recipe,
     config = new_config(options, J, encoder.width)
     narrator = nar.new_narrator(*checkpoint.load_llm(options.llm), config)
     videos = scenes(encoder, narrator.layout, kitchens)
-    first_weights(narrator, options.start, videos)
+    first_weights(narrator, options.start, [video.read for video in videos])
     if options.freeze_memory:
         narrator.memory.requires_grad_(False)
     return narrator, videos
@@ -120,6 +127,10 @@ class Scene(Example):
     """A training video with its labels."""
     labels: Tensor                             # [T, 9, 2]: type, colour; 0: none
     variant: world.World = world.WORLDS["plain"]
+
+    def read(self) -> Scene:
+        """As what reads a video from a file: this one is in memory."""
+        return self
 
 
 def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
@@ -205,7 +216,8 @@ def inventories(options: Recipe, stage: str, narrator: nar.Narrator, videos: lis
     parameters = narrator.trainable()
     if stage == "recall" and options.freeze_lora:
         parameters = {name: p for name, p in parameters.items() if ".lora_" not in name}
-    fit(stage, parameters, backward, steps, options.lr, options)
+    with Run(stage, options) as run:
+        fit(parameters, backward, steps, options.lr, options, run)
 
 
 def loss_of_lists(narrator: nar.Narrator, stage: str, video: Scene, chance: random.Random,
