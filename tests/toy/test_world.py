@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from support.common.errors import BadData
 from toy import world
 from toy.world import COLOUR, DOOR, HAND, HELD, OTHER, PLACES, SIZES, TYPE, Kitchen
 
@@ -40,12 +39,10 @@ def narrated(videos: list[Kitchen]) -> list[str]:
 
 # ------------------------------------------------------------- the plain world
 
-def test_a_video_is_a_function_of_its_seed():
+def test_rendering_has_no_state():
+    """In any order, the pixels are the same."""
     first = Kitchen(7)
     second = Kitchen(7)
-    assert first.narrations == second.narrations
-    assert np.array_equal(first.labels(), second.labels())
-    # Rendering has no state: in any order, the pixels are the same.
     for frame in (len(first) - 1, 0, 5, 5, 0, len(first) - 1):
         assert np.array_equal(first.render(frame), second.render(frame))
 
@@ -229,15 +226,6 @@ def test_what_is_overwritten_and_what_is_not_differ_in_nothing_else():
     assert gap <= 4                            # mostly, one thing takes the other's place
 
 
-# ------------------------------------------------------------- splits
-
-def test_numbers_of_segments():
-    videos = list(world.kitchens("test", 40))
-    assert [video.seed for video in videos] == list(world.SEEDS["test"][:40])
-    counts = {len(video.narrations) - 1 for video in videos}               # less the opening
-    assert counts == {8, 9, 10, 11, 12}
-
-
 # ------------------------------------------------------------- idle time
 
 def stretches(video: Kitchen) -> list[np.ndarray]:
@@ -281,13 +269,6 @@ def test_a_share_of_the_videos_has_idle_time():
 
 
 # ------------------------------------------------------------- other worlds
-
-def test_worlds_are_found_by_name():
-    assert world.find_world("hard") == world.WORLDS["hard"]
-    assert world.find_world("idle").idle == 1
-    with pytest.raises(BadData, match="choose one of plain, idle"):
-        world.find_world("kitchen")
-
 
 def test_the_second_kitchen_has_other_words():
     """Other colours and verbs; the same things and furniture."""
