@@ -148,21 +148,14 @@ def scenes(vision: nar.VisionEncoder, layout: nar.Layout,
     return videos
 
 
-def last_sight(labels: Tensor) -> Tensor:
-    """The last frame up to each one at which each place showed a thing; -1 if there is none.
-
-    labels [T, 9, 2] -> [T, 9]
-    """
-    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
-    return torch.where(labels[..., 0] > 0, frame, -1).cummax(0).values
-
-
 def last_seen(labels: Tensor) -> Tensor:
     """What each place showed last, up to and including each frame.
 
     labels [T, 9, 2] -> [T, 9, 2]; 0: nothing so far
     """
-    last = last_sight(labels).clamp_min(0)     # where there is none, frame 0 shows nothing, too
+    frame = torch.arange(len(labels))[:, None]                                 # [T, 1]
+    # the last frame that showed a thing; where there is none, frame 0 shows nothing, too
+    last = torch.where(labels[..., 0] > 0, frame, 0).cummax(0).values          # [T, 9]
     return labels[last, torch.arange(9)]
 
 
