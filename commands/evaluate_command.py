@@ -35,7 +35,7 @@ from support.engine.cpu import speed_up
 from support.engine.gates import effect_of_gate, has_gate
 from support.engine.run import hash_of_samples
 from support.files.features import tell_of_encoder
-from support.files.narrations import check_unit, paired, read_predictions, read_truth
+from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
@@ -58,7 +58,6 @@ def run_score(args: argparse.Namespace):
         if str(notes):
             print(f"{given}: {notes}", file=sys.stderr)
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
-    check_unit(truths, predictions)
     print_scores(truths, predictions, {}, args)
 
 

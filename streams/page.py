@@ -171,6 +171,8 @@ def read_record(narrations: Path, trace: Path | None, video: Path | None = None)
         if "places" in rows[0]:                         # frame 0 always narrates
             from toy.places import kitchen_of
             record.kitchen = kitchen_of(video)
+        # the last frame may be decided twice; its last row counts
+        rows = list({row["frame"]: row for row in rows}.values())
         if [row["frame"] for row in rows] != list(range(len(rows))):
             raise BadData(f"{trace}: is of several streams, or lines are missing")
         if list(sentence_at) != [row["frame"] for row in rows if row["narrate"]]:

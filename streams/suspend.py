@@ -176,8 +176,7 @@ class State:
             self.save()
 
     def end(self) -> None:
-        """Finish the output files and save the stream, after the last frame."""
-        self.writers.finish()
+        """Save the stream, after the last frame."""
         if self.path and self.context.frame > 0:
             # a live source never is done: the next command appends to its files
             self.save(done=not self.given.live)

@@ -126,11 +126,9 @@ def what_is_wrong(file: Path) -> str | None:
         try:
             read_json(file)
         except BadData as error:
-            return what_is(file, quotes=False) or str(error).removeprefix(f"{file}: ")
+            return what_is(file) or str(error).removeprefix(f"{file}: ")
         return None
-    what = what_is(file, quotes=kind != ".model")
-    expected = {".safetensors": "is a .safetensors file", ".gguf": "is a GGUF file"}
-    return None if what == expected.get(kind) else what
+    return what_is(file)
 
 
 def adapter_here(folder: Path) -> str:

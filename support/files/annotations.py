@@ -132,7 +132,8 @@ def egoexo4d(content: dict, notes: Notes) -> Rows:
             if is_true(annotator.get("rejected")):
                 notes.add("rejected annotators left out")
                 continue
-            rows = [row | {"text": row["text"].strip()} for row in annotator["descriptions"]]
+            rows = [row | {"time": row["timestamp"], "text": row["text"].strip()}
+                    for row in annotator["descriptions"]]
             rows_of[take][str(number)] = rows
     return rows_of
 
