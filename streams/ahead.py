@@ -133,7 +133,7 @@ class Ahead(Context):
         else:
             self.take_back()
             logits = self.read_ahead(tokens, x)
-        warn_of_positions(self.narrator.llm, self.position, f"the stream, from {self.time:g} s on,")
+        warn_of_positions(self.narrator.llm, self.position, "the stream")
         total = logits.sum() if x is None else logits.sum() + self.state.sum()
         if not math.isfinite(total):
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "

@@ -35,7 +35,7 @@ from narrator import NARRATION, PROMPT, VISUAL, Narrator
 from stream import Cache
 from streams.ahead import Ahead
 from support.common.errors import BadData
-from support.engine.family import STATIC, rope_type
+from support.engine.family import most_positions
 
 # of live sources; the longest videos in training reach position 18,300
 LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}
@@ -180,15 +180,12 @@ def rotation_frequencies(narrator: Narrator) -> Tensor:
     """The frequencies with which a language model rotates its keys [c/2], fp64.
 
     They are tested in all layers: a few tokens are fed once at position 0 and once at position
-    1000. The keys of the second pass, rotated back, must be those of the first pass. Raises BadData
-    if the rotations depend on the length of the context, or are of another kind.
+    1000. The keys of the second pass, rotated back, must be those of the first pass; else BadData.
     """
-    kind = rope_type(narrator.llm.model)
     rotary = getattr(narrator.llm.model, "rotary_emb", None)
     refusal = BadData(f"max_position: the positions of {narrator.config.llm} cannot be turned "
-                      f"back (its rotations are {kind!r}); leave max_position out, or use a "
-                      f"Llama-like language model")
-    if kind not in STATIC or getattr(rotary, "inv_freq", None) is None:
+                      f"back; leave max_position out, or use a Llama-like language model")
+    if getattr(rotary, "inv_freq", None) is None:
         raise refusal
     frequencies = rotary.inv_freq.cpu().double()
     ids = narrator.layout.prompt[:8]
@@ -229,7 +226,9 @@ def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
                       "leave it out for a live source")
     config.keep_newline = False
     narrator.layout.keep_newline = False
-    for name, value in LIVE_BOUNDS.items():
+    most = most_positions(narrator.llm)
+    bounds = LIVE_BOUNDS | {"max_position": min(LIVE_BOUNDS["max_position"], most)}
+    for name, value in bounds.items():
         if name not in given and getattr(config, name) is None:
             setattr(config, name, value)
     if config.last_k is None:
