@@ -18,7 +18,7 @@ from helpers import (
     ROOT, TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, small,
     tiny, video,
 )
-from streams.bounds import LIVE_BOUNDS, live_bounds, open_stream
+from streams.bounds import LIVE_BOUNDS, live_bounds, open_stream, tell_of_positions
 from support.common.errors import BadData
 from test_commands import call
 from test_equalities import constant
@@ -373,6 +373,18 @@ def test_live_bounds():
     assert "every frame" in live_bounds(model) and model.config.max_segment is None
     with pytest.raises(BadData, match="--keep-newline"):
         live_bounds(tiny(keep_newline=True), {"keep_newline"})
+
+
+def test_positions_that_the_model_was_not_made_for(capsys):
+    """A recording that is too long is told; a live source turns back before."""
+    model = tiny(llm=small("Llama", max_position_embeddings=64))
+    tell_of_positions(model, "a.mp4", 5)
+    assert capsys.readouterr().err == ""
+    tell_of_positions(model, "a.mp4", 6)
+    assert "a.mp4: 6 frames have more tokens than the 64 positions" in capsys.readouterr().err
+    assert live_bounds(model).endswith("positions up to 64")
+    tell_of_positions(model, "a.mp4", 6)                # which are turned back now
+    assert capsys.readouterr().err == ""
 
 
 def test_darkness_in_the_kitchen():
