@@ -114,7 +114,7 @@ def model_options(parser: ArgumentParser, **model):
     parser.add_argument("--last-k", type=kept_narrations, metavar="K",
                         help='FlowNar-C: keep only the last K narrations, or "all" '
                              '(default: what the checkpoint says)')
-    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf "
+    parser.add_argument("--llm", help="base language model: folder or hub id "
                                       "(default: the checkpoint's)")
     parser.add_argument("--vision",
                         help="vision encoder: folder or hub id (default: the checkpoint's)")
