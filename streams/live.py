@@ -29,7 +29,7 @@ from av.video.reformatter import VideoReformatter
 from torch import Tensor
 
 from support.common.errors import BadData
-from support.common.progress import say
+from support.common.progress import say_when
 from support.common.text import without_secrets
 from support.files.video import PATIENCE, is_pipe_or_url, to_rgb, upright_size, video_stream
 
@@ -242,7 +242,7 @@ class Camera:
                  f"{self.reconnects} reconnects; sentences at most {self.late[1]:.2f} s late")
 
     def say(self, text: str) -> None:
-        say(f"{self.name}: {text}")
+        say_when(f"{self.name}: {text}")
 
     # ------------------------------------------------------------------ in the thread
 

@@ -226,12 +226,15 @@ def is_number(value) -> bool:
 def check_distinct(*paths: str | Path) -> None:
     """BadData if two of the paths are one file: an output would destroy an input or an output.
 
-    "" is no path.
+    "" is no path. Links are what they lead to; two names of one file (hard links) are one file.
     """
     files = set()
     for path in filter(str, paths):
-        file = Path(os.path.realpath(path))    # a loop of links is told when it is opened
-        if file in files and not file.is_char_device():       # /dev/null takes everything
+        file = os.path.realpath(path)          # a loop of links is told when it is opened
+        if os.path.isfile(path):
+            status = os.stat(path)
+            file = status.st_dev, status.st_ino
+        if file in files and not Path(path).is_char_device():      # /dev/null takes everything
             raise BadData(f"{path}: is given twice, as input and output or as two outputs; "
                           f"choose another name")
         files.add(file)

@@ -180,6 +180,13 @@ def test_options_of_ffmpeg():
         assert address("camera:2", {})[:2] == ("/dev/video2", "v4l2")
 
 
+def test_what_is_said_of_a_camera_has_the_time_of_day(capsys):
+    """After days, one wants to know when it was away."""
+    Camera("rtsp://me:secret@door/1").say("pictures come again")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d rtsp://door/...: pictures come again\n",
+                        capsys.readouterr().err)
+
+
 # ------------------------------------------------------------------ the newest pictures
 
 @pytest.mark.parametrize("frame_s, sentence_s, latest", [
