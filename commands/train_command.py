@@ -22,6 +22,7 @@ from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
+from support.engine.family import warn_of_longest
 from support.engine.run import (
     Run, begin_together, check_settings_of_state, portable_path, settings_of_run,
 )
@@ -249,6 +250,7 @@ def train_on_files(options: Options) -> None:
     videos = [partial(read_example, sample, narrator.layout) for sample in samples]
     if not options.init:
         first_weights(narrator, options.start, videos)
+    warn_of_longest(narrator, samples)
     narrator.to(device)
     begin_together(narrator, samples, held_out, options)
     speed_up(narrator, learns=True)

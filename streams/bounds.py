@@ -35,8 +35,7 @@ from baselines.rotations import rotate_keys, rotation_frequencies
 from narrator import NARRATION, PROMPT, VISUAL, Narrator
 from streams.ahead import Ahead
 from support.common.errors import BadData
-from support.engine.family import most_positions
-from support.common.progress import say
+from support.engine.family import most_positions, warn_of_positions
 from support.common.text import without_secrets
 
 # of live sources; the longest videos in training reach position 18,300
@@ -159,11 +158,9 @@ def tell_of_positions(narrator: Narrator, name: str, frames: int) -> None:
     """Say so if the positions of a recording grow beyond those for which its language model was
     made. Its sentences have positions, too, and are not counted here.
     """
-    most = most_positions(narrator.llm)
-    if narrator.config.max_position is None and frames * len(narrator.layout.frame(1)) > most:
-        say(f"{without_secrets(name)}: {frames} frames have more tokens than the {most} positions "
-            f"for which the language model was made; beyond these it may compute worse "
-            f"(--max-position turns back)")
+    if narrator.config.max_position is None:
+        tokens = frames * len(narrator.layout.frame(1))
+        warn_of_positions(narrator.llm, tokens, without_secrets(name))
 
 
 # ---------------------------------------------------------------------- live sources

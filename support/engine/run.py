@@ -31,7 +31,6 @@ from support.common.processes import (
 )
 from support.common.progress import progress, say, say_as_one
 from support.common.seal import digest_of_model, refuse_if_changed
-from support.engine.family import warn_of_longest
 from support.engine.run_options import RunOptions
 
 T = TypeVar("T")
@@ -95,7 +94,6 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     must have in common is not the same: settings, videos, kind of device, frozen weights.
     """
     options.videos = hash_of_samples(samples)
-    warn_of_longest(narrator, samples)
     _, processes = rank()
     if processes == 1:
         return

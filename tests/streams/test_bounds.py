@@ -381,7 +381,7 @@ def test_positions_that_the_model_was_not_made_for(capsys):
     tell_of_positions(model, "a.mp4", 5)
     assert capsys.readouterr().err == ""
     tell_of_positions(model, "a.mp4", 6)
-    assert "a.mp4: 6 frames have more tokens than the 64 positions" in capsys.readouterr().err
+    assert "a.mp4 needs more than the 64 positions" in capsys.readouterr().err
     assert live_bounds(model).endswith("positions up to 64")
     tell_of_positions(model, "a.mp4", 6)                # which are turned back now
     assert capsys.readouterr().err == ""
