@@ -34,12 +34,12 @@ WARM_UP = 50                    # steps; in the last fifth the rate falls
 LOOK_AT = (200, 400, 800, 1200, 1600, 2400, 3200, 4800)
 
 
-def kitchens(begin: int, end: int) -> list[world.Kitchen]:
+def kitchens_between(begin: int, end: int) -> list[world.Kitchen]:
     all_of_them = world.kitchens("train", end, world.WORLDS["overwriting"])
     return [kitchen for n, kitchen in enumerate(all_of_them) if n >= begin]
 
 
-def encode(begin: int, end: int, cache: Path) -> None:
+def encode_kitchens(begin: int, end: int, cache: Path) -> None:
     """Tokens [T, J, D] in half precision, and labels [T, 9, 2]."""
     torch.set_num_threads(1)
     vision = VisionEncoder(paper.VISION, 3)
@@ -48,7 +48,7 @@ def encode(begin: int, end: int, cache: Path) -> None:
         if file.exists():
             continue
         part = []
-        for kitchen in kitchens(first, first + 100):
+        for kitchen in kitchens_between(first, first + 100):
             frames = len(kitchen) if first < TEST else min(len(kitchen), FRAMES[-1])
             pictures = map(kitchen.render, range(frames))
             with torch.no_grad():
@@ -59,7 +59,7 @@ def encode(begin: int, end: int, cache: Path) -> None:
         print(first, round(time.process_time()), flush=True)
 
 
-def memory_at(memory: nn.Module, x: Tensor, frames: list[int]) -> Tensor:
+def memory_tokens(memory: nn.Module, x: Tensor, frames: list[int]) -> Tensor:
     """Memory tokens [B, N, M, D] after so many frames of x [B, T, J, D]."""
     state = memory.initial_state(len(x))
     states = []
@@ -72,7 +72,7 @@ def memory_at(memory: nn.Module, x: Tensor, frames: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def words_right(memory: nn.Module, head: nn.Module, tests: list) -> dict[str, list]:
+def words_said(memory: nn.Module, head: nn.Module, tests: list) -> dict[str, list]:
     """Of each test kitchen, the memory words that are said: [right, all] where nothing was before,
     and where another thing was; and of that thing's words."""
     said = {"once": [], "replaced": [], "before": []}
@@ -81,7 +81,7 @@ def words_right(memory: nn.Module, head: nn.Module, tests: list) -> dict[str, li
         asked = [i for i, a in enumerate(kitchen.narrations) if a.memory_words]
         ends = sorted({kitchen.narrations[i - 1].frame + 1 for i in asked})
         if asked:
-            scores = head(memory_at(memory, x.float()[None], ends)[0])          # [N, 10, 14]
+            scores = head(memory_tokens(memory, x.float()[None], ends)[0])          # [N, 10, 14]
         for i in asked:
             narration = kitchen.narrations[i]
             words = narration.text.rstrip(".").split()
@@ -98,15 +98,15 @@ def words_right(memory: nn.Module, head: nn.Module, tests: list) -> dict[str, li
     return said
 
 
-def shares(said: dict[str, list]) -> dict[str, float]:
+def shares_said(said: dict[str, list]) -> dict[str, float]:
     return {f"words_{name}": round(sum(right for right, _ in of) / sum(all_ for _, all_ in of), 4)
             for name, of in said.items()}
 
 
-def train(args: argparse.Namespace, commit: str) -> None:
+def train_alone(args: argparse.Namespace, commit: str) -> None:
     torch.set_num_threads(1)
     files = sorted(args.cache.glob("*.pt"), key=lambda file: int(file.stem))
-    tests = [(kitchen, x) for kitchen, (x, _) in zip(kitchens(0, TEST), torch.load(files[0]))]
+    tests = [(kitchen, x) for kitchen, (x, _) in zip(kitchens_between(0, TEST), torch.load(files[0]))]
     # videos of fewer frames are not trained on
     videos = []
     for file in files[1:]:
@@ -148,7 +148,7 @@ def train(args: argparse.Namespace, commit: str) -> None:
         labels = [labels.long() for _, labels in batch]
         last = torch.stack([last_seen(of_video)[at] for of_video in labels])    # [B, N, 9, 2]
         now = torch.stack([of_video[at] for of_video in labels])
-        scores = head(memory_at(memory, x, FRAMES)[:, :, 1:])                   # [B, N, 9, 14]
+        scores = head(memory_tokens(memory, x, FRAMES)[:, :, 1:])                   # [B, N, 9, 14]
         is_asked = (now[..., 0] == 0) & (last[..., 0] > 0)
         scores, last = scores[is_asked], last[is_asked]
         loss = (F.cross_entropy(scores[:, :7], last[:, 0])
@@ -160,7 +160,7 @@ def train(args: argparse.Namespace, commit: str) -> None:
         losses.append(round(loss.item(), 4))
         if step in LOOK_AT:
             looks.append({"step": step, "loss": sum(losses[-25:]) / 25}
-                         | shares(words_right(memory, head, tests)))
+                         | shares_said(words_said(memory, head, tests)))
             print(name, looks[-1], flush=True)
         if step % 100 == 0:
             args.state.mkdir(parents=True, exist_ok=True)
@@ -170,12 +170,12 @@ def train(args: argparse.Namespace, commit: str) -> None:
                         "seconds": seconds + time.process_time() - started},
                        state_file.with_suffix(".tmp"))
             state_file.with_suffix(".tmp").rename(state_file)
-    said = words_right(memory, head, tests)
-    print(name, shares(said))
+    said = words_said(memory, head, tests)
+    print(name, shares_said(said))
     add_line(args.results, {
         "arm": args.arm, "seed": args.seed, "steps": args.steps, "rate": args.rate, "batch": BATCH,
         "kitchens": len(videos), "commit": commit, "loss": round(sum(losses[-25:]) / 25, 4),
-        **shares(said), "videos": said, "looks": looks,
+        **shares_said(said), "videos": said, "looks": looks,
         "seconds": round(seconds + time.process_time() - started),
     })
 
@@ -198,12 +198,12 @@ def main():
         command.add_argument("--cache", type=Path, required=True, help="folder")
     args = parser.parse_args()
     if args.command == "encode":
-        encode(args.begin, args.end, args.cache)
+        encode_kitchens(args.begin, args.end, args.cache)
         return
     commit = present_commit()
     if commit.endswith("+"):
         raise BadData("files have changed since the last commit")
-    train(args, commit)
+    train_alone(args, commit)
 
 
 if __name__ == "__main__":
