@@ -124,10 +124,8 @@ class VisionEncoder(nn.Module):
         self.grid = grid
         self.image_size = model.config.image_size
         self.width = model.config.hidden_size
-        mean = torch.tensor(mean, device=device)[:, None, None]             # of each colour
-        std = torch.tensor(std, device=device)[:, None, None]
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.register_buffer("mean", mean.to(device)[:, None, None], persistent=False)
+        self.register_buffer("std", std.to(device)[:, None, None], persistent=False)
 
     @torch.no_grad()
     def forward(self, frames: Tensor) -> Tensor:

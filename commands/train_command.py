@@ -180,6 +180,8 @@ def check_output(options: Options) -> None:
                       f"give --resume to go on, or delete it")
     if finished.exists() and not states:
         raise BadData(f"{output} holds a finished narrator; delete it, or choose another --output")
+    if (output / "config.json").exists():
+        raise BadData(f"{output} holds a model; a narrator has a folder of its own")
     for state in states:
         # before anything is loaded; epochs and rate of own videos are chosen only then
         chosen = () if options.data in DATASETS else {"epochs", "lr"} - options.given

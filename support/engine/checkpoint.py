@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support.common.devices import quiet
-from support.common.disk import expecting, is_number, read_json, write_json, write_tensors
+from support.common.disk import expecting, read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say_as_one
 from support.common.signatures import what_is
@@ -529,9 +529,9 @@ def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
 HARMLESS_STEPS = {"do_resize", "do_center_crop", "do_pad", "do_convert_rgb", "do_reduce_labels"}
 
 
-def pixel_settings(folder: Path) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each colour, by which pictures from 0 to 1 become what a vision
-    model wants. BadData if its preprocessor does anything else with the colours.
+def pixel_settings(folder: Path) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each colour [3], by which pictures from 0 to 1 become what a
+    vision model wants. BadData if its preprocessor does anything else with the colours.
 
     As transformers, it takes those inside processor_config.json before preprocessor_config.json.
     """
@@ -543,13 +543,12 @@ def pixel_settings(folder: Path) -> tuple[list[float], list[float]]:
     with expecting(file, "the settings of a preprocessor"):
         steps = {"do_rescale": True, "do_normalize": True} | settings
         steps = {name for name, value in steps.items() if name.startswith("do_") and value}
-        factor = settings.get("rescale_factor", 1 / 255)
-        if steps - HARMLESS_STEPS != {"do_rescale", "do_normalize"} or abs(255 * factor - 1) > 1e-4:
+        scale = 255 * settings.get("rescale_factor", 1 / 255)
+        if steps - HARMLESS_STEPS != {"do_rescale", "do_normalize"} or abs(scale - 1) > 1e-4:
             raise BadData("colours are scaled by 1/255 and normalised here, and nothing else; give "
                           "another vision model")
-        mean, std = settings["image_mean"], settings["image_std"]
-        for numbers, least in ((mean, 0), (std, 1e-6)):
-            if len(numbers) != 3 or not all(is_number(n) and n >= least for n in numbers):
-                raise BadData(f"image_mean must be 3 numbers from 0 on, image_std 3 above 0, not "
-                              f"{numbers!r:.60}")
+        mean = torch.tensor([float(number) for number in settings["image_mean"]])
+        std = torch.tensor([float(number) for number in settings["image_std"]])
+        if mean.shape != (3,) or std.shape != (3,) or not ((mean + 1 / std).isfinite()).all():
+            raise BadData("image_mean must be 3 numbers, and image_std 3 that are not 0")
     return mean, std

@@ -64,11 +64,13 @@ def rope_type(model: nn.Module) -> str:
 
 
 def of_trial(llm: nn.Module) -> str | None:
-    """What a model computes differently, or why it cannot."""
+    """What a model computes differently, or why it cannot. BadData if its numbers overflow."""
     training = llm.training
     llm.eval()                                              # no dropout
     try:
         return difference_of(llm)
+    except BadData:
+        raise
     except Exception as error:  # models that were written for other caches and masks raise anything
         return f"does not run with the caches and masks of a narrator ({first_line(error)[:120]})"
     finally:
@@ -119,7 +121,8 @@ def difference_of(llm: nn.Module) -> str | None:
         return f"asks attention for {', '.join(unknown)}, which a narrator has not"
     both = torch.stack([trained, streamed])
     if not both.isfinite().all() or not own.isfinite().all():
-        return f"has logits that are not finite in {llm.dtype}; try --dtype bfloat16 or float32"
+        raise BadData(f"{type(llm).__name__} has logits that are not finite in {llm.dtype}; give "
+                      f"--dtype bfloat16 or float32")
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     if (both - own).norm() > tolerance * own.norm():
         return "computes something else with the caches and masks of a narrator than by itself"

@@ -28,11 +28,7 @@ ANOTHER = "(lacks|unexpected|the wrong shape for) .*clustering"
      {"last_k": 3}, "last_k = 3"),
     (ONLINE | {"mod_keep": 0.2}, [], {"mod_keep": 2.0}, "mod_keep of a narrator must be"),
     (CLAM, ["clustering"], {"memory": "kmeans"}, ANOTHER),
-    ({"memory": "scalar"}, ["clustering"], CLAM, ANOTHER),
-    ({"memory": "retnet"}, ["clustering"], CLAM, ANOTHER),
     ({"memory": "tokenmlp"}, ["clustering"], CLAM, ANOTHER),
-    ({"memory": "moviechat"}, [], CLAM, ANOTHER),
-    ({"memory": "kmeans"}, [], CLAM, ANOTHER),
     ({"memory": "recent"}, [], CLAM, ANOTHER),
 ], ids=str)
 def test_saved_and_loaded_is_the_same(tmp_path, changes, modules, other, says):
@@ -127,11 +123,8 @@ def test_files_of_a_bad_checkpoint(tmp_path, file, text, message):
 @pytest.mark.parametrize("name, value, message", [
     ("lora_alpha", None, "lora_alpha of a narrator cannot be None"),
     ("use_rslora", True, "use_rslora = True"),
-    ("use_dora", True, "use_dora = True"),
     ("rank_pattern", {"q_proj": 4}, "rank_pattern"),
-    ("bias", "all", "bias = all"),
     ("init_lora_weights", "pissa_niter_4", "init_lora_weights = pissa_niter_4"),
-    ("trainable_token_indices", [5], "trainable_token_indices"),
     ("of_a_later_peft", True, "of_a_later_peft"),
     ("peft_type", "IA3", "peft_type = IA3"),
 ])
@@ -231,30 +224,23 @@ def with_other_products(folder):
                  lambda tensors: next(w for n, w in tensors.items() if "q_proj.weight" in n).neg_())
 
 
-def with_other_heads(folder):
-    altered(folder / "config.json", num_attention_heads=2)
-
-
 def with_another_mean(folder):
     altered(folder / "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5])
 
 
-@pytest.mark.parametrize("change", [with_other_products, with_other_heads, with_another_mean],
-                         ids=lambda change: change.__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_digest_tells_vision_models_apart(tmp_path, change, dtype):
+@pytest.mark.parametrize("change", [with_other_products, with_another_mean])
+def test_a_digest_tells_vision_models_apart(tmp_path, change):
     """Kept predictions are of the encoder that made them."""
     shutil.copytree(TOY / "vision", tmp_path, dirs_exist_ok=True)
-    before = digest(nar.VisionEncoder(str(tmp_path), dtype=dtype))
-    assert digest(nar.VisionEncoder(str(TOY / "vision"), dtype=dtype)) == before
+    before = digest(nar.VisionEncoder(str(tmp_path)))
+    assert digest(nar.VisionEncoder(str(TOY / "vision"))) == before
     change(tmp_path)
-    assert digest(nar.VisionEncoder(str(tmp_path), dtype=dtype)) != before
+    assert digest(nar.VisionEncoder(str(tmp_path))) != before
 
 
 @pytest.mark.parametrize("file, change", [
     ("adapter_config.json", {"r": 100_000}),
     ("narrator.json", {"memory_tokens": 10 ** 7}),
-    ("narrator.json", {"width": 10 ** 6}),
     ("narrator.json", {"memory": "tokenmlp", "memory_tokens": 10 ** 7}),
     ("narrator.json", {"last_k": 0, "narration_memory": 10 ** 7}),
 ])

@@ -268,23 +268,15 @@ ROPES = {
                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 256},
 }
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize("family, changes, says", [
-    ("Llama", {"rope_parameters": DYNAMIC}, "dynamic"),
-    ("Cohere", {"logit_scale": 1.0}, "default"),  # in pairs of neighbours instead of halves
-])
-def test_other_rotations_are_refused(family, changes, says):
-    model = tiny(llm=small(family, **changes), last_k=2, max_position=500)
-    with pytest.raises(BadData, match=f"max_position: .*'{says}'"):
-        open_stream(model)
-
-
-def test_a_live_source_does_without_turning_where_it_cannot():
-    model = tiny(llm=small("Llama", rope_parameters=DYNAMIC))
+def test_where_positions_cannot_be_turned_back():
+    """Rotations in pairs of neighbours instead of halves; a live source does without."""
+    llm = small("Cohere", logit_scale=1.0)
+    with pytest.raises(BadData, match="max_position: .*cannot be turned back"):
+        open_stream(tiny(llm=llm, last_k=2, max_position=500))
+    model = tiny(llm=small("Cohere", logit_scale=1.0))
     assert live_bounds(model).endswith("positions up to inf")
-    assert model.config.max_position is None
     open_stream(model)
 
 
@@ -367,6 +359,8 @@ def test_live_bounds():
     live_bounds(model, {"last_k", "max_segment"})
     config = model.config
     assert (config.last_k, config.max_segment, config.max_position) == (2, 5.0, 16_384)
+    model = tiny(llm=grouped())                     # of 2,048 positions
+    assert live_bounds(model).endswith("positions up to 2048")
     model = tiny()
     assert "memory grows" in live_bounds(model, {"last_k"}) and model.config.max_position is None
     model = tiny(memory="none", prune=False)
