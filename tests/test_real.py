@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import data
 import narrator as nar
@@ -49,13 +48,9 @@ needs_clip = pytest.mark.skipif(BIKES is None, reason="needs pip install scikit-
 def model(tmp_path_factory):
     """FlowNar-C on SmolLM2's tokenizer and weights; the language model is in a folder, too."""
     torch.manual_seed(0)
-    quantised, tokenizer = checkpoint.load_llm(str(SMOL))
-    config = LlamaConfig(**quantised.config.to_dict() | {"quantization_config": None})
-    llm = LlamaForCausalLM(config)
-    llm.load_state_dict(quantised.state_dict())
     folder = str(tmp_path_factory.mktemp("smol"))
-    llm.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    real_parts.make_llm(folder)
+    llm, tokenizer = checkpoint.load_llm(folder)
     config = nar.Config(llm=folder, width=32, memory_tokens=4, memory_heads=2,
                         memory_dropout=0.0, lora_rank=4, lora_alpha=8, lora_dropout=0.0, last_k=2)
     return nar.Narrator(llm, tokenizer, config).eval()

@@ -149,7 +149,7 @@ def warn_of_longest(narrator: nn.Module, samples: Sequence) -> None:
     longest = max(samples, key=lambda sample: sample.narrations[-1][0])
     narrations = narrator.layout.encode_narrations(longest.narrations)
     tokens = narrator.layout.sequence(narrations)
-    warn_of_positions(narrator.llm, len(tokens), longest.name)
+    warn_of_positions(narrator.llm, len(tokens), f"the video {longest.name}")
 
 
 def warn_of_positions(llm: nn.Module, positions: int, what: str) -> None:
