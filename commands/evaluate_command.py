@@ -30,7 +30,6 @@ from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
 from support.common.seal import digest_of, digest_of_model, digest_of_samples
 from support.engine.cpu import speed_up
-from support.engine.gates import effect_of_gate, has_gate
 from support.files.features import tell_of_encoder
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
@@ -296,16 +295,10 @@ def about_memory(narrator: nar.Narrator, x: Tensor,
     """What the memory makes of a video x [T, J, D]; None without at least two read-outs."""
     if not narrator.memory.M:
         return {}
-    about = {"tokens_differ": None, "read_outs_differ": None}
-    if has_gate(narrator.memory):
-        about["gate"] = None
     if len(narrations) < 3:
-        return about
-    about["tokens_differ"], about["read_outs_differ"] = how_memory_differs(narrator, x, narrations)
-    if has_gate(narrator.memory):
-        x = x.to(narrator.connector[0].weight).flatten(0, 1)[None]      # [1, T J, D]
-        about["gate"] = effect_of_gate(narrator.memory, x, narrator.read_at(narrations))
-    return about
+        return {"tokens_differ": None, "read_outs_differ": None}
+    tokens_differ, read_outs_differ = how_memory_differs(narrator, x, narrations)
+    return {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
 
 
 @torch.no_grad()
