@@ -268,7 +268,7 @@ def test_files_that_cannot_be_compared(tmp_path, second, says):
     (b"[" * 9999, TRUE, "not JSON"),
     (b"\xff\xfe", TRUE, "not UTF-8"),
     (b'{"a": []}\n{', TRUE, "not JSON"),
-    ([1], TRUE, "expected an object"),
+    ([1], TRUE, "narration 0: expected {"),
     ({"a": 7}, TRUE, "expected a list"),
     ({"a": [5]}, TRUE, "narration 0"),
     ({"a": [{"time": 2}]}, TRUE, "narration 0"),

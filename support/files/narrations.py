@@ -32,7 +32,8 @@ from support.files.cues import read_cues
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
 
-READ = '[{"time" or "end": seconds, "text": str}, ...]'
+ROW = '{"time" or "end": seconds, "text": str}'
+READ = f"a list of narrations [{ROW}, ...]"
 ENDINGS = (".json", ".jsonl", ".csv", ".srt", ".vtt")
 
 
@@ -170,7 +171,7 @@ def to_sentences(rows, where: str) -> list[Sentence]:
         text = fields.get("text")
         has_two = "time" in fields and "end" in fields
         if has_two or not (is_number(time) and isinstance(text, str)):
-            raise BadData(f"{where}, narration {number}: expected {READ}, not {str(row)[:100]}")
+            raise BadData(f"{where}, narration {number}: expected {ROW}, not {str(row)[:100]}")
         sentences.append(Sentence(float(time), text))
     return sorted(sentences, key=attrgetter("time"))
 
