@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baselines import context_class
 from baselines.rotations import rotate_keys, rotation_frequencies
-from narrator import FRAME, NARRATION, VISUAL, Narrator, Tokens, visible
+from narrator import FRAME, VISUAL, Narrator, Tokens, visible
 from stream import Context
 from support.common.errors import BadData
 from support.common.options import LARGEST, in_range

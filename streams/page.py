@@ -146,7 +146,7 @@ def video_source(video: Path, page: Path, embed: bool = False) -> str:
         if ENCODER in av.codecs_available:
             return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
         say_once(f"{page}: refers to {video}, which has to stay where it is: PyAV has no {ENCODER} "
-                 f"here to make a small copy (pip install --only-binary av av)")
+                 f"here to make a small copy")
     return video_address(video, page)
 
 

@@ -22,10 +22,7 @@ class Parser(ArgumentParser):
     """
 
     def error(self, message: str):
-        command = self.prog
-        if not command.startswith("python "):
-            command = f"python {command}"
-        self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see {command} --help\n")
+        self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see --help\n")
 
 
 # ---------------------------------------------------------------------- types of values

@@ -353,43 +353,6 @@ def test_page(kitchen, said, browser):
 
 
 @needs_chromium
-def test_list_by_keyboard(kitchen, said, browser):
-    """It is one stop of the tab key; the arrow keys go on from there, and Enter seeks."""
-    tab = browser.tab((kitchen / "page.html").as_uri())
-    tab.wait(VIDEO_READY)
-    assert tab.js("document.querySelectorAll('#list [tabindex=\"0\"]').length") == 1
-    tab.js("document.querySelector('#list [tabindex=\"0\"]').focus()")
-    focused = "document.activeElement.querySelector('span')?.textContent"
-    last = len(said) - 1
-    for key, n in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("End", last),
-                   ("ArrowDown", last), ("Home", 0), ("ArrowDown", 1)):
-        tab.key(key)
-        assert tab.js(focused) == said[n]["text"], key
-    assert tab.js("document.querySelectorAll('#list [tabindex=\"0\"]').length") == 1
-    tab.ask("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r")
-    wait_for_second(tab, told(said[1]))
-    wait_for_sentence(tab, said[1])
-    tab.close()
-
-
-@needs_chromium
-def test_captions_as_told(kitchen, said, browser):
-    """By default a sentence is shown from the frame on at which it was written; otherwise with the
-    segment that it describes."""
-    tab = browser.tab((kitchen / "page.html").as_uri())
-    tab.wait(VIDEO_READY)
-    tab.js(f"document.querySelector('video').currentTime = {said[20]['start'] + 0.3}")
-    wait_for_sentence(tab, said[19])
-    tab.click("#as-told")
-    wait_for_sentence(tab, said[20])
-    tab.click("#list button", 20)
-    wait_for_second(tab, said[20]["start"])
-    tab.key("t")
-    wait_for_sentence(tab, said[19])
-    tab.close()
-
-
-@needs_chromium
 @pytest.mark.parametrize("where", ["file", "http"])
 def test_page_opens_at_a_time_from_anywhere(kitchen, tmp_path, browser, where):
     """The page alone, in another folder; #t=60 and #t=1:01.5 say where."""

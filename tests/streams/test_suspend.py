@@ -260,12 +260,6 @@ class Half:
         assert len(list(islice(steps, count))) == count
         steps.close()
 
-    def contents_at_once(self):
-        """The outputs without an interruption."""
-        self.state.unlink()
-        list(self.decisions())
-        return contents(self.folder)
-
     def assert_refused(self, message):
         """With one line, and no file is changed."""
         before = snapshot(self.folder)
@@ -296,17 +290,6 @@ def half(template, tmp_path, monkeypatch):
     monkeypatch.setattr(suspend, "EVERY", 0.0)
     shutil.copytree(template.folder, tmp_path, dirs_exist_ok=True)
     return Half(copy.deepcopy(template.model), tmp_path)
-
-
-def test_interrupted_and_resumed(half):
-    """Output written after the last save is narrated again."""
-    assert len(rows_of(half.folder / "trace")) == 19
-    half.stop_after(9)
-    list(half.decisions())
-    resumed = contents(half.folder)
-    assert resumed == half.contents_at_once()
-    assert {row["frame"] for row in rows_of(half.folder / "trace")} == set(range(40))
-    assert len(rows_of(half.folder / "jsonl")) > 5
 
 
 def test_what_may_differ(half):
