@@ -30,7 +30,7 @@ from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
 from support.common.seal import digest_of, digest_of_model, digest_of_samples
 from support.engine.cpu import speed_up
-from support.files.features import tell_of_encoder
+from support.files.features import check_encoder
 from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
 from support.files.tracks import NarratedVideo, Notes, Sentence
@@ -125,7 +125,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     if args.data == "toy":
         vision = narrator.vision_encoder(narrator.llm.dtype)
     samples = list(samples)
-    tell_of_encoder(data.encoder_of(samples), narrator.config.vision)
+    check_encoder(data.encoder_of(samples), narrator.config.vision)
     data.check_sample(samples[0], narrator.config)          # the others when it is their turn
     return narrator, vision, samples
 

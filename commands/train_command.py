@@ -28,7 +28,7 @@ from support.engine.run import (
 )
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
-from support.files.features import tell_of_encoder
+from support.files.features import check_encoder
 from streams.late import late
 from streams.starts import from_anywhere, streamed_f1
 from train import (
@@ -305,7 +305,7 @@ def look_through(narrator: Narrator, made_by: str | None, options: Options) -> N
     """The vision model of a new narrator is that of the features, unless --vision is given."""
     if not options.init:
         narrator.config.vision = options.vision or made_by or narrator.config.vision
-    tell_of_encoder(made_by, narrator.config.vision)
+    check_encoder(made_by, narrator.config.vision)
 
 
 def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) -> None:

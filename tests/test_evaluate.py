@@ -15,12 +15,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import evaluate
 import narrator as nar
 from commands import evaluate_command
-from helpers import ROOT, tiny, two_ranks
+from helpers import ROOT, save_features, saved_features, tiny, two_ranks
 from support.common.disk import read_jsonl
 from support.common.options import config_changes
 from support.files.narrations import read_predictions
@@ -395,14 +394,14 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     assert "static = False, here True" in run("--static", ok=False)
     assert "last_k = None, here 3" in run("--last-k", 3, ok=False)
 
-    features = load_file(root / "features.safetensors")
+    features = saved_features(root)
     for frame in (0, 5):                       # the first of the video, and a later one
         changed = {name: x.clone() for name, x in features.items()}
         for x in changed.values():
             x[frame:frame + 1] += 1
-        save_file(changed, root / "features.safetensors")
+        save_features(root, changed)
         assert "another video val_0" in run(ok=False)
-    save_file(features, root / "features.safetensors")
+    save_features(root, features)
     assert run() == first
 
     for p in model.trainable().values():
@@ -441,9 +440,9 @@ def test_videos_are_grouped_by_their_own_length(tmp_path, protocol):
     for video_entry in videos.values():
         video_entry["duration"] = 480.0
     write(metadata, videos)
-    features = load_file(tmp_path / "features.safetensors")
+    features = saved_features(tmp_path)
     whole = {name: torch.zeros(961, *x.shape[1:]) for name, x in features.items()}
-    save_file(whole, tmp_path / "features.safetensors")
+    save_features(tmp_path, whole)
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     result = command(protocol, "--data", "ek100", "--root", tmp_path, "--model",
                      tmp_path / "model", "--limit", 1, "--by-duration", "--json")

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from commands import train_command
 from forks import Forked
-from helpers import ROOT, TOY, ranks, run_together, start_together
+from helpers import (
+    ROOT, TOY, ranks, run_together, save_features, saved_features, start_together,
+)
 from support.common import devices
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
@@ -319,11 +321,11 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
         machine.mkdir()
     root = tmp_path / "root"
     epic(root, videos=12)
-    features = load_file(root / "features.safetensors")
+    features = saved_features(root)
     of_second_process = f"train_{order(12, 4, 2, 0)[1]}"                      # at step 2
     damaged = {name: x.clone() for name, x in features.items()}
     damaged[of_second_process][3] = float("nan")
-    save_file(damaged, root / "features.safetensors")
+    save_features(root, damaged)
     line = training(whole, root=root, output="out", save_every=50)
     (first, said), (second, said_by_second) = run_together(line, line, folders=machines)
     assert (first, second) == (1, 1)
@@ -333,7 +335,7 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
         "error: another process of this run cannot go on; its own message says why"]
     assert len(said_by_second) == 1
 
-    save_file(features, root / "features.safetensors")
+    save_features(root, features)
     for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines[::-1]):
         assert code == 1
         assert "process 1 has a state of 2 steps, and process 0 one of 0" in errors[-1]

@@ -474,7 +474,7 @@ def assert_refused(words, *messages):
 
 @pytest.mark.parametrize("name, content, message", [
     ("nothing.mp4", None, "no such file"),
-    ("", None, "is a folder; give its videos"),
+    ("", None, "no such file; a video file"),
     ("a.mp4", b"hello", "cannot be opened as a video"),
     ("a.mp4", b"", "cannot be opened as a video"),
     ("a.mp4", "the first 200 bytes of the kitchen", "has no video stream"),

@@ -18,7 +18,7 @@ import train
 from narrator import load
 from commands import train_command
 from commands.train_command import Options, options_from
-from helpers import TOY, tiny, video
+from helpers import TOY, save_features, tiny, video
 from streams.late import LateExample, late, memory_after
 from support.common.disk import read_jsonl
 from support.engine.run import cut_log
@@ -93,7 +93,7 @@ def test_each_feature_file_is_looked_at_once(tmp_path, monkeypatch):
     opened = []
     real = features.open_features
     monkeypatch.setattr(features, "open_features",
-                        lambda path, name: opened.append(name) or real(path, name))
+                        lambda path, name: opened.append(path.stem) or real(path, name))
     samples = list(data.load_dataset("ego4d", str(tmp_path), "train"))
     assert len(samples) == 12
     train_command.check_samples(samples, tiny(width=16).config)
@@ -323,7 +323,7 @@ def epic(root, videos=6, width=16):
     (root / "features_metadata.json").write_text(json.dumps(metadata))
     generator = torch.Generator().manual_seed(0)
     x = {name: torch.randn(21, 10, width, generator=generator) for name in names}
-    save_file(x, root / "features.safetensors")
+    save_features(root, x)
 
 
 def given_for(folder, **given):

@@ -32,7 +32,8 @@ def test_joined_clips_of_any_length(rate):
         rng = np.random.default_rng(seed)
         claims = []
         for _ in range(30):
-            claims += clip(int(rate * rng.uniform(0.4, 3)) + 3, rate, 1.4 + rng.uniform(0, 0.5 / rate))
+            length = int(rate * rng.uniform(0.4, 3)) + 3
+            claims += clip(length, rate, 1.4 + rng.uniform(0, 0.5 / rate))
         for longest_gap in (SHORTEST, LONGEST):
             times, leaps = shown(claims, longest_gap)
             assert times == pytest.approx(np.arange(len(claims)) / rate)

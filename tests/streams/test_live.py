@@ -348,7 +348,7 @@ def test_dead_at_the_start(sender, messages):
         assert "\n" not in str(error.value)
     sender.mode = "picture"
     for url in (sender.url, f"{sender.url}.jpg"):
-        with pytest.raises(BadData, match="no pictures .it ended.; check the source"):
+        with pytest.raises(BadData, match="no pictures .*; check the source"):
             next(iter(Camera(url)))
     if sys.platform == "linux":
         with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*check the source"):
