@@ -122,12 +122,6 @@ def lines_of(file: Path) -> list[dict]:
     return read_jsonl(file) if file.exists() else []
 
 
-def find_result(file: Path, identity: dict) -> dict | None:
-    """The latest result in a file that has all fields of an identity. None if there is none."""
-    found = [line for line in lines_of(file) if identity.items() <= line.items()]
-    return found[-1] if found else None
-
-
 def add_line(file: Path, line: dict) -> None:
     """Add a result to a file."""
     file.parent.mkdir(exist_ok=True)
@@ -138,7 +132,11 @@ def add_line(file: Path, line: dict) -> None:
 
 def result(experiment: Experiment) -> dict | None:
     """The result of an experiment. None if there is none, or if other commands have made it."""
-    return find_result(RESULTS / f"{experiment.evaluation}.jsonl", identity_of(experiment))
+    identity = identity_of(experiment)
+    for line in lines_of(RESULTS / f"{experiment.evaluation}.jsonl"):
+        if identity.items() <= line.items():
+            return line
+    return None
 
 
 def add_result(experiment: Experiment, numbers: dict) -> None:
