@@ -36,9 +36,15 @@ def code_rows(page: str) -> list[tuple[str, dict[str, list[str]]]]:
     -> (part, {file: names})."""
     result = []
     for cells in table_rows(PAGES[page]):
-        places = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", " | ".join(cells))
-        if places:
-            code = {path: re.findall(r"`([\w.]+)`", names) for path, names in places}
+        code = {}
+        file = ""
+        for path, name in re.findall(r"`([\w/]+\.py)`:|`([A-Za-z_][\w.]*)`", cells[-1]):
+            if path:
+                file = path
+                code[file] = []
+            elif file:                         # whatever stands between the names
+                code[file].append(name)
+        if code:
             result.append((cells[0], code))
     return result
 
