@@ -36,7 +36,7 @@ from support.common.errors import BadData
 from support.common.memory import without_collection
 from support.common.options import DATASETS, dataset_folder
 from support.files import annotations, own_videos
-from support.files.features import Features, FromFrame, Store, encode_pictures
+from support.files.features import Features, FromFrame, Store, check_fit, encode_pictures
 from support.files.tracks import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
 
 FPS = 2                 # frames a second of the three data sets (§4.1)
@@ -143,17 +143,11 @@ def check_sample(sample: Sample, config) -> None:
     """Raise BadData if the frames are not what a narrator with these settings (narrator.py: Config)
     needs. Features are looked at, pictures are encoded by its own vision model.
     """
-    if sample.fps != config.fps:
-        raise BadData(f"{sample.name}: has {sample.fps:g} frames a second, "
-                      f"the narrator needs {config.fps:g}")
+    shape = None
     if sample.read is not None:
         # many samples are of one file, whose header is read once
         shape = getattr(sample.read, "shape", None) or sample.read(0, 1).shape
-        J, width = shape[-2:]
-        if (J, width) != (config.J, config.width):
-            raise BadData(f"{sample.name}: its features are {width} wide with {J} tokens a frame, "
-                          f"the narrator needs {config.width} and {config.J}; "
-                          f"use its vision model, {config.vision}")
+    check_fit(sample.name, sample.fps, shape, config)
 
 
 def encoder_of(samples: list[Sample]) -> str | None:

@@ -117,17 +117,15 @@ class VisionEncoder(nn.Module):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__()
-        model, processor = checkpoint.load_vision_model(source, dtype)
+        model, mean, std = checkpoint.load_vision_model(source, dtype)
         # `forward` keeps no gradients, so the model is frozen. (Its weights are not marked as such:
         # with that mark, SigLIP's pooling takes eighty times as long in bf16 on a processor.)
         self.model = model.to(device).eval()
         self.grid = grid
         self.image_size = model.config.image_size
         self.width = model.config.hidden_size
-        mean = torch.tensor(processor["image_mean"], device=device)         # of each colour
-        std = torch.tensor(processor["image_std"], device=device)
-        self.register_buffer("mean", mean[:, None, None], persistent=False)
-        self.register_buffer("std", std[:, None, None], persistent=False)
+        self.register_buffer("mean", mean.to(device)[:, None, None], persistent=False)
+        self.register_buffer("std", std.to(device)[:, None, None], persistent=False)
 
     @torch.no_grad()
     def forward(self, frames: Tensor) -> Tensor:
@@ -423,6 +421,7 @@ class Narrator(nn.Module):
         vocabulary = len(llm.get_input_embeddings().weight)
         self.layout = Layout(tokenizer, config.J, self.memory.M, config.keep_newline, vocabulary)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
+        self.is_merged = False
 
     def embed(
         self,
@@ -500,7 +499,6 @@ class Narrator(nn.Module):
         values.
         """
         tokens = self.layout.sequence(narrations)
-        family.warn_of_positions(self.llm, len(tokens), "a video")
         last, _ = narrations[-1]
         x = x[:last + 1]
         memory = self.read_outs(x, narrations)
@@ -589,9 +587,17 @@ class Narrator(nn.Module):
     # ------------------------------------------------------------------ from and to files
 
     def merge(self) -> Narrator:
-        """Prepare for streaming: merge LoRA into the weights."""
+        """Prepare for streaming: merge LoRA into the weights. It can then be neither trained nor
+        saved.
+        """
         lora.merge_lora(self.llm)
+        self.is_merged = True
         return self
+
+    def train(self, mode: bool = True) -> Narrator:
+        if mode and self.is_merged:
+            raise BadData("a narrator whose LoRA is merged cannot be trained; load it again")
+        return super().train(mode)
 
     def save(
         self,

@@ -9,7 +9,7 @@ from pathlib import Path
 from data import PAPER, load_dataset, number_of_words, statistics
 from narrator import Config, VisionEncoder, make_config
 from support.common.devices import device_and_dtype
-from support.common.errors import BadData, command_line
+from support.common.errors import command_line
 from support.common.options import (
     DATASETS, Parser, dataset_folder, device_option, frame_rate, json_option, non_negative_int,
     positive_float, positive_int,
@@ -33,8 +33,6 @@ def toy_command(options: argparse.Namespace) -> None:
         kitchen = write_toy(options.seed, options.minutes, output, options.world)
         print(f"{output}, {output.with_suffix('.json')}: {len(kitchen.narrations)} narrations")
         return
-    if output.suffix.lower() == ".mp4":
-        raise BadData(f"{options.count} videos need a folder as --output, not {output}")
     seeds = range(options.seed, options.seed + options.count)
     for seed in progress(seeds, str(output), unit="video"):
         write_toy(seed, options.minutes, output / f"toy-{seed:07d}.mp4", options.world)

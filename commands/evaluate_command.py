@@ -4,10 +4,8 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,31 +13,32 @@ import data
 import evaluate
 import narrator as nar
 from baselines import context_class
+from baselines.caches import compared_stream, kind_of_cache
 from commands.compare import run_compare
 from stream import Context
-from streams.bounds import open_stream
-from streams.caches import Compacted, Windowed
-from streams.loops import course_of, summary_of_course
+from streams.bounds import open_stream, tell_of_positions
+from streams.loops import course_of, means_of_courses
 from support.common.devices import device_and_dtype, rank
 from support.common.disk import check_distinct, check_writable, file_name, write_json
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, LARGEST, Parser, config_changes, data_options, in_range, json_option,
-    model_options, positive_int, probability, trigger_options,
+    DEFAULT_MODEL, Parser, config_changes, data_options, json_option, model_options, positive_int,
+    probability, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
-from support.common.seal import digest_of, digest_of_model
+from support.common.seal import digest_of, digest_of_model, digest_of_samples
 from support.engine.cpu import speed_up
-from support.engine.gates import effect_of_gate, has_gate
-from support.engine.run import hash_of_samples
-from support.files.features import tell_of_encoder
-from support.files.narrations import check_unit, paired, read_predictions, read_truth
+from support.files.features import check_encoder
+from support.files.narrations import paired, read_predictions, read_truth
 from support.files.predictions import Predictions
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
 KEPT = Path("out/evaluations")          # where the predictions of a data set are kept
+
+# measures of all of some videos together, and of each
+Measured = tuple[dict, dict[str, dict]]
 
 
 # ---------------------------------------------------------------------- scores
@@ -58,56 +57,26 @@ def run_score(args: argparse.Namespace):
         if str(notes):
             print(f"{given}: {notes}", file=sys.stderr)
     truths, predictions = paired(truths, predictions, args.gt, args.pred, args.partial)
-    check_unit(truths, predictions)
-    print_scores(truths, predictions, {}, args)
+    print_measures(args, *measures_of(truths, predictions))
 
 
 def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
     """Where the truth is a toy video's .json, its sentences know their memory words."""
-    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    files = path.glob("*.json") if path.is_dir() else [path]
     for file in files:
-        if file.suffix == ".json" and '"memory"' in file.read_text(encoding="utf-8"):
+        if file.stem in truths and '"memory"' in file.read_text(encoding="utf-8"):
             from toy.words import true_sentences
-            if file.stem in truths:
-                truths[file.stem].annotators = [true_sentences(file)]
-
-
-def print_scores(truths: dict[str, NarratedVideo], predictions: dict[str, list[Sentence]],
-                 minutes: dict[str, float], args: argparse.Namespace):
-    """Print the table of a self-conditioned evaluation: all videos and, with --by-duration, groups
-    of them.
-
-    minutes: the length of each video; needed for --by-duration.
-    """
-    result, each = measures_of(truths, predictions)
-    rows = [("all", result)]
-    if getattr(args, "by_duration", False):    # the command `score` has no such option
-        for label, names in evaluate.by_duration({name: minutes[name] for name in each}):
-            of_group, _ = measures_of({name: truths[name] for name in names}, predictions)
-            rows.append((label, of_group))
-        result = result | {"by_duration": dict(rows[1:])}
-    print_table(rows)
-    if result["without_truth"]:
-        print(f"left out: {result['without_truth']} of {len(truths)} videos, no true narration",
-              file=sys.stderr)
-    if result["meteor"] is None:
-        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    if args.per_video:
-        write_json(args.per_video, each)
+            truths[file.stem].annotators = [true_sentences(file)]
 
 
 def measures_of(truths: dict[str, NarratedVideo],
-                predictions: dict[str, list[Sentence]]) -> tuple[dict, dict[str, dict]]:
-    """All measures, those of long streams, and the toy's own of its sentences: of all videos
-    together, and of each.
-    """
+                predictions: dict[str, list[Sentence]]) -> Measured:
+    """All measures, those of long streams, and the toy's own of its sentences."""
     result, each, pairs = evaluate.all_measures(truths, predictions)
     courses = {name: course_of(truths[name], predictions[name]) for name in each}
-    result |= summary_of_course(list(courses.values()))
+    result |= means_of_courses(list(courses.values()))
     for name, course in courses.items():
-        each[name] |= summary_of_course([course])
+        each[name] |= means_of_courses([course])
     all_pairs = sum(pairs.values(), [])
     if any(getattr(sentence, "memory_words", ()) for sentence, _ in all_pairs):
         from toy.words import recall_of_words
@@ -115,6 +84,27 @@ def measures_of(truths: dict[str, NarratedVideo],
         for name, matched in pairs.items():
             each[name] |= recall_of_words(matched)
     return result, each
+
+
+def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict],
+                   groups: dict[str, dict] | None = None) -> None:
+    """Print the table of an evaluation, and write what was asked for.
+
+    result, each    the measures of all videos together, and of each
+    groups          of videos of one length (--by-duration): their measures
+    """
+    print_table([("all", result), *(groups or {}).items()])
+    if result.get("without_truth"):
+        print(f"left out: {result['without_truth']} videos without a true narration",
+              file=sys.stderr)
+    if result.get("meteor", 0) is None:
+        print(f"METEOR is not computed: {evaluate.java_problem()}", file=sys.stderr)
+    if groups:
+        result = result | {"by_duration": groups}
+    if args.json:
+        print(json.dumps(result))
+    if args.per_video:
+        write_json(args.per_video, each)
 
 
 # ---------------------------------------------------------------------- narrator and data set
@@ -135,11 +125,8 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     if args.data == "toy":
         vision = narrator.vision_encoder(narrator.llm.dtype)
     samples = list(samples)
-    tell_of_encoder(data.encoder_of(samples), narrator.config.vision)
-    for sample in samples:
-        if is_readable(sample):
-            data.check_sample(sample, narrator.config)
-            break                               # the others when it is their turn
+    check_encoder(data.encoder_of(samples), narrator.config.vision)
+    data.check_sample(samples[0], narrator.config)          # the others when it is their turn
     return narrator, vision, samples
 
 
@@ -153,75 +140,67 @@ def samples_of(args: argparse.Namespace, streaming: bool = False):
     return data.load_dataset(args.data, args.root, split_of(args), args.limit, streaming)
 
 
-def is_readable(sample: data.Sample) -> bool:
-    try:
-        return sample.read is None or len(sample.read(0, 1)) == 1
-    except (BadData, OSError):
-        return False
-
-
 def split_of(args: argparse.Namespace) -> str:
     if args.split:
         return args.split
     return "test" if args.data == "toy" else "val"
 
 
-# ---------------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------------- of each video
 
 
-def fingerprint(sample: data.Sample) -> str:
-    """SHA-256 of times, ground truth and all frames in their order. It tells videos of the same
-    name apart.
+def evaluate_each(
+    args: argparse.Namespace,
+    settings: dict,
+    samples: list[data.Sample],
+    make: Callable[[data.Sample], list[dict]],
+    measure: Callable[[dict[str, list[dict]]], Measured],
+) -> None:
+    """Make rows of each video, and print the measures of all. BadData at the end if some could not
+    be made.
+
+    settings    all that rows depend on, but for the videos
+    make        a video -> its rows, for JSON
+    measure     rows by video -> their measures
+
+    Rows of data sets are kept in any case, those of the toy if --output says where.
     """
-    offset = 0.0
-    tracks = None
-    narrations = sample.narrations
-    if sample.end is not None or sample.read is not None:
-        offset = sample.start
-    if sample.end is not None:                      # an annotated interval
-        narrations = []
-        tracks = [[(sentence.time, sentence.text) for sentence in sentences]
-                  for sentences in sample.annotators]
-    truth = (sample.num_frames, sample.fps, offset, sample.origin, narrations, tracks)
-    sha = sha256(repr(truth).encode())
-    for frame in sample.frames() if sample.source else sample.tokens():
-        sha.update(np.ascontiguousarray(frame))
-    return sha.hexdigest()
-
-
-def keeper(args: argparse.Namespace, settings: dict, samples: list[data.Sample]) -> Callable:
-    """make -> the same, whose results are kept: a finished video is not made again, if what is kept
-    is of the same frames.
-
-    settings    all that results depend on, but for the videos
-
-    Results of data sets are kept in any case, those of the toy if --output says where.
-    """
-    check_equal(settings | {"the videos": hash_of_samples(samples)})
+    check_equal(settings | {"the videos": digest_of_samples(samples)})
+    kept = None
     folder = args.output
     if folder is None and args.data != "toy":
-        named = dict(settings)
-        if named.get("cache") is None:          # folders from before there was a choice
-            named.pop("cache", None)
-        seal = digest_of(json.dumps(named, sort_keys=True))[:8]
-        folder = KEPT / f"{file_name(Path(args.data).name)}-{split_of(args)}-{args.command}-{seal}"
-    if folder is None:
-        return lambda make: make
-    kept = Predictions(folder, settings, renew=args.output is None)
-    say_as_one(f"what is made of each video is kept in {folder}; the same command goes on from "
-               f"there")
+        of_settings = digest_of(json.dumps(settings, sort_keys=True))[:8]
+        data_set = file_name(Path(args.data).name)
+        folder = KEPT / f"{data_set}-{split_of(args)}-{args.command}-{of_settings}"
+    if folder is not None:
+        kept = Predictions(folder, settings, renew=args.output is None)
+        say_as_one(f"what is made of each video is kept in {folder}; the same command goes on from "
+                   f"there")
 
-    def keep(make: Callable[[data.Sample], list[dict]]) -> Callable[[data.Sample], list[dict]]:
-        def made_once(sample: data.Sample) -> list[dict]:
-            return kept.keep(sample.name, fingerprint(sample), lambda: make(sample))
-        return made_once
+    def make_once(sample: data.Sample) -> list[dict]:
+        if kept is None:
+            return make(sample)
+        return kept.keep(sample.name, digest_of_samples([sample], frames=True),
+                         lambda: make(sample))
 
-    return keep
+    rows, failed = evaluate.of_each(samples, make_once, args.command)
+    if rank()[0] == 0 and rows:
+        groups = {}
+        if args.by_duration:
+            minutes = {sample.name: sample.duration / 60 for sample in samples}
+            for label, names in evaluate.by_duration({name: minutes[name] for name in rows}):
+                groups[label], _ = measure({name: rows[name] for name in names})
+        print_measures(args, *measure(rows), groups)
+    if failed:
+        first, problem = next(iter(failed.items()))
+        others = f", and {len(failed) - 1} more that are named above" if len(failed) > 1 else ""
+        raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated, the "
+                         f"figures are of the others: {first} ({problem}){others}")
 
 
-def settings_of_results(args: argparse.Namespace, narrator: nar.Narrator,
-                        vision: nar.VisionEncoder | None) -> dict:
-    """What all results depend on: wherever the videos lie, each has a fingerprint."""
+def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator,
+                     vision: nar.VisionEncoder | None) -> dict:
+    """What the rows of both protocols depend on, wherever the videos lie."""
     return asdict(narrator.config) | {
         "split": split_of(args),
         "world": args.world,
@@ -231,13 +210,9 @@ def settings_of_results(args: argparse.Namespace, narrator: nar.Narrator,
     }
 
 
-def tell_failures(failed: dict[str, str], samples: list[data.Sample]) -> None:
-    """BadData at the end of an evaluation that some videos have not taken part in."""
-    if failed:
-        first, problem = next(iter(failed.items()))
-        others = f", and {len(failed) - 1} more that are named above" if len(failed) > 1 else ""
-        raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated, the "
-                         f"figures are of the others: {first} ({problem}){others}")
+def check_outputs(args: argparse.Namespace) -> None:
+    """BadData if they cannot be written: before anything is loaded."""
+    check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
 
 
 # ---------------------------------------------------------------------- self-conditioned (§4.1)
@@ -250,36 +225,34 @@ def run_stream(args: argparse.Namespace):
     Under torchrun each process narrates a part of the videos, and the first one prints the scores
     of all.
     """
-    check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
+    check_outputs(args)
     narrator, vision, samples = narrator_and_samples(args, args.model, streaming=True)
+    longest = max(samples, key=lambda sample: sample.num_frames)
+    tell_of_positions(narrator, longest.name, longest.num_frames)
     new_stream(narrator, args)                      # refuses what cannot be
-    settings = settings_of_results(args, narrator, vision)
-    settings |= {"static": args.static, "cache": None if args.cache == "plain" else args.cache}
-    keep = keeper(args, settings, samples)
+    settings = settings_of_rows(args, narrator, vision)
+    settings |= {"static": args.static, "cache": args.cache}
     narrator = narrator.merge()
     speed_up(narrator)
+    truths = {sample.name: sample for sample in samples}
 
     def narrate(sample: data.Sample) -> list[dict]:
         data.check_sample(sample, narrator.config)
         return evaluate.self_conditioned(narrator, sample, vision, args.static,
                                          new_stream(narrator, args), args.lookahead)
 
-    rows_of, failed = evaluate.of_each(samples, keep(narrate), "streaming")
-    if rank()[0] == 0 and rows_of:
-        truths = {sample.name: sample for sample in samples if sample.name in rows_of}
-        predictions = {name: evaluate.to_predictions(rows) for name, rows in rows_of.items()}
-        minutes = {name: sample.duration / 60 for name, sample in truths.items()}
-        print_scores(truths, predictions, minutes, args)
-    tell_failures(failed, samples)
+    def measure(rows: dict[str, list[dict]]) -> Measured:
+        predictions = {name: evaluate.to_predictions(rows[name]) for name in rows}
+        return measures_of({name: truths[name] for name in rows}, predictions)
+
+    evaluate_each(args, settings, samples, narrate, measure)
 
 
 def new_stream(narrator: nar.Narrator, args: argparse.Namespace) -> Context:
     """A stream with the cache of --cache. BadData if the narrator cannot have that one."""
     if args.cache == "plain":
         return open_stream(narrator, lookahead=args.lookahead)
-    if args.cache in ("compacted", "rotated"):
-        return context_class(narrator, Compacted)(narrator, rotate=args.cache == "rotated")
-    return Windowed(narrator, int(args.cache))
+    return compared_stream(narrator, args.cache)
 
 
 # ---------------------------------------------------------------------- teacher forcing (§4.1)
@@ -288,11 +261,10 @@ def new_stream(narrator: nar.Narrator, args: argparse.Namespace) -> Context:
 @process_group()
 def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
-    check_writable(args.per_video, Path(args.output) / "settings.json" if args.output else None)
+    check_outputs(args)
     narrator, vision, samples = narrator_and_samples(args, args.model)
-    settings = settings_of_results(args, narrator, vision)
+    settings = settings_of_rows(args, narrator, vision)
     settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
-    keep = keeper(args, settings, samples)
     speed_up(narrator)
 
     def score(sample: data.Sample) -> list[dict]:
@@ -302,62 +274,37 @@ def run_teacher(args: argparse.Namespace):
         x = torch.stack(list(sample.tokens(vision)))                    # [T, J, D]
         cache = context_class(narrator)(narrator).cache
         segments = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
-        measures = evaluate.summary(segments, sample.fps)
-        return [measures | about_memory(narrator, x, narrations)]
+        return [evaluate.summary(segments, sample.fps) | about_memory(narrator, x, narrations)]
 
-    rows_of, failed = evaluate.of_each(samples, keep(score), "teacher")
-    if rank()[0] == 0 and rows_of:
-        print_means({name: row for name, (row,) in rows_of.items()}, samples, narrator, args)
-    tell_failures(failed, samples)
+    evaluate_each(args, settings, samples, score, means_of)
 
 
-def print_means(each: dict[str, dict], samples: list[data.Sample], narrator: nar.Narrator,
-                args: argparse.Namespace):
-    """Print the table of a teacher-forced evaluation, and what is known of the memory."""
-    memory = [row.pop("memory") for row in each.values() if row.get("memory")]
-    for row in each.values():
-        row.pop("memory", None)
-    result = means_of(list(each.values()))
-    rows = [("all", result)]
-    if args.by_duration:
-        minutes = {sample.name: sample.duration / 60 for sample in samples if sample.name in each}
-        for label, names in evaluate.by_duration(minutes):
-            rows.append((label, means_of([each[name] for name in names])))
-        result = result | {"by_duration": dict(rows[1:])}
-    print_table(rows)
-    if memory:
-        about = {name: evaluate.average([of_video[name] for of_video in memory])
-                 for name in memory[0]}
-        print(f"memory tokens: {about['tokens_differ']:.2g} of their mean square differs between "
-              f"the {narrator.memory.M} tokens of a read-out, {about['read_outs_differ']:.2g} "
-              f"between read-outs (docs/training.md)")
-        if "gate" in about:
-            print(f"the gate: fixed at its mean, it moves memory tokens by {about['gate']:.2g} of "
-                  f"what they differ by (0: it does nothing)")
-        result |= about
-    if args.json:
-        print(json.dumps(result))
-    if args.per_video:
-        write_json(args.per_video, each)
+def means_of(rows: dict[str, list[dict]]) -> Measured:
+    """The number of videos and the mean of each measure, and the measures of each video."""
+    each = {name: row for name, (row,) in rows.items()}
+    means = {"videos": len(each)}
+    for measure in next(iter(each.values())):
+        values = [row[measure] for row in each.values() if row[measure] is not None]
+        means[measure] = evaluate.average(values)
+    return means, each
 
 
 @torch.no_grad()
-def about_memory(narrator: nar.Narrator, x: Tensor, narrations: nar.Narrations) -> dict[str, dict]:
-    """What the memory makes of a video x [T, J, D]; {} without at least two read-outs."""
-    if not narrator.memory.M or len(narrations) < 3:
+def about_memory(narrator: nar.Narrator, x: Tensor,
+                 narrations: nar.Narrations) -> dict[str, float | None]:
+    """What the memory makes of a video x [T, J, D]; None without at least two read-outs."""
+    if not narrator.memory.M:
         return {}
+    if len(narrations) < 3:
+        return {"tokens_differ": None, "read_outs_differ": None}
     tokens_differ, read_outs_differ = how_memory_differs(narrator, x, narrations)
-    about = {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
-    if has_gate(narrator.memory):
-        x = x.to(narrator.connector[0].weight).flatten(0, 1)[None]      # [1, T J, D]
-        about["gate"] = effect_of_gate(narrator.memory, x, narrator.read_at(narrations))
-    return {"memory": about}
+    return {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
 
 
 @torch.no_grad()
 def how_memory_differs(narrator: nar.Narrator, x: Tensor,
                        narrations: nar.Narrations) -> tuple[float, float]:
-    """See `shares_that_differ`; of the read-outs of a video x [T, J, D]."""
+    """Of the read-outs of a video x [T, J, D]: see `shares_that_differ`."""
     memory = narrator.read_outs(x, narrations)
     if not isinstance(memory, Tensor):          # of two memories, the visual one's
         _, memory = memory
@@ -374,23 +321,7 @@ def shares_that_differ(memory: Tensor) -> tuple[float, float]:
     return (of_tokens.square().mean() / size).item(), (of_read_outs.square().mean() / size).item()
 
 
-def means_of(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The number of videos, and the mean of each measure."""
-    means = {"videos": len(rows)}
-    for measure in rows[0]:
-        means[measure] = evaluate.average([row[measure] for row in rows])
-    return means
-
-
 # ---------------------------------------------------------------------- the command line
-
-
-def kind_of_cache(text: str) -> str:
-    """An argparse type: see `new_stream`."""
-    if text in ("plain", "compacted", "rotated"):
-        return text
-    says = "plain, compacted, rotated, or a number of tokens"
-    return str(in_range(int, 1, LARGEST, says)(text))
 
 
 def json_file(text: str) -> str:

@@ -21,7 +21,7 @@ from commands.explain import (
 from narrator import Narrator, VisionEncoder, load
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
-from streams.bounds import Bounded, live_bounds, open_stream
+from streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
 from streams.inputs import Input, files_locked, inputs_of
 from streams.live import Camera, is_live, paced, source_option
 from streams.page import SMALL
@@ -93,14 +93,15 @@ class Stream:
             self.context = open_stream(
                 narrator,
                 lookahead=args.lookahead,
-                guesses=args.guesses,
+                guesses=0 if args.explain else GUESSED_WORDS,
                 clock=(lambda: self.video.time) if live else None,
             )
-            if not state.resume(self.context, encoder, args.static):
+            if not state.resume(self.context, encoder):
                 return
             self.first_frame = self.context.frame
             stack.callback(self.report, time.perf_counter())
             frames = self.open(narrator, encoder, args)
+            tell_of_positions(narrator, self.given.name or self.given.source, self.total or 0)
             if live:
                 stack.callback(self.video.close)
                 frames = state.live_frames(frames, self.video)
@@ -183,24 +184,21 @@ def check_options(args: argparse.Namespace) -> None:
     """Refuse what cannot work, before anything is loaded."""
     live = is_live(args.input[0], args.live)
     first = without_secrets(args.input[0])
-    for source in args.input:
-        is_file = not is_live(source, args.live) and not is_pipe_or_url(source)
-        if len(args.input) > 1 and not is_file:
-            raise BadData(f"{without_secrets(source)}: is no file, and the next input would "
-                          f"wait for its end; start a process for each")
-    if args.serve is not None and len(args.input) > 1:
-        raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
+    if len(args.input) > 1:
+        for source in args.input:
+            if is_live(source, args.live) or is_pipe_or_url(source):
+                raise BadData(f"{without_secrets(source)}: is no file, and the next input would "
+                              f"wait for its end; start a process for each")
+        if args.serve is not None:
+            raise BadData("--serve shows one input; give one, or --html FOLDER for a page of each")
     if args.html and args.state:
         raise BadData("--html with --state would be a page of what came after the last start; "
                       "make it at the end, by python -m streams.page VIDEO JSONL --trace TRACE")
     if args.serve is not None and args.state and not args.jsonl:
         raise BadData("--serve with --state needs --jsonl FILE: after a restart, the page has the "
                       "earlier sentences from there")
-    if live and args.pace:
-        raise BadData(f"--pace is for recordings; {first} is live, and comes as it happens")
-    if live and (args.lookahead or 1) > 1:
-        raise BadData(f"--lookahead: {first} is live, and its frames cannot wait for later ones; "
-                      f"leave it out")
+    if live and (args.pace or (args.lookahead or 1) > 1):
+        raise BadData(f"--pace and --lookahead are for recordings; {first} is live")
     if not live and not is_pipe_or_url(args.input[0]):
         check_inputs(args.input)
 
@@ -211,8 +209,6 @@ def run_inputs(args: argparse.Namespace) -> None:
     live = inputs[0].live
     if args.lookahead is None:
         args.lookahead = 1 if live or args.pace or args.explain else LOOKAHEAD
-    if args.explain:
-        args.guesses = 0
     streams = []
     for given in inputs:
         shown = given.files["html"] or args.serve is not None
@@ -236,7 +232,7 @@ def run_inputs(args: argparse.Namespace) -> None:
     for stream in streams:
         stream.probe = probe
         try:
-            show(stream, stream.decisions(narrator, encoder, args), args)
+            show(stream, narrator, encoder, args)
         except (BadData, OSError) as error:
             if len(streams) == 1:
                 raise
@@ -282,8 +278,7 @@ def load_models(model: str, args: argparse.Namespace,
         dtype = None                                    # what is faster here
     changes = config_changes(args)
     try:
-        narrator = load(model, args.llm, device, dtype, sees=has_videos,
-                                 **changes).merge()
+        narrator = load(model, args.llm, device, dtype, sees=has_videos, **changes).merge()
     except BadData as error:
         if args.model or model == DEFAULT_MODEL:
             raise
@@ -308,13 +303,12 @@ def load_models(model: str, args: argparse.Namespace,
     return narrator, encoder
 
 
-def show(stream: Stream, decisions: Iterator[tuple[Decision, dict | None]],
+def show(stream: Stream, narrator: Narrator, encoder: VisionEncoder | None,
          args: argparse.Namespace) -> None:
-    """Print what is decided, above a bar."""
-    delay = 0 if stream.given.live else 0.5
-    with progress(None, stream.given.name or "streaming", unit="frame", leave=False,
-                  mininterval=0.5, delay=delay) as bar:
-        for decision, row in decisions:
+    """Narrate an input, and print what is decided, above a bar."""
+    name = stream.given.name or "streaming"
+    with progress(None, name, unit="frame", leave=False, mininterval=0.5) as bar:
+        for decision, row in stream.decisions(narrator, encoder, args):
             bar.total = stream.total
             bar.initial = stream.first_frame            # says nothing of this command's speed
             bar.update(decision.frame + 1 - bar.n)
@@ -398,10 +392,6 @@ def speed_options(parser: argparse._ArgumentGroup) -> None:
         "--lookahead", type=positive_int, metavar="K",
         help=f"frames in one pass of the language model (default {LOOKAHEAD}; live 1); the "
              "narrations are the same in float32, in bfloat16 up to rounding")
-    parser.add_argument(
-        "--guesses", type=non_negative_int, default=GUESSED_WORDS, metavar="N",
-        help=f"words that are guessed in one pass, at most (default {GUESSED_WORDS}); "
-             "--lookahead 1 --guesses 0 is the plain form")
     parser.add_argument(
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")

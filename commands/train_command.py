@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 
 import narrator as nar
-import train
 from baselines.options import BaselineOptions
-from data import encoder_of
-from narrator import Narrator
-from support.common.devices import rank
+from data import Sample, check_sample, encoder_of
+from narrator import Config, Narrator
+from support.common.devices import device_and_dtype, is_first_here, rank
 from support.common.disk import check_writable
 from support.common.errors import BadData, command_line
 from support.common.locks import locked
@@ -23,18 +22,23 @@ from support.common.processes import process_group, together
 from support.common.progress import say, say_as_one
 from support.engine import checkpoint
 from support.engine.cpu import speed_up
-from support.engine.run import check_settings_of_state, portable_path, settings_of_run
+from support.engine.family import warn_of_longest
+from support.engine.run import (
+    Run, begin_together, check_settings_of_state, portable_path, settings_of_run,
+)
 from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, flag_of
 from support.engine.start import first_weights
-from support.files.features import tell_of_encoder
-from streams.late import LateBatches
-from streams.starts import BatchesFromAnywhere, what_is_learned
-from train import Example, Recipe, mean_loss, settings_of, train_narrator
+from support.files.features import check_encoder
+from streams.late import late
+from streams.starts import from_anywhere, streamed_f1
+from train import (
+    Read, Recipe, in_order, load_samples, mean_loss, narrator_for, number_of_steps, pretrained,
+    read_example, save, settings_of, train,
+)
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 # what only a new narrator has, or learns in the toy before the paper's training
-ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
-            "llm_width"}
+ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps"}
 # what --init may change: it does not depend on the weights
 FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
 
@@ -55,11 +59,14 @@ TOY = {
     "long": 0.5,
     "limit": 800,
 }
-# With --quick: the models and stage `look` of other narrators, no stage `recall`, few videos.
+# The encoder and the language model of the toy are those of the bundled narrator.
 ROOT = Path(__file__).parents[1]
-QUICK = {
+TOY_MODELS = {
     "vision": str(ROOT / "toy" / "checkpoint" / "vision"),
     "llm": str(ROOT / "toy" / "checkpoint" / "llm"),
+}
+# With --quick: stage `look` of another narrator, no stage `recall`, few videos.
+QUICK = {
     "look": str(ROOT / "experiments" / "base" / "look.safetensors"),
     "recall": False,
     "limit": 300,
@@ -102,9 +109,6 @@ def parse() -> Options:
             parser.error(f"{flag}: only for the toy")
         if options.init and name in ONLY_NEW:
             parser.error(f"{flag} is for a new narrator; --init brings one")
-    if options.llm and "llm_width" in options.given:
-        parser.error("--llm-width is of a language model that is trained; --llm brings one, and "
-                     "so does --quick")
     if options.memory == "none" and "memory_tokens" in options.given:
         parser.error("--memory none has no --memory-tokens")
     return options
@@ -134,7 +138,7 @@ def options_from(**given) -> Options:
     values = {}
     data_set = given.get("data", Options.data)
     if data_set == "toy":
-        values |= TOY
+        values |= TOY | TOY_MODELS
         if given.get("quick"):
             values |= QUICK
     elif data_set not in DATASETS:
@@ -176,6 +180,8 @@ def check_output(options: Options) -> None:
                       f"give --resume to go on, or delete it")
     if finished.exists() and not states:
         raise BadData(f"{output} holds a finished narrator; delete it, or choose another --output")
+    if (output / "config.json").exists():
+        raise BadData(f"{output} holds a model; a narrator has a folder of its own")
     for state in states:
         # before anything is loaded; epochs and rate of own videos are chosen only then
         chosen = () if options.data in DATASETS else {"epochs", "lr"} - options.given
@@ -186,7 +192,25 @@ def check_output(options: Options) -> None:
 
 # ------------------------------------------------------------------ a training
 
-def check(options: Options, until_the_end: ExitStack):
+@process_group()
+def check_and_train(options: Options) -> None:
+    """A training, from its options to its checkpoint, and a word on what can be done next."""
+    with ExitStack() as until_the_end:
+        together(check, options, until_the_end)
+        if options.data == "toy":
+            train_toy_alone(options)
+        else:
+            train_on_files(options)
+        process, _ = rank()
+        if process == 0:
+            for state in Path(options.output).glob("*-state.safetensors"):
+                state.unlink()
+    root = ["--root", options.root] if options.root else []
+    words = ["--data", options.data, *root, "--model", options.output]
+    say_as_one(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
+
+
+def check(options: Options, until_the_end: ExitStack) -> None:
     """BadData if --init or --output does not suit. One run at a time writes into --output, its first
     process alone.
     """
@@ -199,69 +223,106 @@ def check(options: Options, until_the_end: ExitStack):
         check_output(options)
 
 
-@process_group()
-def check_and_train(options: Options):
-    """Check what needs no model, and train."""
-    with ExitStack() as until_the_end:
-        together(check, options, until_the_end)
-        train_as_chosen(options)
-    root = ["--root", options.root] if options.root else []
-    words = ["--data", options.data, *root, "--model", options.output]
-    say_as_one(f"done: {options.output}; next: python evaluate.py stream {shlex.join(words)}")
-
-
-def train_as_chosen(options: Options):
-    """All of a training; at its end, its states are deleted."""
-    process, processes = rank()
-    if options.data != "toy":
-        train.train(options, start_as_chosen, learn)
-    elif processes == 1:
-        from toy.from_scratch import train_toy
-        train_toy(options)
-    else:
+def train_toy_alone(options: Options) -> None:
+    from toy.stages import train_toy
+    _, processes = rank()
+    if processes > 1:
         raise BadData("the toy trains in one process: start it without torchrun")
-    if process == 0:
-        for state in Path(options.output).glob("*-state.safetensors"):
-            state.unlink()
+    train_toy(options)
 
 
-def start_as_chosen(narrator: Narrator, examples: train.Examples, options: Options):
-    """The first weights of --start."""
-    first_weights(narrator, options.start, examples)
+def train_on_files(options: Options) -> None:
+    """Load, make, train, save. Under torchrun, all processes do this together."""
+    torch.manual_seed(options.seed)
+    device, dtype = device_and_dtype(options.device, options.dtype)
+    has_own_videos = options.data not in DATASETS
 
+    # load
+    samples = load_samples(options, "train", options.limit)
+    held_out = []
+    if options.val_limit:
+        held_out = load_samples(options, "val", options.val_limit)
 
-def learn(narrator: Narrator, examples: train.Examples, options: Options,
-          held_out: train.Examples):
-    """`train_narrator`, with --long; own videos begin anywhere, and are streamed at the end."""
+    # make
+    if options.init:
+        narrator = pretrained(options, dtype)
+    else:
+        narrator = narrator_for(options, samples[0], dtype)
+    check_samples([*samples, *held_out], narrator.config)
+    videos = [partial(read_example, sample, narrator.layout) for sample in samples]
+    if not options.init:
+        first_weights(narrator, options.start, videos)
+    warn_of_longest(narrator, samples)
+    narrator.to(device)
+    begin_together(narrator, samples, held_out, options)
     speed_up(narrator, learns=True)
-    look_through(narrator, encoder_of([*examples.samples, *held_out.samples]), options)
-    if options.data in DATASETS:
-        train_narrator(narrator, examples, options, held_out, LateBatches)
-        return
-    choose_length(narrator, examples, options)
-    batches = partial(LateBatches, plain=BatchesFromAnywhere)
-    train_narrator(narrator, examples, options, held_out, batches)
-    for line in what_is_learned(narrator, examples, held_out):
-        say_as_one(line)
+    look_through(narrator, encoder_of([*samples, *held_out]), options)
+    if options.checkpointing:
+        narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
+
+    # train
+    videos_of = in_order(videos, options.batch, options.seed)
+    if has_own_videos:
+        choose_length(narrator, videos, options)
+        videos_of = from_anywhere(samples, narrator.layout, options.batch, options.seed)
+    if options.long:
+        videos_of = late(videos_of, videos, options.long, options.seed)
+    validate = None
+    if held_out:
+        of_validation = [partial(read_example, sample, narrator.layout) for sample in held_out]
+        validate = partial(mean_loss, narrator, of_validation)
+    steps = number_of_steps(options, len(videos))
+    every = steps_to_validation(options, len(videos))
+    with Run("narrator", options, validate, every) as run:
+        train(narrator, videos_of, steps, options, run)
+    if has_own_videos:
+        tell_f1(narrator, held_out)
+
+    # save
+    process, _ = rank()
+    if process == 0:
+        save(narrator, options)
 
 
-def look_through(narrator: Narrator, made_by: str | None, options: Options):
+def check_samples(samples: list[Sample], config: Config) -> None:
+    """BadData if the frames of a sample are not what the narrator needs. One process looks at the
+    files of a machine.
+    """
+    if is_first_here():
+        for sample in samples:
+            check_sample(sample, config)
+
+
+def steps_to_validation(options: Options, videos: int) -> int:
+    """After how many steps the loss on held-out videos is measured: an epoch; if there are many, so
+    many that it is measured about ten times.
+    """
+    steps_per_epoch = max(1, round(videos / options.batch))
+    return steps_per_epoch * max(1, round(options.epochs / 10))
+
+
+def look_through(narrator: Narrator, made_by: str | None, options: Options) -> None:
     """The vision model of a new narrator is that of the features, unless --vision is given."""
     if not options.init:
         narrator.config.vision = options.vision or made_by or narrator.config.vision
-    tell_of_encoder(made_by, narrator.config.vision)
+    check_encoder(made_by, narrator.config.vision)
 
 
-def choose_length(narrator: Narrator, examples: Sequence[Example], options: Options):
+def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) -> None:
     """Set epochs and learning rate for own videos, unless they are given."""
-    first = [examples[i] for i in range(min(8, len(examples)))]
-    loss = mean_loss(narrator, first)
+    loss = mean_loss(narrator, videos[:8])
     width = narrator.llm.config.hidden_size
-    chosen = length_of_training(loss, len(examples), options.batch, width)
+    chosen = length_of_training(loss, len(videos), options.batch, width)
     for name in chosen.keys() - options.given:
         setattr(options, name, chosen[name])
     say_as_one(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning "
                f"rate {options.lr:.2g}")
+
+
+def tell_f1(narrator: Narrator, held_out: list[Sample]) -> None:
+    f1 = streamed_f1(narrator, held_out)
+    if f1 is not None:
+        say_as_one(f"streamed from the start of the files, the held-out videos have F1 {f1:.3f}")
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:

@@ -7,8 +7,9 @@ TABLES          name -> rows: a label, a training, options of the evaluations, t
 
 `tables.py` shows the tables, `runs.py` carries them out. Table 8 is `data.py stats`. Not in the
 miniature: rows that the paper copies from other works, rows of EgoExo4D and EPIC-Kitchens that are
-of the same kind as others, LION-FS (Table 2), and summaries (Table 17: summary.py). Where the toy's
-sizes are not the paper's, the label of the row says so.
+of the same kind as others, LION-FS (Table 2), a second size of the language model (Table 16), and
+summaries (Table 17: asked.py). Where the toy's sizes are not the paper's, the label of the row says
+so.
 """
 import json
 from pathlib import Path
@@ -26,16 +27,11 @@ LLM = "toy/checkpoint/llm"
 LOOK = "experiments/base/look.safetensors"
 
 # Half of the videos have idle time. The rate is the toy's, 7e-4: with a warm-up of 20 % it was the
-# best of six pairs for every memory (experiments/README.md).
+# best of six pairs for every memory (experiments/earlier.md).
 SHORT = "--idle 0.5 --epochs 3 --warmup 0.2"
 MIMETIC = f"{SHORT} --start mimetic"
 LONGER = f"{MIMETIC} --recall-steps 3600"                # three times the steps of stage `recall`
 PUBLISHED = "--start published"
-LARGE = f"{LONGER} --llm-width 256"
-# In the world in which places are overwritten: no idle time, and no late videos
-OVERWRITING = "--world overwriting --long 0 --warmup 0.2"
-ALONE = f"{OVERWRITING} --epochs 1 --start mimetic --recall-steps 1200"
-DIFFERENT = f"{OVERWRITING} --limit 4000 --epochs 1 --start mimetic --recall-steps 3600"
 SECOND = "--idle 0.5 --world second --limit 40 --epochs 20 --warmup 0.2"
 
 
@@ -44,7 +40,6 @@ class Training(NamedTuple):
     method: str                                # options that are the same on real data
     course: str = SHORT                        # options of the toy
     own_look: bool = False                     # learns a stage `look` of its own
-    own_llm: bool = False                      # and a language model
     init: str | None = None                    # starts from this narrator, of the same seed
     folder: str | None = None                  # where it lies, if nothing is to be trained
 
@@ -72,9 +67,6 @@ TRAININGS = {
     "moviechat-longer": Training(f"--memory moviechat {ALL} {LARGE_BANK}", LONGER),
     "tokenmlp-longer": Training(f"--memory tokenmlp {ALL} {LARGE_BANK}", LONGER),
     "retnet-longer": Training(f"--memory retnet {ALL}", LONGER),
-    "scalar-longer": Training(f"--memory scalar {ALL}", LONGER),
-    "delta-longer": Training(f"--memory delta {ALL}", LONGER),
-    "gateddelta-longer": Training(f"--memory gateddelta {ALL}", LONGER),
     "mimetic-longer": Training(ALL, LONGER),
     "mimetic-c-longer": Training("--last-k 10", LONGER),
     "mimetic-lora-frozen": Training(ALL, f"{LONGER} --freeze-lora"),
@@ -86,7 +78,6 @@ TRAININGS = {
     # The paper's loss alone
     "published": Training(ALL, f"{one_loss(3)} {PUBLISHED}"),
     "published-8": Training(ALL, f"{one_loss(8)} {PUBLISHED}"),
-    "mimetic-8": Training(ALL, f"{one_loss(8)} --start mimetic"),
     # Table 13: past narrations
     "none-0": Training("--memory none --last-k 0"),
     "clam-0": Training("--last-k 0", LONGER),
@@ -104,21 +95,6 @@ TRAININGS = {
     "second-tuned": Training(ALL, SECOND, init="mimetic-longer"),
     # Table 15: CLAM on narrations
     "narrations": Training("--narration-memory 20", LONGER),
-    # Table 16: a larger language model
-    "large": Training(ALL, LARGE, own_look=True, own_llm=True),
-    "large-slow": Training(ALL, f"{LARGE} --lr 3.5e-4", own_look=True, own_llm=True),
-    # Overwriting in the kitchen
-    "overwriting-clam": Training(ALL, ALONE),
-    "overwriting-delta": Training(f"--memory delta {ALL}", ALONE),
-    # five times the videos, three times the steps of stage `recall`
-    "overwriting-clam-4000": Training(ALL, DIFFERENT),
-    "overwriting-retnet-4000": Training(f"--memory retnet {ALL}", DIFFERENT),
-    "overwriting-tuned": Training("--last-k 10", f"{OVERWRITING} --epochs 3", init="bundled"),
-    # as many steps, no video twice; and more of both
-    "overwriting-more": Training("--last-k 10", f"{OVERWRITING} --limit 2400 --epochs 1",
-                                 init="bundled"),
-    "overwriting-most": Training("--last-k 10", f"{OVERWRITING} --limit 4000 --epochs 1",
-                                 init="bundled"),
     # The narrator of the repository, a FlowNar-C
     "bundled": Training("--last-k 10", "--idle 0.5 --limit 1600 --epochs 5 --warmup 0.2 "
                         "--start mimetic --recall-steps 6000", folder="toy/checkpoint"),
@@ -138,13 +114,11 @@ EVALUATIONS = {
     "long": "evaluate.py stream --data toy --output {keep} --by-duration --root {videos}",
     "hard": f"{STREAM_TOY} --world hard",
     "second": f"{STREAM_TOY} --world second",
-    "kitchen": f"{STREAM_TOY} --world overwriting",
     "teacher": "evaluate.py teacher --data toy --limit 60 --per-video {each}",
     "long-teacher":
         "evaluate.py teacher --data toy --max-frames 2000 --by-duration --root {videos}",
     "second-teacher": "evaluate.py teacher --data toy --limit 60 --world second",
     "cost": "-m experiments.cost stream --frames 480",
-    "knowledge": "-m experiments.knowledge",
     "attention": "-m experiments.attention --data toy",
 }
 
@@ -177,6 +151,7 @@ class Row(NamedTuple):
     paper: str = ""                            # the paper's numbers
     options: str = ""                          # options of the evaluations of the table's columns
     group: str = ""                            # the group of videos that the row is about
+    seeds: list[int] = [0]                     # of its trainings
 
 
 class Claim(NamedTuple):
@@ -192,9 +167,9 @@ class Table(NamedTuple):
     paper: str                                 # headers of the paper's numbers
     columns: list[Column]
     rows: list[Row]
-    seeds: int = 1
     claims: list[Claim] = []
     percent: int = 95                          # of the claims' intervals
+    dated: str = ""                            # the commit of the results, where today's has none
 
 
 def columns_of(entries: list) -> list[Column]:
@@ -215,7 +190,8 @@ def read_tables() -> dict[str, Table]:
     tables = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     for fields in tables.values():
         fields["columns"] = columns_of(fields["columns"])
-        fields["rows"] = [Row(**row) for row in fields["rows"]]
+        seeds = {"seeds": list(range(fields.pop("seeds")))}      # of rows that have none of their own
+        fields["rows"] = [Row(**seeds | row) for row in fields["rows"]]
         fields["claims"] = [Claim(*claim) for claim in fields.get("claims", [])]
     return {name: Table(**fields) for name, fields in tables.items()}
 

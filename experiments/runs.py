@@ -2,7 +2,8 @@
 
 An interrupted run goes on where it stopped, and nothing is trained twice. A result is a line of
 experiments/results/EVALUATION.jsonl: its commands, its commit and its seed, the measures, and some
-of them for each video. Its commands are what it is known by: results of others are not shown.
+of them for each video. Its commands are what it is known by: results of others are not shown. It is
+made in a tree without changes alone, so that its commit says what has made it.
 (Lines from before carry a recipe's number and hashes of the toy's worlds and of the base, too.)
 """
 import json
@@ -23,7 +24,7 @@ RESULTS = ROOT / "experiments" / "results"
 FOLDER = "out/tables"           # of trained narrators, unless another one is given
 MADE = "training.json"          # beside a trained narrator: its command
 # measures that are kept for each video
-EACH = ("memory_words", "exact", "f1", "ppl", "words_once", "words_replaced", "words_before")
+EACH = ("memory_words", "exact", "f1", "ppl")
 
 
 class Experiment(NamedTuple):
@@ -45,22 +46,23 @@ def option_words(options: str) -> list[str]:
     return options.replace("--", "").split()
 
 
-def experiments_of(row: Row, evaluation: str, seeds: Iterable[int]) -> list[Experiment]:
-    """A row's experiments with one evaluation. With seed 0 alone: the cost of a narrator, which does
-    not depend on its seed, and a narrator that is there."""
+def experiments_of(row: Row, evaluation: str, seeds: list[int] | None) -> list[Experiment]:
+    """A row's experiments with one evaluation, and these seeds; None: those of the row. With seed 0
+    alone: the cost of a narrator, which does not depend on its seed, and a narrator that is there."""
+    if seeds is None:
+        seeds = row.seeds
     if evaluation == "cost" or TRAININGS[row.training].folder:
         seeds = [0]
     return [Experiment(row.training, evaluation, row.options, seed) for seed in seeds]
 
 
-def needed(table: Table, seeds: Iterable[int]) -> list[Experiment]:
-    """All experiments whose results a table shows, each once."""
+def needed(table: Table, seeds: list[int] | None = None) -> list[Experiment]:
+    """All experiments whose results a table shows, each once; those of the first seed first."""
     experiments = []
-    for seed in seeds:
-        for row in table.rows:
-            for column in table.columns:
-                experiments += experiments_of(row, column.evaluation, [seed])
-    return list(dict.fromkeys(experiments))
+    for row in table.rows:
+        for column in table.columns:
+            experiments += experiments_of(row, column.evaluation, seeds)
+    return sorted(dict.fromkeys(experiments), key=lambda experiment: experiment.seed)
 
 
 # ------------------------------------------------------------------------------- commands
@@ -73,9 +75,7 @@ def train_command(training: str, seed: int, folder: str) -> list[str]:
     if options.init:
         command += ["--init", narrator_of(options.init, seed, folder)]
     else:
-        command += ["--vision", VISION]
-        if not options.own_llm:
-            command += ["--llm", LLM]
+        command += ["--vision", VISION, "--llm", LLM]
         if not options.own_look:
             command += ["--look", LOOK]
     return [*command, "--output", f"{folder}/{training}-{seed}"]
@@ -122,12 +122,6 @@ def lines_of(file: Path) -> list[dict]:
     return read_jsonl(file) if file.exists() else []
 
 
-def find_result(file: Path, identity: dict) -> dict | None:
-    """The latest result in a file that has all fields of an identity. None if there is none."""
-    found = [line for line in lines_of(file) if identity.items() <= line.items()]
-    return found[-1] if found else None
-
-
 def add_line(file: Path, line: dict) -> None:
     """Add a result to a file."""
     file.parent.mkdir(exist_ok=True)
@@ -138,7 +132,11 @@ def add_line(file: Path, line: dict) -> None:
 
 def result(experiment: Experiment) -> dict | None:
     """The result of an experiment. None if there is none, or if other commands have made it."""
-    return find_result(RESULTS / f"{experiment.evaluation}.jsonl", identity_of(experiment))
+    identity = identity_of(experiment)
+    for line in lines_of(RESULTS / f"{experiment.evaluation}.jsonl"):
+        if identity.items() <= line.items():
+            return line
+    return None
 
 
 def add_result(experiment: Experiment, numbers: dict) -> None:
@@ -177,6 +175,7 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     """Make the result of an experiment, and before it all that it needs, unless it is there."""
     if result(experiment):
         return
+    commit = present_commit()
     training, evaluation, _, seed = experiment
     if "{videos}" in EVALUATIONS[evaluation]:
         for line in VIDEOS:                    # the command leaves videos that are there
@@ -194,7 +193,7 @@ def carry_out(experiment: Experiment, folder: str) -> None:
         videos = measures_of_videos(ROOT / file)
     last_line = json.loads(printed.splitlines()[-1])
     add_result(experiment, {
-        "commit": present_commit(),
+        "commit": commit,
         "measures": measures(last_line),
         "videos": videos,
     })
@@ -217,11 +216,20 @@ def train_once(command: list[str], folder: str) -> None:
         run_command(command, folder)
 
 
-@cache
 def present_commit() -> str:
-    """The present commit, with a + if a file has changed since. "" where there is no repository."""
-    git = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
-    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    """The present commit, in ten digits. BadData where there is none, or where a file has changed
+    since, but for results."""
+    commit = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no", ":!experiments/results")
+    if changed or not commit:
+        raise BadData(f"{ROOT}: results are made of a commit; commit what has changed")
+    return commit
+
+
+def git(*words: str) -> str:
+    """What git prints; "" if it fails."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def run_command(command: list[str], folder: str) -> str:

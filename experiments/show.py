@@ -17,19 +17,14 @@ DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 # ------------------------------------------------------------------------------- our numbers
 
-def seeds_of(table: Table, seeds: list[int] | None) -> list[int]:
-    """The given seeds, or those of the table."""
-    return list(dict.fromkeys(seeds or range(table.seeds)))
-
-
-def results_of(row: Row, column: Column, seeds: list[int]) -> list[dict]:
+def results_of(row: Row, column: Column, seeds: list[int] | None) -> list[dict]:
     """The results of a row that are there, of the evaluation of a column."""
     experiments = experiments_of(row, column.evaluation, seeds)
     results = [result(experiment) for experiment in experiments]
     return [kept for kept in results if kept is not None]
 
 
-def numbers_by_seed(row: Row, column: Column, seeds: list[int]) -> dict[int, float]:
+def numbers_by_seed(row: Row, column: Column, seeds: list[int] | None) -> dict[int, float]:
     """{seed: the number of a cell}; one for each seed that has a result."""
     measure = column.measure.format(row.group)
     numbers = {}
@@ -38,10 +33,6 @@ def numbers_by_seed(row: Row, column: Column, seeds: list[int]) -> dict[int, flo
         if number is not None:
             numbers[kept["seed"]] = number
     return numbers
-
-
-def measured(row: Row, column: Column, seeds: list[int]) -> list[float]:
-    return list(numbers_by_seed(row, column, seeds).values())
 
 
 def digits(value: float) -> str:
@@ -66,9 +57,9 @@ def as_markdown(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def markdown(name: str, seeds: list[int] | None = None) -> str:
-    """A table as Markdown, and below it the intervals of its claims."""
+    """A table as Markdown, and below it the intervals of its claims; with these seeds, or with those
+    of each row."""
     table = TABLES[name]
-    seeds = seeds_of(table, seeds)
     title = f"{name}. {table.title}"
     if table.paper:
         title += f" (paper: {DATA[table.data]})"
@@ -90,22 +81,7 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     return "\n".join(lines + claims)
 
 
-def numbers_of_seeds(
-    name: str,
-    seeds: list[int] | None = None,
-) -> dict[str, dict[str, list[float]]]:
-    """{label of a row: {header of a column: its numbers, one a seed}} of a table."""
-    table = TABLES[name]
-    seeds = seeds_of(table, seeds)
-    rows = {}
-    for row in table.rows:
-        rows[row.label] = {}
-        for column in table.columns:
-            rows[row.label][column.header] = measured(row, column, seeds)
-    return rows
-
-
-def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
+def cells_of(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds those have that
     are there: one number for all columns, or "from-to"."""
     paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
@@ -113,7 +89,7 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     cells += [f"*{number}*" for number in paper_numbers]
     counts = []
     for column in table.columns:
-        numbers = measured(row, column, seeds)
+        numbers = list(numbers_by_seed(row, column, seeds).values())
         cells.append(cell(numbers))
         if numbers and column.evaluation != "cost":     # which is measured with one seed alone
             counts.append(len(numbers))
@@ -123,15 +99,21 @@ def cells_of(row: Row, table: Table, seeds: list[int]) -> list[str]:
     return cells
 
 
-def videos_of(row: Row, column: Column, seeds: list[int]) -> dict[int, dict[str, float | None]]:
+def videos_of(
+    row: Row,
+    column: Column,
+    seeds: list[int] | None,
+) -> dict[int, dict[str, float | None]]:
     """{seed: {video: the measure of a column}} of a row."""
-    videos = {}
-    for kept in results_of(row, column, seeds):
-        videos[kept["seed"]] = kept["videos"][column.measure]
-    return videos
+    return {kept["seed"]: kept["videos"][column.measure]
+            for kept in results_of(row, column, seeds)}
 
 
-def interval_of(claim: Claim, table: Table, seeds: list[int]) -> ConfidenceInterval | None:
+def interval_of(
+    claim: Claim,
+    table: Table,
+    seeds: list[int] | None,
+) -> ConfidenceInterval | None:
     """The difference of a claim's two rows in its column. None without results of both.
 
     Over videos and trainings where each video's measure is kept (runs.EACH), else over trainings.

@@ -2,10 +2,9 @@
 
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack; show them
-    python -m experiments.tables T5 --json           the same, as numbers of each seed
     python -m experiments.tables T5 --show           only show them
     python -m experiments.tables --list              how many results each lacks
-    python -m experiments.tables --page              write all into experiments/README.md
+    python -m experiments.tables --page              write all into README.md and earlier.md
 
 Trained narrators, predictions and the messages of the present command are kept in --output; an
 interrupted run goes on where it stopped. For several processors start several of these, each with
@@ -13,56 +12,42 @@ seeds of its own and an --output of its own. Results are lines of experiments/re
 Results of other commands are not shown, and are made anew when the table is completed.
 """
 import argparse
-import json
 import re
 from pathlib import Path
 
-from experiments import overwriting
-from experiments.claims import table_of_claims
 from experiments.paper import TABLES
 from experiments.runs import FOLDER, carry_out, needed, result
-from experiments.show import markdown, numbers_of_seeds, seeds_of
+from experiments.show import markdown
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
 from support.common.options import Parser, non_negative_int
 
-PAGE = Path(__file__).with_name("README.md")
-# tables of the page that other experiments make
-FURTHER = {"overwriting": overwriting.table_of_overwriting}
-
-
-# ------------------------------------------------------------------------------- --page
-
+HERE = Path(__file__).parent
+PAGES = [HERE / "README.md", HERE / "earlier.md"]
 # A name, and its table. Tables that stay as they are have two words there: "dated T13".
 TABLE_OF_PAGE = re.compile(r"<!-- (?!end )([\w-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 
 
-def update_page() -> None:
-    """Write the tables of PAGE anew, each between its two comments; the claims last, of these."""
-    def table(match: re.Match) -> str:
-        name = match[1]
-        if name == "claims":
-            content = match[2]
-        elif name in FURTHER:
-            content = FURTHER[name]()
-        else:
-            content = markdown(name)
-        return f"<!-- {name} -->\n{content}\n<!-- end -->"
+def update_pages() -> None:
+    """Write the tables of PAGES anew, each between its two comments."""
+    for page in PAGES:
+        text = TABLE_OF_PAGE.sub(
+            lambda match: f"<!-- {match[1]} -->\n{markdown(match[1])}\n<!-- end -->",
+            page.read_text(encoding="utf-8"))
+        write_text(page, text)
 
-    page = TABLE_OF_PAGE.sub(table, PAGE.read_text(encoding="utf-8"))
-    claims = f"<!-- claims -->\n{table_of_claims(page)}\n<!-- end -->"
-    write_text(PAGE, re.sub("<!-- claims -->.*?<!-- end -->", lambda _: claims, page, flags=re.DOTALL))
-
-
-# ------------------------------------------------------------------------------- the command line
 
 def list_missing(names: list[str], seeds: list[int] | None) -> None:
     """Print how many results each table has and lacks."""
     for name in names:
-        experiments = needed(TABLES[name], seeds_of(TABLES[name], seeds))
+        table = TABLES[name]
+        line = f"{name:13} {table.title}: "
+        if table.dated:
+            print(line + f"the page has that of commit {table.dated}")
+            continue
+        experiments = needed(table, seeds)
         missing = [experiment for experiment in experiments if not result(experiment)]
-        there = len(experiments) - len(missing)
-        line = f"{name:10} {TABLES[name].title}: {there} of {len(experiments)} results"
+        line += f"{len(experiments) - len(missing)} of {len(experiments)} results"
         if missing:
             narrators = {(experiment.training, experiment.seed) for experiment in missing}
             line += f"; narrators to train or evaluate: {len(narrators)}"
@@ -78,15 +63,12 @@ def run_tables(args: argparse.Namespace) -> None:
         list_missing(names, args.seeds)
         return
     if args.page:
-        update_page()
+        update_pages()
         return
     if not args.show:
         for name in args.names:                # without names, no table is completed
-            for experiment in needed(TABLES[name], seeds_of(TABLES[name], args.seeds)):
+            for experiment in needed(TABLES[name], args.seeds):
                 carry_out(experiment, args.output)
-    if args.json:
-        print(json.dumps({name: numbers_of_seeds(name, args.seeds) for name in names}))
-        return
     print("\n\n".join(markdown(name, args.seeds) for name in names))
 
 
@@ -99,12 +81,10 @@ def main():
     action.add_argument("--show", action="store_true",
                         help="show what is there of the named tables, and run nothing")
     action.add_argument("--page", action="store_true",
-                        help="only write all tables of experiments/README.md anew")
+                        help="only write all tables of README.md and earlier.md anew")
     action.add_argument("--list", action="store_true", help="only say what is missing")
-    parser.add_argument("--json", action="store_true",
-                        help="print the numbers of each seed as JSON")
     parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
-                        help="default: 0 to 2 for the main tables, else 0")
+                        help="default: those of each row (paper.json)")
     parser.add_argument("--output", default=FOLDER,
                         help=f"folder of trained narrators (default {FOLDER})")
     args = parser.parse_args()

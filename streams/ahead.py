@@ -7,7 +7,7 @@
 
 `Ahead` is a Context (stream.py) that does this in lines 9 to 12 of Algorithm 2. All other lines are
 those of stream.py, once for each frame and each word. With one frame and no guessed words it is the
-plain form.
+plain form (`stream.py --explain`).
 """
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from torch import Tensor
 from narrator import FRAME, NARRATION, Narrator, Tokens
 from stream import Cache, Context
 from support.common.errors import BadData
-from support.engine.family import warn_of_positions
 
 GUESSED_WORDS = 3                   # at most
 
@@ -133,12 +132,10 @@ class Ahead(Context):
         else:
             self.take_back()
             logits = self.read_ahead(tokens, x)
-        warn_of_positions(self.narrator.llm, self.position, f"the stream, from {self.time:g} s on,")
         total = logits.sum() if x is None else logits.sum() + self.state.sum()
         if not math.isfinite(total):
             raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
-                          f"try --dtype bfloat16 or float32 (if that does not help, its weights "
-                          f"or the features of this frame are damaged)")
+                          f"try --dtype bfloat16 or float32")
         return logits
 
     def read_ahead(self, tokens: Tokens, x: Tensor | None) -> Tensor:

@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 
 from baselines import context_class
+from baselines.rotations import rotate_keys, rotation_frequencies
 from narrator import NARRATION, PROMPT, VISUAL, Narrator
-from stream import Cache
 from streams.ahead import Ahead
 from support.common.errors import BadData
-from support.engine.family import STATIC, rope_type
+from support.engine.family import most_positions, warn_of_positions
+from support.common.text import without_secrets
 
 # of live sources; the longest videos in training reach position 18,300
 LIVE_BOUNDS = {"last_k": 10, "max_segment": 30.0, "max_position": 16_384}
@@ -153,62 +154,13 @@ def open_stream(narrator: Narrator, **options) -> Bounded:
     return context_class(narrator, Bounded)(narrator, **options)
 
 
-def rotate_keys(cache: Cache, first: int, back: int | Tensor, frequencies: Tensor) -> None:
-    """Move the n tokens from number `first` on back by `back` positions (< 0: forward), all alike
-    or each by its own [n].
-
-    With R(p) the rotation for position p: R(p - back) k = R(-back) R(p) k.
-
-    frequencies     [c/2], or fewer where only the first channels rotate; fp64, because rounding
-                    errors grow with the angle
+def tell_of_positions(narrator: Narrator, name: str, frames: int) -> None:
+    """Say so if the positions of a recording grow beyond those for which its language model was
+    made. Its sentences have positions, too, and are not counted here.
     """
-    half = len(frequencies)
-    angles = torch.as_tensor(back)[..., None] * frequencies             # [c/2] or [n, c/2]
-    for keys in cache.keys.values():
-        k = keys[0, :, first:]                                          # [G, n, c], a view
-        cos = angles.cos().float().to(k.device)
-        sin = angles.sin().float().to(k.device)
-        # channel i and channel i + c/2 are the two coordinates that rotate together
-        a = k[..., :half].float().clone()                               # [G, n, c/2]
-        b = k[..., half:2 * half].float().clone()
-        k[..., :half] = (a * cos + b * sin).to(k.dtype)
-        k[..., half:2 * half] = (b * cos - a * sin).to(k.dtype)
-
-
-@torch.no_grad()
-def rotation_frequencies(narrator: Narrator) -> Tensor:
-    """The frequencies with which a language model rotates its keys [c/2], fp64.
-
-    They are tested in all layers: a few tokens are fed once at position 0 and once at position
-    1000. The keys of the second pass, rotated back, must be those of the first pass. Raises BadData
-    if the rotations depend on the length of the context, or are of another kind.
-    """
-    kind = rope_type(narrator.llm.model)
-    rotary = getattr(narrator.llm.model, "rotary_emb", None)
-    refusal = BadData(f"max_position: the positions of {narrator.config.llm} cannot be turned "
-                      f"back (its rotations are {kind!r}); leave max_position out, or use a "
-                      f"Llama-like language model")
-    if kind not in STATIC or getattr(rotary, "inv_freq", None) is None:
-        raise refusal
-    frequencies = rotary.inv_freq.cpu().double()
-    ids = narrator.layout.prompt[:8]
-    e = narrator.embed(ids)
-    caches = []
-    for start in (0, 1000):
-        cache = Cache()
-        positions = torch.arange(start, start + len(ids), device=e.device)
-        narrator.run(e, positions, cache=cache)
-        caches.append(cache)
-    near, far = caches
-    rotate_keys(far, 0, 1000, frequencies)
-    tolerance = 1e-3 if narrator.llm.dtype == torch.float32 else 5e-2
-    for layer in near.keys:
-        keys = near.keys[layer].float()
-        rotated = far.keys[layer].float()
-        error = (keys - rotated).norm() / keys.norm()
-        if not error <= tolerance:                              # NaN is refused, too
-            raise refusal
-    return frequencies
+    if narrator.config.max_position is None:
+        tokens = frames * len(narrator.layout.frame(1))
+        warn_of_positions(narrator.llm, tokens, without_secrets(name))
 
 
 # ---------------------------------------------------------------------- live sources
@@ -229,7 +181,8 @@ def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
                       "leave it out for a live source")
     config.keep_newline = False
     narrator.layout.keep_newline = False
-    for name, value in LIVE_BOUNDS.items():
+    positions = min(LIVE_BOUNDS["max_position"], most_positions(narrator.llm))
+    for name, value in (LIVE_BOUNDS | {"max_position": positions}).items():
         if name not in given and getattr(config, name) is None:
             setattr(config, name, value)
     if config.last_k is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import narrator as nar
-from train import Batches, Example, Recipe
+from train import Example, Read
 
 
 class Past(NamedTuple):
@@ -55,38 +55,33 @@ class LateExample(Example):
         return past.loss(narrator, self.x, self.narrations)
 
 
-class LateBatches(Batches):
-    """A fraction of the videos (--long) come after one to three others, and their positions have
-    advanced by 1 to 100,000 (log-uniform).
-
-    plain       of which batches they are taken
+def late(
+    videos_of: Callable[[int], list[Read]],
+    videos: Sequence[Read],
+    share: float,
+    seed: int,
+) -> Callable[[int], list[Read]]:
+    """`videos_of`, of whose videos a share (--long) come after one to three others of `videos`, and
+    whose positions have advanced by 1 to 100,000 (log-uniform).
     """
-
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        options: Recipe,
-        plain: type[Batches] = Batches,
-    ):
-        super().__init__(examples, options)
-        self.plain = plain(examples, options)
-
-    def of_step(self, step: int) -> list[Callable[[], Example]]:
-        chance = random.Random(f"{self.options.seed} {step}")
-        videos = self.plain.of_step(step)
-        for i, read in enumerate(videos):
-            if chance.random() < self.options.long:
-                count = len(self.examples)
-                earlier = [chance.randrange(count) for _ in range(chance.randint(1, 3))]
+    def late_videos_of(step: int) -> list[Read]:
+        chance = random.Random(f"{seed} {step}")
+        of_step = videos_of(step)
+        for i, read in enumerate(of_step):
+            if chance.random() < share:
+                count = chance.randint(1, 3)
+                earlier = [videos[chance.randrange(len(videos))] for _ in range(count)]
                 tokens = round(10 ** chance.uniform(0, 5))
-                videos[i] = partial(self.read_late, read, earlier, tokens)
-        return videos
+                of_step[i] = partial(read_late, read, earlier, tokens)
+        return of_step
 
-    def read_late(self, read: Callable[[], Example], earlier: list[int],
-                  tokens: int) -> LateExample:
-        video = read()
-        earlier = [self.examples[i] for i in earlier]
-        return LateExample(video.x, video.narrations, earlier, tokens)
+    return late_videos_of
+
+
+def read_late(read: Read, earlier: list[Read], tokens: int) -> LateExample:
+    video = read()
+    shown = [read_earlier() for read_earlier in earlier]
+    return LateExample(video.x, video.narrations, shown, tokens)
 
 
 @torch.no_grad()

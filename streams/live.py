@@ -29,7 +29,7 @@ from av.video.reformatter import VideoReformatter
 from torch import Tensor
 
 from support.common.errors import BadData
-from support.common.progress import say
+from support.common.progress import say_when
 from support.common.text import without_secrets
 from support.files.video import PATIENCE, is_pipe_or_url, to_rgb, upright_size, video_stream
 
@@ -181,7 +181,6 @@ class Camera:
         # of the thread
         self.reformatter = VideoReformatter()
         self.due = -inf                             # when the next picture is wanted
-        self.format = ""                            # FFmpeg's name of what comes
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.thread.start()
@@ -243,7 +242,7 @@ class Camera:
                  f"{self.reconnects} reconnects; sentences at most {self.late[1]:.2f} s late")
 
     def say(self, text: str) -> None:
-        say(f"{self.name}: {text}")
+        say_when(f"{self.name}: {text}")
 
     # ------------------------------------------------------------------ in the thread
 
@@ -284,11 +283,7 @@ class Camera:
             if self.closed.is_set() or has_ended:
                 return
             if self.decoded == 0:
-                if self.format.startswith("image2") or self.format.endswith("_pipe"):
-                    reason = "it is one picture; give the address of the camera's stream"
-                raise BadData(f"{self.name}: no pictures ({reason}); check the source, or take "
-                              f"another one: camera:1 is the second camera, and "
-                              f"lavfi:testsrc=size=96x96:rate=25,realtime needs none")
+                raise BadData(f"{self.name}: no pictures ({reason}); check the source")
 
             failures = 1 if self.decoded > decoded_before else failures + 1
             if self.retries is not None and failures > self.retries:
@@ -305,7 +300,6 @@ class Camera:
         timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
         with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
-            self.format = container.format.name
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
             newest_at = uptime()

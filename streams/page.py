@@ -17,7 +17,9 @@ import html
 import json
 import os
 import re
+from array import array
 from collections import deque
+from math import isnan, nan
 from pathlib import Path
 from urllib.parse import quote
 
@@ -35,8 +37,8 @@ END = 2                                 # tokens after the words of a narration:
 TEMPLATE = Path(__file__).with_suffix(".html")
 SMALL = 2_000_000                       # bytes of a video of which the page has a copy
 # columns of the page, and their names in a trace
-COLUMNS = {"p": "p_skip", "theta": "theta", "position": "position", "text": "text_tokens",
-           "visual": "visual_tokens", "time": "time"}
+NUMBERS = {"p": "p_skip", "theta": "theta", "time": "time"}         # or None
+COUNTS = {"position": "position", "text": "text_tokens", "visual": "visual_tokens"}
 
 
 class Record:
@@ -45,7 +47,8 @@ class Record:
     fps         frames a second
     sizes       tokens of the prompt, of the memory with its brackets, and of a frame with its
                 [SKIP]; {}: not known
-    rows        (values of COLUMNS); a time (s) is None where it follows from the frame's number
+    columns     by name, a number for each row: a day has to be small. A time (s) is not known (nan)
+                where it follows from the frame's number
     last        the newest frame
     narrations  each with its `size` in tokens, and how many are `kept` for the segment after it; of
                 the toy, what the memory says of each of the `places` after it (toy/places.py), and
@@ -57,7 +60,8 @@ class Record:
     def __init__(self):
         self.fps = 2.0
         self.sizes = {}
-        self.rows = deque(maxlen=KEPT)
+        self.columns = {name: array("d") for name in NUMBERS}
+        self.columns |= {name: array("q") for name in COUNTS}
         self.last = -1
         self.narrations = deque(maxlen=SENTENCES_KEPT)
         self.restarts = deque(maxlen=SENTENCES_KEPT)
@@ -69,12 +73,15 @@ class Record:
         Returns the event for the page. The last frame of a file may come twice: the second row
         replaces the first.
         """
-        values = {name: row.get(in_trace) for name, in_trace in COLUMNS.items()}
+        values = {name: row.get(in_trace) for name, in_trace in (NUMBERS | COUNTS).items()}
         if values["p"] is not None:
             values["p"] = round(values["p"], 4)
-        if row["frame"] == self.last:
-            self.rows.pop()
-        self.rows.append(tuple(values.values()))
+        for name, column in self.columns.items():
+            if row["frame"] == self.last:
+                column.pop()
+            column.append(nan if values[name] is None else values[name])
+            if len(column) > KEPT:
+                del column[0]
         self.last = row["frame"]
 
         event = {"row": {"frame": row["frame"], **values}}
@@ -110,8 +117,10 @@ class Record:
 
         live: where and how the page goes on (serve.py); None: it does not
         """
-        rows = {name: [row[i] for row in self.rows] for i, name in enumerate(COLUMNS)}
-        rows["first"] = self.last - len(self.rows) + 1
+        rows = {name: self.columns[name].tolist() for name in COUNTS}
+        for name in NUMBERS:
+            rows[name] = [None if isnan(value) else value for value in self.columns[name]]
+        rows["first"] = self.last - len(rows["p"]) + 1
         return {"fps": self.fps, "said": list(self.narrations), "rows": rows, "sizes": self.sizes,
                 "restarts": list(self.restarts), "kitchen": self.kitchen, "live": live}
 
@@ -137,7 +146,7 @@ def video_source(video: Path, page: Path, embed: bool = False) -> str:
         if ENCODER in av.codecs_available:
             return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
         say_once(f"{page}: refers to {video}, which has to stay where it is: PyAV has no {ENCODER} "
-                 f"here to make a small copy (pip install --only-binary av av)")
+                 f"here to make a small copy")
     return video_address(video, page)
 
 
@@ -171,6 +180,8 @@ def read_record(narrations: Path, trace: Path | None, video: Path | None = None)
         if "places" in rows[0]:                         # frame 0 always narrates
             from toy.places import kitchen_of
             record.kitchen = kitchen_of(video)
+        if len(rows) > 1 and rows[-1]["frame"] == rows[-2]["frame"]:
+            del rows[-2]                    # the last frame was decided twice: its last row counts
         if [row["frame"] for row in rows] != list(range(len(rows))):
             raise BadData(f"{trace}: is of several streams, or lines are missing")
         if list(sentence_at) != [row["frame"] for row in rows if row["narrate"]]:

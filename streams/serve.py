@@ -9,7 +9,8 @@ its own, and what takes time is made once for all of them, so no client delays a
 has missed events loads the page again.
 
 Read only, and for this machine only: the server listens at 127.0.0.1. The Host header must say so,
-too, because a foreign page could give its own name this address.
+too, because a foreign page could give its own name this address. And what a browser says of where a
+request comes from must be this page: no other one may show the camera.
 """
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ class Page(AbstractContextManager):
         with self.news:
             self.ended = True
             self.news.notify_all()
-        if self.path and self.record.rows:
+        if self.path and self.record.last >= 0:
             video = video_source(self.video, Path(self.path)) if self.video else None
             write_text(self.path, make_page(self.title, self.record.content(), video))
 
@@ -134,6 +135,7 @@ def serve(page: Page, port: int) -> str:
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 1000                       # viewers that come at once
 
     def handle_error(self, request, client_address) -> None:
         """A client that has left is no error."""
@@ -150,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         page = self.server.page
         name, _, query = self.path.partition("?")
-        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+        if not self.is_own():
             self.send_error(403)
         elif name == "/":
             self.answer("text/html; charset=utf-8", page.body(name, page.html, 1.0))
@@ -160,6 +162,18 @@ class Handler(BaseHTTPRequestHandler):
             self.answer("image/jpeg", page.body(name, page.jpeg, 0.1))
         else:
             self.send_error(404)
+
+    def is_own(self) -> bool:
+        """Whether a request is for this machine, and from nowhere else than its own page."""
+        host = self.headers.get("Host", "")
+        if host.partition(":")[0] not in (HOST, "localhost"):
+            return False
+        page = f"http://{host}"
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        origin = self.headers.get("Origin", page)
+        referer = self.headers.get("Referer", page + "/")
+        return (site in ("none", "same-origin") and origin == page
+                and referer.startswith(page + "/"))
 
     def answer(self, kind: str, body: bytes = b"") -> None:
         """Send the head, and the body; without one, what follows is a stream."""

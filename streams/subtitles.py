@@ -3,14 +3,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 
 from streams.inputs import WRITTEN, Input
 from support.common.disk import naming
+from support.common.errors import BadData
 from support.common.progress import say
+from support.common.text import one_line
+from support.files.cues import srt_text
 
 TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
 
@@ -25,20 +27,16 @@ def timestamp(seconds: float, separator: str = ".", digits: int = 1) -> str:
 
 
 def srt_cue(n: int, start: float, end: float, text: str) -> str:
-    """Cue n >= 0 of a SubRip file.
-
-    SubRip has no escapes: an arrow in the text, which would look like a time, is shortened.
-    """
+    """Cue n >= 0 of a SubRip file."""
     first = timestamp(start, ",", 3)
     last = timestamp(end, ",", 3)
-    text = text.replace("-->", "->")
-    return f"{n + 1}\n{first} --> {last}\n{text}\n\n"
+    return f"{n + 1}\n{first} --> {last}\n{srt_text(text)}\n\n"
 
 
 def vtt_cue(start: float, end: float, text: str) -> str:
     first = timestamp(start, ".", 3)
     last = timestamp(end, ".", 3)
-    text = escape(text, quote=False)
+    text = escape(one_line(text), quote=False)
     return f"{first} --> {last}\n{text}\n\n"
 
 
@@ -47,8 +45,9 @@ def vtt_cue(start: float, end: float, text: str) -> str:
 class Writers:
     """Writes the output files of an input: jsonl, srt, vtt, trace. As a `with`, closes them.
 
-    Every line is flushed, so the files are valid whenever the stream stops. Texts must be single
-    lines (support/common/text.py: one_line).
+    Every line is flushed, so the files are valid whenever the stream stops. A text is exact in
+    jsonl. In vtt it is in one line (support/common/text.py: one_line), in srt it is what that form
+    can hold (support/files/cues.py: srt_text).
 
     A recording's files begin anew, or go on from `saved`: what `written` returned at an earlier
     moment (streams/suspend.py). A live source's files are appended to.
@@ -56,9 +55,6 @@ class Writers:
 
     def __init__(self, given: Input, saved: dict | None = None):
         self.files = {}
-        self.last_row = None                    # of the trace; it waits for the next one
-        if saved and not given.live:
-            self.last_row = saved["last"]
         for form in WRITTEN:
             path = given.files.get(form)
             if path:
@@ -79,11 +75,8 @@ class Writers:
         return self
 
     def __exit__(self, *_) -> None:
-        try:
-            self.finish()
-        finally:
-            for form in self.files:
-                self.close(form)
+        for form in self.files:
+            self.close(form)
 
     def close(self, form: str) -> None:
         file = self.files[form]
@@ -102,11 +95,10 @@ class Writers:
 
         bytes       the size of each file
         ends        a hash of the last bytes of each
-        last        the row of the trace that waits for the next row
         """
         sizes = {form: self.size(form) for form in self.files}
         ends = {form: hash_of_end(file.name, sizes[form]) for form, file in self.files.items()}
-        return {"bytes": sizes, "ends": ends, "last": self.last_row}
+        return {"bytes": sizes, "ends": ends}
 
     def put(self, form: str, text: str) -> None:
         file = self.files[form]
@@ -124,20 +116,9 @@ class Writers:
             self.put("vtt", vtt_cue(row["start"], row["end"], row["text"]))
 
     def trace(self, row: dict) -> None:
-        """Write a row of the trace, with at least "frame".
-
-        The last frame may be decided twice; then its second row replaces the first. Therefore a row
-        waits for the next one.
-        """
-        if self.last_row is not None and self.last_row["frame"] != row["frame"]:
-            self.finish()
-        self.last_row = row
-
-    def finish(self) -> None:
-        """Write the row that waits."""
-        if self.last_row is not None and "trace" in self.files:
-            self.put("trace", json.dumps(self.last_row) + "\n")
-        self.last_row = None
+        """Write a row of the trace. The last frame may be decided twice; its last row counts."""
+        if "trace" in self.files:
+            self.put("trace", json.dumps(row) + "\n")
 
 
 def cut(form: str, path: str, length: int | None = None) -> None:
@@ -152,35 +133,21 @@ def cut(form: str, path: str, length: int | None = None) -> None:
 
 
 def end_half(form: str, path: str) -> int:
-    """The length of a file up to its last whole line or cue.
-
-    What is not half of what this program writes, and lacks but the line break after it, gets one:
-    a whole cue, as an editor leaves it, and lines that end otherwise.
+    """The length of a file up to its last whole line or cue. BadData if its line breaks are not
+    those of this program: nothing of it would be whole.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         file.seek(max(0, size - TAIL))
         end = file.read()
-    are_cues = form in ("srt", "vtt")
-    breaks = list(re.finditer(rb"(?:\r?\n){2,}" if are_cues else rb"\n", end))
-    half = end[breaks[-1].end() if breaks else 0:]
-    if not half:
-        return size
-    is_whole = re.search(rb"-->.*\n(?:.+\n)+\Z", half) if are_cues else is_json(half)
-    if is_whole or b"\r" in half:               # this program writes no \r
-        with open(path, "ab") as file:
-            file.write(b"\n" if is_whole else b"\n\n")
-        return os.path.getsize(path)
-    say(f"{path}: its last line or cue is not whole, and is cut off")
+    line_break = b"\n\n" if form in ("srt", "vtt") else b"\n"
+    half = end.rpartition(line_break)[2]
+    if b"\r" in half:
+        raise BadData(f"{path}: has other line breaks than those of this program (LF), which would "
+                      f"append to it; choose another name")
+    if half:
+        say(f"{path}: its last line or cue is not whole, and is cut off")
     return size - len(half)
-
-
-def is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 def hash_of_end(path: str, size: int) -> str:

@@ -14,9 +14,9 @@ restarted, and its output files keep every whole line. No two processes share a 
 until the stream or its process ends (inputs.py).
 
 A state that does not belong to this stream is refused. That is a state with another source,
-tokenizer, connector or memory, or with other settings that shape the cache. Other thresholds and
-bounds are allowed and reported. The language model and the vision model are tested by their answers
-to the prompt and to a test picture. So no large file is hashed, and device and dtype may differ.
+tokenizer, connector or memory, or with other settings that shape the cache; thresholds and bounds
+may differ. The language model and the vision model are tested by their answers to the prompt and to
+a test picture. So no large file is hashed, and device and dtype may differ.
 
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
 everything shows damage.
@@ -41,25 +41,22 @@ from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
 from streams.live import Camera, uptime
 from streams.subtitles import Writers, hash_of_end
-from support.common.disk import write_tensors
-from support.common.errors import BadData
+from support.common.disk import expecting, write_tensors
+from support.common.errors import BadData, first_line
 from support.common.progress import say
-from support.common.seal import digest_of, refuse_if_changed
+from support.common.seal import digest_of, digest_of_file, refuse_if_changed
 from support.common.text import without_secrets
 from support.files.video import is_pipe_or_url
 from support.files.features import file_and_name
 
-FORMAT = 3
+FORMAT = 4
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
-DIGEST_BYTES = 2 ** 20                 # at each end of a source file
 
-# Settings of a narrator that may change between save and resume. A change is reported.
-MAY_DIFFER = (
-    "theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position",
-)
-# Settings that are not compared. The models and their LoRA are compared by their answers.
-FREE = {"lora_rank", "lora_alpha", "lora_dropout", "memory_dropout", *MAY_DIFFER}
+# Settings of a narrator that are not compared: thresholds and bounds, and what the models' answers
+# tell.
+FREE = ("theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position",
+        "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout")
 
 # What a Context (stream.py), reading ahead and bounds carry from frame to frame, beside the cache.
 # A baseline's Context names what it adds (FURTHER_TENSORS).
@@ -73,7 +70,7 @@ class State:
     """The state file of an input. Without a path, it does nothing.
 
     context         the stream, from `resume` on
-    about           whose stream it is, its settings and dtype, from `resume` on
+    about           whose stream it is, and its dtype, from `resume` on
     answers         the models' answers to a test (`model_answers`), from `resume` on
     writers         its output files, from the moment when they are open
     camera          the live source, from `live_frames` on
@@ -94,55 +91,47 @@ class State:
 
     # ------------------------------------------------------------------ resume
 
-    def resume(self, context: Bounded, encoder: Callable[[Tensor], Tensor] | None,
-               static: bool = False) -> bool:
+    def resume(self, context: Bounded, encoder: Callable[[Tensor], Tensor] | None) -> bool:
         """Load the file, if it exists, into a new Context; returns whether anything is left to
         narrate.
 
         encoder     the vision model, or None: pictures uint8 [B, H, W, 3] -> frame tokens
-        static      as in `narrate`
 
-        Raises BadData, before anything is changed, if the file is damaged or belongs to another
-        stream.
+        Raises BadData if the file is damaged or belongs to another stream. Nothing is written then.
         """
         self.context = context
         if self.path is None:
             return True
         narrator = context.narrator
-        source = self.given.source
-        settings = {name: getattr(narrator.config, name) for name in MAY_DIFFER}
-        settings["static"] = static
         self.about = {
-            "whose": identity(narrator, source, self.given.live),
+            "whose": identity(narrator, self.given.source, self.given.live),
             "dtype": str(narrator.llm.dtype),
-            "settings": settings,
         }
+        self.answers = model_answers(narrator, encoder)
         if not self.path.exists():
-            self.answers = model_answers(narrator, encoder)
             return True
         header, tensors = read_state(self.path)
-        refuse_if_changed(str(self.path), header["whose"], self.about["whose"],
-                          "give the same, or another --state")
-        if header["done"]:
-            for file in filter(None, map(self.given.files.get, WRITTEN)):
-                if not os.path.exists(file):
-                    raise BadData(f"{self.path}: {without_secrets(source)} is narrated to its end, "
-                                  f"but {file} is not there; delete the state to narrate it again")
-            say(f"{self.path}: {without_secrets(source)} is narrated to its end; "
-                f"delete it to begin anew")
-            return False
-        self.answers = model_answers(narrator, encoder)
-        exact = header["dtype"] == self.about["dtype"] == "torch.float32"
-        check_model_answers(self.path, tensors, self.answers, 1e-3 if exact else 5e-2)
-        check_files(self.path, self.given, header["files"])
-
-        unpack(context, header["stream"], tensors)
-        self.saved_files = header["files"]
-        self.live_clock = header["live"]
+        with expecting(self.path, "a state of this program"):
+            refuse_if_changed(str(self.path), header["whose"], self.about["whose"],
+                              "give the same, or another --state")
+            name = without_secrets(self.given.source)
+            if header["done"]:
+                for file in filter(None, map(self.given.files.get, WRITTEN)):
+                    if not os.path.exists(file):
+                        raise BadData(f"{self.path}: {name} is narrated to its end, but {file} is "
+                                      f"not there; delete the state to narrate it again")
+                say(f"{self.path}: {name} is narrated to its end; delete it to begin anew")
+                return False
+            exact = header["dtype"] == self.about["dtype"] == "torch.float32"
+            check_model_answers(self.path, tensors, self.answers, 1e-3 if exact else 5e-2)
+            if not self.given.live:
+                check_files(self.path, self.given, header["files"])
+            unpack(context, header["stream"], tensors)
+            self.saved_files = header["files"]
+            self.live_clock = header["live"]
         if self.given.live:
             context.restart()                  # the camera may show something else by now
         say(f"{self.path}: goes on after {context.frame} frames, {context.segment} narrations")
-        tell_changes(self.path, header["settings"], settings)
         return True
 
     def live_frames(self, frames: Iterable[Tensor], camera: Camera) -> Iterator[Tensor]:
@@ -176,8 +165,7 @@ class State:
             self.save()
 
     def end(self) -> None:
-        """Finish the output files and save the stream, after the last frame."""
-        self.writers.finish()
+        """Save the stream, after the last frame."""
         if self.path and self.context.frame > 0:
             # a live source never is done: the next command appends to its files
             self.save(done=not self.given.live)
@@ -214,23 +202,16 @@ def read_state(path: str | Path) -> tuple[dict, dict[str, Tensor]]:
             about = file.metadata() or {}
             # copies, not views: the file is replaced by the next save
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
-        intact = about["digest"] == digest_of(about["state"], sorted(tensors.items()))
+        if about["digest"] != digest_of(about["state"], sorted(tensors.items())):
+            raise ValueError("its digest differs")
         header = json.loads(about["state"])
-        version = header["format"]
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        raise damaged(path, type(error).__name__) from error
-    if version != FORMAT:
-        raise BadData(f"{path}: has format {version}, not {FORMAT}; "
-                      f"go on with the version that wrote it, or delete it")
-    if not intact:
-        raise damaged(path, "its digest differs")
+        if header["format"] != FORMAT:
+            raise ValueError(f"it has format {header['format']}, not {FORMAT}")
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise BadData(f"{path}: is damaged, or no state of this version ({first_line(error)}); "
+                      f"delete it, or give another --state (a recording then begins anew, and its "
+                      f"outputs with it; those of a live source go on)") from error
     return header, tensors
-
-
-def damaged(path: str | Path, reason: str) -> BadData:
-    return BadData(f"{path}: is damaged, or no state of a stream ({reason}); "
-                   f"delete it, or give another --state (a recording then begins anew, and its "
-                   f"outputs with it; those of a live source go on)")
 
 
 def pack(context: Bounded) -> tuple[dict, dict[str, Tensor]]:
@@ -259,8 +240,6 @@ def unpack(context: Bounded, numbers: dict, tensors: dict[str, Tensor]) -> None:
         newest = getattr(context, name).maxlen
         setattr(context, name, deque(numbers[name], newest))
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    if "state_to_read" not in tensors:
-        tensors["state_to_read"] = earlier_state_to_read(context, tensors)
     for name in tensors_of(context):
         setattr(context, name, tensors[name])
     context.memory = tensors.get("memory")
@@ -290,16 +269,6 @@ def memory_tensors(context: Bounded) -> dict[str, Tensor]:
     return {"history": history, "memory": memory}
 
 
-def earlier_state_to_read(context: Bounded, tensors: dict[str, Tensor]) -> Tensor:
-    """`state_to_read` from a file that was written before it had one: there stood the latest frame,
-    and the state before it.
-    """
-    if context.narrator.config.readout != "cls" or "latest" not in tensors:
-        return tensors["state"]
-    first_token = tensors["latest"][None, :1]
-    return context.narrator.memory.step(first_token, tensors["state_before"])
-
-
 def tensors_of(context: Bounded) -> tuple[str, ...]:
     return TENSORS + getattr(context, "FURTHER_TENSORS", ())
 
@@ -325,28 +294,19 @@ def identity(narrator, source: str, live: bool) -> dict:
 
 
 def source_signature(source: str, live: bool) -> str:
-    """The size of a file and a digest of its first and last MB, because the file may be moved.
+    """The digest of a file, because it may be moved. FILE.safetensors:NAME: and :NAME.
 
-    Of any other source, its name. FILE.safetensors:NAME: the signature of the file, and :NAME.
+    Of any other source, its name: of an address the host, and a digest of what may be secret behind
+    it, which tells two cameras of one recorder apart.
     """
     path, tensor = file_and_name(source)
-    name = f":{tensor}" if tensor else ""
-    if live or is_pipe_or_url(source) or not os.path.isfile(path):
-        return without_secrets(source)
-    with open(path, "rb") as file:
-        hashed = sha256(file.read(DIGEST_BYTES))
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - DIGEST_BYTES))
-        hashed.update(file.read())
-    return f"{size} bytes, {hashed.hexdigest()[:12]}{name}"
-
-
-def tell_changes(path: Path, saved: dict, present: dict) -> None:
-    """Report thresholds and bounds that differ from those of a state."""
-    changes = [f"{name} = {value} (was {saved[name]})"
-               for name, value in present.items() if saved[name] != value]
-    if changes:
-        say(f"{path}: goes on with {', '.join(changes)}")
+    if not live and not is_pipe_or_url(source) and os.path.isfile(path):
+        return digest_of_file(path) + (f":{tensor}" if tensor else "")
+    name = without_secrets(source)
+    if name == source:
+        return name
+    behind_user = source.rpartition("@")[2]                     # a password may be changed
+    return f"{name} {digest_of(behind_user)[:12]}"
 
 
 @torch.no_grad()
@@ -382,11 +342,8 @@ def check_model_answers(path: Path, saved: dict[str, Tensor], present: dict[str,
 
 
 def check_files(path: Path, given: Input, saved: dict) -> None:
-    """BadData if the output files are not those with which a state continues.
-
-    Each file of a recording must be at least as long as at the save, with the same end there: what
-    comes after it will be cut off. Files of a live source may be shorter or missing, because an old
-    one may have been moved away.
+    """BadData if the output files of a recording are not those with which a state continues: each
+    must be at least as long as at the save, with the same end there. What comes after will be cut.
 
     saved       what `Writers.written` returned
     """
@@ -395,16 +352,7 @@ def check_files(path: Path, given: Input, saved: dict) -> None:
     if files.keys() != sizes.keys():
         listed = " ".join(f"--{form}" for form in sizes) or "no output files"
         raise BadData(f"{path}: was saved with {listed}; give the same, or another --state")
-    if given.live:
-        return
     for form, file in files.items():
-        if not os.path.exists(file):
-            problem = "missing"
-        elif os.path.getsize(file) < sizes[form]:
-            problem = "shorter than it was"
-        elif saved["ends"][form] != hash_of_end(file, sizes[form]):
-            problem = "not the file that it was"
-        else:
-            continue
-        raise BadData(f"{file}: is {problem}, and {path} goes on with it; "
-                      f"put it back, or give another --state")
+        if saved["ends"][form] != hash_of_end(file, sizes[form]):
+            raise BadData(f"{file}: is missing, or not the file that it was, and {path} goes on with "
+                          f"it; put it back, or give another --state")

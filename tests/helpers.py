@@ -2,6 +2,7 @@
 several tests."""
 import os
 import random
+import shutil
 import socket
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ import av
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -279,6 +281,25 @@ def assert_same_stream(steps, others, tolerance=1e-5):
     assert [row_of(step) for step in steps] == [row_of(other) for other in others]
     for step, other in zip(steps, others):
         assert step.p_skip == pytest.approx(other.p_skip, abs=tolerance)
+
+
+def save_features(root: Path, x_of: dict[str, torch.Tensor]) -> None:
+    """The features of a data set's videos, in the published layout but for the index."""
+    (root / "features").mkdir(exist_ok=True)
+    for video, x in x_of.items():
+        torch.save(x.clone(), root / "features" / f"{video}.pt")
+
+
+def saved_features(root: Path) -> dict[str, torch.Tensor]:
+    return {path.stem: torch.load(path) for path in sorted((root / "features").glob("*.pt"))}
+
+
+def golden_data(name: str, root: Path) -> Path:
+    """The small copy of a data set: its files are kept in one, and written one a video."""
+    kept = ROOT / "tests" / "golden" / "data" / name
+    shutil.copytree(kept, root, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_features(root, load_file(kept / "features.safetensors"))
+    return root
 
 
 def copy_packets(source: Path, target: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from commands import train_command
 from forks import Forked
-from helpers import ROOT, TOY, ranks, run_together, start_together
+from helpers import (
+    ROOT, TOY, ranks, run_together, save_features, saved_features, start_together,
+)
 from support.common import devices
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
@@ -34,24 +36,18 @@ def of_torchrun(**others) -> dict[str, str]:
 
 @pytest.mark.parametrize("environment, name", [
     ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_NTASKS"),
-    ({"SLURM_PROCID": "3"}, "SLURM_PROCID"),
-    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
-    ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "PMI_SIZE"),
-    ({"PALS_RANKID": "1"}, "PALS_RANKID"),
-    ({"MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS"),
-    ({"RANK": "1", "WORLD_SIZE": "4"}, "WORLD_SIZE"),
+    ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_NTASKS": "4"}, "WORLD_SIZE"),
     ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}, "WORLD_SIZE"),
-    ({"SLURM_NTASKS": "2", "SLURM_NPROCS": "2", "SLURM_PROCID": "1"}, "SLURM_NTASKS"),
     (of_torchrun(RANK="three"), "WORLD_SIZE"),
     (of_torchrun(RANK="3"), "WORLD_SIZE"),
     (of_torchrun(MASTER_PORT="http"), "WORLD_SIZE"),
     ({"RANK": "", "WORLD_SIZE": ""}, None),
     ({"RANK": "0", "WORLD_SIZE": "1"}, None),
-    ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "PMI_SIZE": "1"}, None),
+    ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
 ], ids=str)
 def test_only_torchrun_makes_several_processes(environment, name, monkeypatch):
     """What another launcher starts is refused with the command to type; one process is one."""
-    for variable in (*devices.SIZES, *devices.NUMBERS, *devices.OF_TORCHRUN):
+    for variable in (*devices.SIZES, *devices.OF_TORCHRUN):
         monkeypatch.delenv(variable, raising=False)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
@@ -60,7 +56,7 @@ def test_only_torchrun_makes_several_processes(environment, name, monkeypatch):
     if name is None:
         devices.check_launcher()
         return
-    with pytest.raises(BadData, match=f"^{name}=.*torchrun --nproc-per-node [234] train.py --data "
+    with pytest.raises(BadData, match=f"^{name}=.*torchrun --nproc-per-node [24] train.py --data "
                                       f"'my videos'.* unset [A-Z_ ]*$") as refused:
         devices.check_launcher()
     unset = str(refused.value).split(" unset ")[1].split()
@@ -325,11 +321,11 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
         machine.mkdir()
     root = tmp_path / "root"
     epic(root, videos=12)
-    features = load_file(root / "features.safetensors")
+    features = saved_features(root)
     of_second_process = f"train_{order(12, 4, 2, 0)[1]}"                      # at step 2
     damaged = {name: x.clone() for name, x in features.items()}
     damaged[of_second_process][3] = float("nan")
-    save_file(damaged, root / "features.safetensors")
+    save_features(root, damaged)
     line = training(whole, root=root, output="out", save_every=50)
     (first, said), (second, said_by_second) = run_together(line, line, folders=machines)
     assert (first, second) == (1, 1)
@@ -339,7 +335,7 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
         "error: another process of this run cannot go on; its own message says why"]
     assert len(said_by_second) == 1
 
-    save_file(features, root / "features.safetensors")
+    save_features(root, features)
     for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines[::-1]):
         assert code == 1
         assert "process 1 has a state of 2 steps, and process 0 one of 0" in errors[-1]
@@ -436,25 +432,18 @@ def test_processes_evaluate_alike(whole, tmp_path, command):
 
 
 WEIGHTS = """
-import sys, torch
+import torch
 from support.common.devices import rank
-from support.common.errors import command_line
 from support.common.processes import process_group
-from support.engine.run import check_weights
+from support.engine.run import weights_from_first
 process, _ = rank()
-weights = {"a": torch.arange(6.), "b": torch.ones(3, 2), "c": torch.ones(2, dtype=torch.bfloat16)}
-weights["b"][2, 1] += process * 2 ** -14
-def main():
-    with process_group():
-        check_weights(weights, 3)          # they differ by rounding
-        weights["a"][5] += process
-        check_weights(weights, 4)
-command_line(main)
+weights = {"a": torch.arange(3.) + process, "b": torch.ones(2, dtype=torch.bfloat16) - process}
+with process_group():
+    weights_from_first(weights)
+assert weights["a"].tolist() == [0, 1, 2] and weights["b"].tolist() == [1, 1]
 """
 
 
-def test_weights_that_drift_apart_are_named():
+def test_weights_that_drift_apart_become_those_of_the_first_process():
     for code, errors in run_together(["-c", WEIGHTS], ["-c", WEIGHTS]):
-        assert code == 1
-        assert errors == ["error: after step 4, process 1 has other weights than process 0: a has "
-                          "norm 8.12404, not 7.4162; go on from the last saved state (--resume)"]
+        assert (code, errors) == (0, [])

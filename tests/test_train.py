@@ -1,11 +1,11 @@
 """Training (§3.5, App. B.6): the recipe, the loop, exact resumption, the command line."""
 import json
 import math
+import operator
 import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,8 @@ import train
 from narrator import load
 from commands import train_command
 from commands.train_command import Options, options_from
-from helpers import TOY, tiny, video
-from streams.late import LateBatches, LateExample, memory_after
+from helpers import TOY, save_features, tiny, video
+from streams.late import LateExample, late, memory_after
 from support.common.disk import read_jsonl
 from support.engine.run import cut_log
 from support.common.errors import BadData
@@ -27,11 +27,22 @@ from support.engine import checkpoint, run as engine
 from support.files import features
 from support.engine.start import first_weights
 from toy import stages, world
-from toy.from_scratch import before_last_stage
 
 
 def examples(model, count=6, at=(0, 4, 9)):
     return [train.Example(*video(model, frames=12, at=at, seed=seed)) for seed in range(count)]
+
+
+def train_on(model, videos, options, held_out=()):
+    """Train a narrator on videos in memory, validated after each epoch."""
+    def reads(of_videos):
+        return [partial(operator.getitem, of_videos, i) for i in range(len(of_videos))]
+
+    validate = partial(train.mean_loss, model, reads(held_out)) if len(held_out) else None
+    every = train_command.steps_to_validation(options, len(videos))
+    videos_of = train.in_order(reads(videos), options.batch, options.seed)
+    with engine.Run("narrator", options, validate, every) as run:
+        train.train(model, videos_of, train.number_of_steps(options, len(videos)), options, run)
 
 
 def losses(folder):
@@ -82,9 +93,10 @@ def test_each_feature_file_is_looked_at_once(tmp_path, monkeypatch):
     opened = []
     real = features.open_features
     monkeypatch.setattr(features, "open_features",
-                        lambda path, name: opened.append(name) or real(path, name))
+                        lambda path, name: opened.append(path.stem) or real(path, name))
     samples = list(data.load_dataset("ego4d", str(tmp_path), "train"))
-    assert len(train.Examples(samples, tiny(width=16))) == 12
+    assert len(samples) == 12
+    train_command.check_samples(samples, tiny(width=16).config)
     assert sorted(opened) == ["train_0", "train_1"]
 
 
@@ -106,14 +118,15 @@ def test_late_in_a_long_stream():
     """--long: the memory of other videos, and a far position; the same in every run."""
     model = tiny()
     videos = examples(model, 3)
-    options = Options(batch=40, long=0.5)
+    reads = [partial(videos.__getitem__, i) for i in range(len(videos))]
+    videos_of = late(train.in_order(reads, 40, seed=0), reads, share=0.5, seed=0)
 
     def drawn(step):
-        return list(LateBatches(videos, options).videos(step))
+        return [read() for read in videos_of(step)]
 
-    late = [one for one in drawn(0) if isinstance(one, LateExample)]
-    assert 10 < len(late) < 30
-    for one in late:
+    are_late = [one for one in drawn(0) if isinstance(one, LateExample)]
+    assert 10 < len(are_late) < 30
+    for one in are_late:
         assert 1 <= one.tokens <= 100_000
         assert 1 <= len(one.earlier) <= 3
         state = memory_after(model, one.earlier)
@@ -162,7 +175,7 @@ def run(folder, videos=examples, at=None, error=None, held_out_at=None, **given)
     options = Options(output=str(folder), **given)
     with nullcontext() if error is None else pytest.raises(error):
         held_out = Stopping(examples(model, 1), held_out_at, error)
-        train.train_narrator(model, stopping, options, held_out)
+        train_on(model, stopping, options, held_out)
     return model, stopping.read
 
 
@@ -211,7 +224,7 @@ def one_step(tmp_path_factory):
     """The options of a training that has ended after one step."""
     folder = tmp_path_factory.mktemp("one_step")
     given = {"output": str(folder), "batch": 2, "epochs": 0.34, "lr": 1e-3}
-    train.train_narrator(tiny(), examples(tiny()), Options(**given))
+    train_on(tiny(), examples(tiny()), Options(**given))
     return given
 
 
@@ -224,7 +237,7 @@ def test_resume_with_other_settings_is_refused(one_step, change, message):
     """Except those that do not change the result (message None)."""
     options = Options(**one_step | change, resume=True)
     with nullcontext() if message is None else pytest.raises(BadData, match=message):
-        train.train_narrator(tiny(), examples(tiny()), options)
+        train_on(tiny(), examples(tiny()), options)
 
 
 def test_a_damaged_log_does_not_stop_a_training(tmp_path):
@@ -239,12 +252,12 @@ def test_a_damaged_log_does_not_stop_a_training(tmp_path):
 def test_resume_with_other_videos_or_weights_is_refused(one_step):
     options = Options(**one_step, resume=True)
     with pytest.raises(BadData, match="steps = 1, here 2"):
-        train.train_narrator(tiny(), examples(tiny(), 10), options)
+        train_on(tiny(), examples(tiny(), 10), options)
     with pytest.raises(BadData, match="weights = "):
-        train.train_narrator(tiny(lora_rank=5), examples(tiny()), options)
+        train_on(tiny(lora_rank=5), examples(tiny()), options)
     (Path(options.output) / "narrator-state.safetensors").write_bytes(b"no safetensors")
     with pytest.raises(BadData, match="damaged"):
-        train.train_narrator(tiny(), examples(tiny()), options)
+        train_on(tiny(), examples(tiny()), options)
 
 
 def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
@@ -252,7 +265,7 @@ def test_many_epochs_are_validated_ten_times(tmp_path, capsys):
     model = tiny()
     options = Options(output=str(tmp_path), batch=1, epochs=20.0, lr=1e-9)
     short = examples(model, 1, at=(0,))
-    train.train_narrator(model, short, options, short)
+    train_on(model, short, options, short)
     log = read_jsonl(tmp_path / "narrator-log.jsonl")
     validated = [row["step"] + 1 for row in log if "val_loss" in row]
     assert validated == list(range(2, 21, 2))
@@ -266,7 +279,7 @@ def test_fewer_videos_than_half_a_batch(tmp_path):
     """And less than half a step: it is one step, and it is validated."""
     model = tiny()
     few = examples(model, 1)
-    train.train_narrator(model, few, Options(output=str(tmp_path), batch=8, epochs=1.0), few)
+    train_on(model, few, Options(output=str(tmp_path), batch=8, epochs=1.0), few)
     row, = read_jsonl(tmp_path / "narrator-log.jsonl")
     assert "val_loss" in row
 
@@ -285,7 +298,7 @@ def test_lora_over_a_bf16_base_learns(tmp_path):
     model = nar.Narrator(*checkpoint.load_llm(config.llm, torch.bfloat16), config)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     options = Options(output=str(tmp_path), batch=1, epochs=12.0, lr=3e-3)
-    train.train_narrator(model, examples(model, 1), options)
+    train_on(model, examples(model, 1), options)
     assert losses(tmp_path)[-1] < 0.9 * losses(tmp_path)[0]
     for name, before in frozen.items():
         assert before.dtype == torch.bfloat16
@@ -310,7 +323,7 @@ def epic(root, videos=6, width=16):
     (root / "features_metadata.json").write_text(json.dumps(metadata))
     generator = torch.Generator().manual_seed(0)
     x = {name: torch.randn(21, 10, width, generator=generator) for name in names}
-    save_file(x, root / "features.safetensors")
+    save_features(root, x)
 
 
 def given_for(folder, **given):
@@ -335,11 +348,13 @@ def test_examples_read_only_their_range(tmp_path):
     """And refuse features of another shape by the video's name, before the first step."""
     options = Options(**given_for(tmp_path, max_frames=6))
     samples = train.load_samples(options, "train", None)
-    for sample, example in zip(samples, train.Examples(samples, tiny(width=16))):
+    model = tiny(width=16)
+    for sample in samples:
+        example = train.read_example(sample, model.layout)
         assert len(example.x) == sample.num_frames <= 6
     samples[1].read = lambda start, stop: torch.zeros(2, 5, 16)
     with pytest.raises(BadData, match=f"{samples[1].name}: its features are 16 wide with 5 tokens"):
-        train.Examples(samples, tiny(width=16))
+        train_command.check_samples(samples, model.config)
 
 
 def test_a_finished_narrator_is_not_replaced(tmp_path, capsys):
@@ -401,7 +416,6 @@ def parsed(monkeypatch, *line):
     ["--data", "ego4d", "--quick"],
     ["--data", "toy", "--init", "narrator", "--look", "look.safetensors"],
     ["--data", "toy", "--no-recall", "--init", "narrator"],
-    ["--data", "toy", "--quick", "--llm-width", "256"],
     ["--memory", "none", "--memory-tokens", "5"],
 ], ids=" ".join)
 def test_invalid_options_are_refused_at_once(line, monkeypatch, capsys):
@@ -542,9 +556,9 @@ def begun(folder, **given):
     options = options_from(**given_for(folder, **given))
     samples = list(data.load_dataset("ek100", options.root, "train"))
     narrator = train.narrator_for(options, samples[0], torch.float32)
-    annotated = train.Examples(samples, narrator)
-    first_weights(narrator, options.start, annotated)
-    return narrator, annotated
+    videos = [partial(train.read_example, sample, narrator.layout) for sample in samples]
+    first_weights(narrator, options.start, videos)
+    return narrator, videos
 
 
 def test_start_published(tmp_path):
@@ -572,12 +586,12 @@ def test_start_published(tmp_path):
 def test_start_mimetic(tmp_path):
     """Learned targets, decays near 1, and a connector that standardises the features, on any data
     set."""
-    model, annotated = begun(tmp_path, start="mimetic")
+    model, videos = begun(tmp_path, start="mimetic")
     assert model.config.memory_target
     assert model.memory.target.abs().sum() > 0
     gate = "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias"
     assert model.trainable()[gate].tolist() == pytest.approx([4.0] * 8 + [8.0] * 8)
-    x = torch.cat([annotated[i].x[:128] for i in range(len(annotated))])
+    x = torch.cat([read().x[:128] for read in videos])
     assert model.connector[0](x[:, 1:]).mean((0, 1)).abs().max() < 1e-4
     assert model.connector[0].bias.abs().sum() > 0
 
@@ -591,36 +605,29 @@ def steps_of(folder):
 
 
 def test_toy_runs_all_stages(tmp_path, monkeypatch):
-    """All of --data toy in miniature: its stages, its options, a checkpoint with its own models
-    that can be moved."""
-    few_pictures = {"batch": 2, "videos": 2, "each": 2}
-    monkeypatch.setattr(stages, "encoder", partial(stages.encoder, **few_pictures))
-    monkeypatch.setattr(stages, "language", partial(stages.language, batch=2))
-    steps = {"encoder": 2, "language": 2, "look": 1}
-    monkeypatch.setattr(stages, "STEPS", steps)
+    """All of --data toy in miniature: its stages, its options, a checkpoint with the bundled models."""
+    monkeypatch.setattr(stages, "LOOK_STEPS", 2)
     out = tmp_path / "out"
     train_command.check_and_train(options_from(data="toy", output=str(out), limit=2, batch=1, epochs=0.5,
                                      lora_rank=4, idle=1.0, recall_steps=3))
-    assert steps_of(out) == steps | {"recall": 3, "narrator": 1}
-    out.rename(tmp_path / "moved")
-    config = load(str(tmp_path / "moved")).config
+    assert steps_of(out) == {"look": 2, "recall": 3, "narrator": 1}
+    config = load(str(out)).config
     assert (config.memory_target, config.last_k, config.width) == (True, 10, 128)
-    assert config.vision == str(tmp_path / "moved" / "vision")
+    assert config.vision == str((TOY / "vision").resolve())
 
 
 def test_quick_starts_from_what_others_have_learned(tmp_path):
-    """Its models are the bundled ones, there is one stage, and given options win."""
+    """There is no stage before the paper's training, and given options win."""
     out = tmp_path / "out"
     options = options_from(data="toy", quick=True, output=str(out), limit=2, epochs=1.0)
     assert (options.recall, options.limit, options.batch) == (False, 2, 2)
     train_command.check_and_train(options)
     assert steps_of(out) == {"narrator": 1}
-    assert load(str(out)).config.vision == str((TOY / "vision").resolve())
 
 
 def test_toy_of_one_token_and_with_a_narration_memory(tmp_path, monkeypatch):
     """--grid 0 --narration-memory 5: last_k is 0 unless it is given."""
-    monkeypatch.setattr(stages, "STEPS", {"look": 1})
+    monkeypatch.setattr(stages, "LOOK_STEPS", 1)
     out = str(tmp_path / "out")
     train_command.check_and_train(options_from(
         data="toy", output=out, limit=2, batch=2, epochs=1.0, lora_rank=4, long=1.0, grid=0, recall_steps=1,
@@ -647,10 +654,10 @@ def test_a_frozen_memory_keeps_its_first_weights(tmp_path):
 def test_with_lora_frozen_the_memory_learns_alone_in_recall(tmp_path):
     """--freeze-lora: LoRA is that of stage look; connector and memory have changed."""
     look = load_file(options_from(data="toy", quick=True).look)
-    model, _ = before_last_stage(
-        options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
-                     freeze_lora=True),
-        world.WORLDS["plain"], world.kitchens("train", 2))
+    options = options_from(data="toy", output=str(tmp_path), quick=True, recall=True, recall_steps=1,
+                           freeze_lora=True)
+    model, videos = stages.new_toy(options, world.kitchens("train", 2))
+    stages.before_narrating(options, model, videos)
     for name, weight in look.items():
         same = torch.equal(model.trainable()[name], weight.float())
         assert same == (".lora_" in name), name

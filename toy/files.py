@@ -5,7 +5,7 @@
         {"time": 0.5, "text": "You fill the rack.", "memory": ["green", "bowl"]}, ...]}
 
 "seed" is that of its Kitchen. "pictures" is a hash, by which a video is known that was painted
-otherwise. "memory" are the words that only visual memory can give. All three may be left out.
+otherwise. "memory" are the words that only visual memory can give.
 """
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from zlib import crc32
 import numpy as np
 
 from data import Sample
-from support.common.disk import expecting, is_number, read_json, write_json
+from support.common.disk import expecting, read_json, write_json
 from support.common.errors import BadData
 from support.common.progress import progress
-from support.files.tracks import Notes, at_frames, frame_at, one_frame_each, time_of
+from support.files.tracks import frame_at, time_of
 from support.files.video import Video, write_video
 from toy.words import ToySentence, true_sentences
 from toy.world import FPS, SEEDS, Kitchen, find_world, kitchens
@@ -115,39 +115,30 @@ def rendered(kitchen: Kitchen) -> Sample:
 
 def filmed(path: Path) -> Sample:
     """The video that a .json file describes. BadData names the file if it does not."""
-    with expecting(path, '{"video": file, "fps": number, "duration": seconds, '
-                         '"narrations": [...]}'):
+    sentences = true_sentences(path)
+    with expecting(path, f'{{"video": file, "fps": {FPS}, "duration": seconds, "narrations": [...]}}'):
         content = read_json(path)
         video = path.parent / content["video"]
-        fps = content["fps"]
-        duration = content["duration"]
-        if not (is_number(duration) and is_number(fps) and fps > 0):
-            raise ValueError
-        num_frames = frame_at(duration, fps) + 1
-    sentences = true_sentences(path)
-    placed = [(frame_at(sentence.time, fps), sentence) for sentence in sentences]
-    last, _ = placed[-1]
-    if last >= num_frames:
-        raise BadData(f"{path}: {sentences[-1].time} s is after the end ({duration} s)")
-    placed = one_frame_each(placed, num_frames - 1, Notes())
+        num_frames = round(content["duration"] * FPS)
+        if content["fps"] != FPS or frame_at(sentences[-1].time, FPS) >= num_frames:
+            raise ValueError("another rate, or a narration after the end")
     return Sample(
-        [at_frames(placed, fps)],
+        [sentences],
         name=path.stem,
-        fps=fps,
+        fps=FPS,
         num_frames=num_frames,
-        duration=num_frames / fps,
-        source=partial(decode, video, fps, num_frames),
+        duration=num_frames / FPS,
+        source=partial(decode, video, num_frames),
     )
 
 
-def decode(path: Path, fps: float, num_frames: int) -> Iterator[np.ndarray]:
+def decode(path: Path, num_frames: int) -> Iterator[np.ndarray]:
     """The pictures of a video. BadData if it has fewer than num_frames."""
-    video = Video(path, fps)
+    video = Video(path, FPS)
     count = 0
     for picture in islice(video, num_frames):
         count += 1
         yield picture
     video.report()
     if count < num_frames:
-        raise BadData(f"{path}: has {count} frames, its .json promises {num_frames}; truncated? "
-                      "get the video again")
+        raise BadData(f"{path}: has {count} frames, its .json promises {num_frames}")

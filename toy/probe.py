@@ -1,7 +1,7 @@
 """A linear probe of a memory's tokens: what did each place show last, and when? (not in the paper)
 
-`experiments/knowledge.py` trains it and scores it; `stream.py --explain` says what it reads. It is
-never used to narrate.
+`stream.py --explain` and the page say what it reads. It is never used to narrate. (It was trained at
+commit 3373641, by experiments.knowledge.)
 """
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from einops import rearrange
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
 from support.common.seal import refuse_if_changed
 from support.engine.checkpoint import WEIGHTS
@@ -35,8 +34,6 @@ class Probe(nn.Module):
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("deviation", torch.ones(numbers))
         self.linear = nn.Linear(numbers, PLACES * (TYPES + COLOURS + 1))
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """tokens [N, M * D] -> logits of types [N, 9, 7], logits of colours [N, 9, 7], and log2 of
@@ -47,31 +44,10 @@ class Probe(nn.Module):
         return types, colours, ages[..., 0]
 
 
-def most_likely(types: Tensor, colours: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [.., 7] of types and of colours -> the likeliest thing [.., 2] and its probability."""
-    type_sure, type_named = types.softmax(-1).max(-1)
-    colour_sure, colour_named = colours.softmax(-1).max(-1)
-    return torch.stack([type_named, colour_named], -1), type_sure * colour_sure
-
-
-def hash_of(model: str) -> str:
-    """Of a narrator's weights; "" if `model` is no folder of them."""
-    file = Path(model) / WEIGHTS
-    return sha256(file.read_bytes()).hexdigest() if file.exists() else ""
-
-
-def save_probe(probe: Probe, model: str, file: Path) -> None:
-    """In bf16, which is exact enough to say things; with the hash of its narrator."""
-    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in probe.state_dict().items()}
-    write_tensors(file, tensors, {"narrator": hash_of(model)})
-
-
-def load_probe(model: str) -> Probe | None:
-    """That of a narrator's folder; None if it has none. BadData if its file is damaged, or if it was
-    made for other weights."""
+def load_probe(model: str) -> Probe:
+    """That of a narrator's folder. BadData if its file is damaged, or if it was made for other
+    weights."""
     file = Path(model) / FILE
-    if not file.exists():
-        return None
     try:
         with safe_open(file, "pt") as kept:
             about = kept.metadata() or {}
@@ -80,9 +56,8 @@ def load_probe(model: str) -> Probe | None:
         probe.load_state_dict(tensors)
     except (OSError, SafetensorError, LookupError, RuntimeError) as error:
         raise BadData(f"{file} is damaged ({first_line(error)}); delete it") from error
-    refuse_if_changed(
-        str(file), about, {"narrator": hash_of(model)},
-        f"delete it, or make it again: python -m experiments.knowledge --model {model} --save {file}")
+    weights = (Path(model) / WEIGHTS).read_bytes()
+    refuse_if_changed(str(file), about, {"narrator": sha256(weights).hexdigest()}, "delete it")
     return probe.requires_grad_(False)
 
 
@@ -90,11 +65,14 @@ def recalled(probe: Probe, memory: Tensor) -> list[tuple[str, float, float]]:
     """Memory tokens [M, D] -> what each place showed last: a thing ("" for nothing), how sure that
     is, and how many seconds ago it was. The probe is on the CPU, the memory on any device."""
     tokens = memory.float().cpu().flatten()[None]
-    types, colours, log_ages = (answers[0] for answers in probe(tokens))
-    named, sure = most_likely(types, colours)                                  # [9, 2], [9]
-    seconds = log_ages.exp2()                                                  # [9]
+    type_logits, colour_logits, log_ages = (answers[0] for answers in probe(tokens))
+    type_sure, types = type_logits.softmax(-1).max(-1)                         # [9], [9]
+    colour_sure, colours = colour_logits.softmax(-1).max(-1)                   # [9], [9]
+    sure = type_sure * colour_sure
+    seconds = log_ages.exp2()
     said = []
-    for (kind, colour), p, age in zip(named.tolist(), sure.tolist(), seconds.tolist()):
+    rows = zip(types.tolist(), colours.tolist(), sure.tolist(), seconds.tolist())
+    for kind, colour, p, age in rows:
         said.append((name_of_thing(kind, colour), round(p, 2), round(age, 1)))
     return said
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.common.disk import read_json
-from support.common.errors import BadData
-from support.files.narrations import is_list_of, rows_of_video
-from support.files.own_videos import read_sentences
-from support.files.tracks import NarratedVideo, Notes, Sentence
+from support.common.disk import expecting, is_number, read_json
+from support.files.narrations import is_list_of
+from support.files.tracks import NarratedVideo, Sentence, frame_at
+from toy.world import FPS
+
+TRUTH = '{"narrations": [{"time": seconds, "text": "...", "memory": ["..."]}, ...]}'
 
 
 @dataclass(slots=True)
@@ -22,18 +23,19 @@ class ToySentence(Sentence):
 
 
 def true_sentences(path: Path) -> list[ToySentence]:
-    """Those of a toy video's .json file, sorted by time. BadData if it is damaged."""
-    sentences = read_sentences(path, Notes())
-    rows = sorted(rows_of_video(read_json(path)), key=lambda row: row["time"])
-    if len(rows) != len(sentences):                 # some have no words
-        rows = [{}] * len(sentences)
-    of_toy = []
-    for sentence, row in zip(sentences, rows):
-        words = row.get("memory", [])
-        if not is_list_of(words, str):
-            raise BadData(f'{path}: expected "memory": [words], not {str(words)[:60]}')
-        of_toy.append(ToySentence(sentence.time, sentence.text, tuple(words)))
-    return of_toy
+    """Those of a toy video's .json file. BadData if it is no such file, or if two are of one frame."""
+    sentences = []
+    with expecting(path, TRUTH):
+        for row in read_json(path)["narrations"]:
+            words = row.get("memory", [])
+            right = is_number(row["time"]) and isinstance(row["text"], str) and is_list_of(words, str)
+            if not right or row["time"] <= 0:
+                raise ValueError(row)
+            sentences.append(ToySentence(row["time"], row["text"], tuple(words)))
+        frames = [frame_at(sentence.time, FPS) for sentence in sentences]
+        if frames != sorted(set(frames)):
+            raise ValueError("two are of one frame, or not in order")
+    return sentences
 
 
 def words_asked_for(video: NarratedVideo) -> list[tuple[str, ...]]:

@@ -54,14 +54,8 @@ def synchronise(device: torch.device) -> None:
 
 # what torchrun sets in each of its processes
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# How other launchers, and clusters, say how many processes they start: SLURM, Open MPI, MPICH and
-# Intel MPI, PALS, MVAPICH, LSF, Flux; and which of them this one is, counted from 0.
-SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS",
-         "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_SIZE", "PALS_LOCAL_SIZE",
-         "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
-NUMBERS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
-           "MPI_LOCALRANKID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK",
-           "FLUX_TASK_RANK")
+# how many processes SLURM, or a launcher that is not torchrun, has started
+SIZES = ("WORLD_SIZE", "SLURM_NTASKS")
 
 
 def rank() -> tuple[int, int]:
@@ -90,18 +84,14 @@ def check_launcher() -> None:
     """
     if under_torchrun():
         return
-    several = {}
-    for name in SIZES + NUMBERS:
-        value = os.environ.get(name, "")
-        least = int(value) + (name in NUMBERS) if value.isdecimal() else 1
-        if least > 1:
-            several[name] = least
+    sizes = {name: os.environ.get(name, "") for name in SIZES}
+    several = [name for name, size in sizes.items() if size.isdecimal() and int(size) > 1]
     if several:
-        name, count = next(iter(several.items()))
-        command = shlex.join(["torchrun", "--nproc-per-node", str(count), *sys.argv])
-        raise BadData(f"{name}={os.environ[name]} says that there are several processes, and only "
-                      f"those of torchrun share work: {command} (several machines: "
-                      f"docs/training.md); for one process alone, unset {' '.join(several)}")
+        name = several[0]
+        command = shlex.join(["torchrun", "--nproc-per-node", sizes[name], *sys.argv])
+        raise BadData(f"{name}={sizes[name]} says that there are several processes, and only those "
+                      f"of torchrun share work: {command} (several machines: docs/training.md); "
+                      f"for one process alone, unset {' '.join(several)}")
 
 
 def quiet() -> None:

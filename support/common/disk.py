@@ -128,44 +128,31 @@ def write_json(path: str | Path, content) -> None:
 # ---------------------------------------------------------------------- reading
 
 def read_text(path: Path) -> str:
-    """UTF-8 text; BadData if there is no such file, or if it is not text."""
+    """UTF-8 text, with or without a byte-order mark; BadData if there is no such file, or if it is
+    none.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        reason = "it has bytes of zero or changes of the encoding"
-        if not re.search("\0|\x1b[$][@AB()]", text):
-            return text
     except OSError as error:
         raise BadData(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        reason = f"{error.reason} at byte {error.start}"
-    with path.open("rb") as file:
-        encoding = encoding_of(file.read(4096))
-    what = what_is(path, quotes=False)
-    if what and not encoding:
-        raise BadData(f"{path}: is no text; it {what}")
-    cure = f"convert it: iconv -f {encoding} -t utf-8 FILE > NEW"
-    if encoding is None:
-        cure = ("convert it from the encoding in which it was written, which its bytes do not "
-                "tell: iconv -f ENCODING -t utf-8 FILE > NEW")
-    raise BadData(f"{path}: is not UTF-8 text ({reason}); {cure}")
-
-
-def encoding_of(head: bytes) -> str | None:
-    """The encoding that the first bytes of a text tell, if they do."""
-    if head.startswith(b"\x84\x31\x95\x33"):
-        return "gb18030"
-    if change := re.search(rb"\x1b\$(\)C|\)A)?", head):
-        return {b")C": "iso-2022-kr", b")A": "iso-2022-cn"}.get(change[1], "iso-2022-jp")
-    # by a mark, or by which bytes of the first characters are zero
-    encoding = json.detect_encoding(head).replace("6-", "6").replace("32-", "32")
-    return None if encoding.startswith("utf-8") else encoding
+        reason = what_is(path) or f"is not UTF-8 text ({error.reason} at byte {error.start})"
+        raise BadData(f"{path}: {reason}") from None
+    # other encodings that are read without an error: UTF-16 has zeros, ISO-2022 has escapes
+    if "\0" in text or "\x1b" in text:
+        raise BadData(f"{path}: is not UTF-8 text (it has control characters)")
+    return text
 
 
 def parse_json(text: str):
-    """The content of a JSON text. BadData if a name stands twice in an object: the first of the two
-    would be lost.
+    """The content of a JSON text. BadData if a name stands twice in an object, of which the first
+    would be lost, and for NaN and Infinity, which are no JSON.
     """
-    return json.loads(text, object_pairs_hook=each_name_once)
+    return json.loads(text, object_pairs_hook=each_name_once, parse_constant=refuse_constant)
+
+
+def refuse_constant(constant: str) -> None:
+    raise BadData(f"{constant} is no number of JSON")
 
 
 def each_name_once(pairs: list[tuple[str, object]]) -> dict:
@@ -186,9 +173,8 @@ def read_json(path: Path):
     except BadData as error:
         raise BadData(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        what = what_is(path, quotes=False)
-        reason = f"; it {what}" if what else f" ({first_line(error)})"
-        raise BadData(f"{path}: is not JSON{reason}") from None
+        reason = what_is(path) or f"is not JSON ({first_line(error)})"
+        raise BadData(f"{path}: {reason}") from None
 
 
 @contextmanager
@@ -240,24 +226,18 @@ def is_number(value) -> bool:
 def check_distinct(*paths: str | Path) -> None:
     """BadData if two of the paths are one file: an output would destroy an input or an output.
 
-    "" is no path.
+    "" is no path. Links are what they lead to; two names of one file (hard links) are one file.
     """
     files = set()
     for path in filter(str, paths):
-        file = Path(os.path.realpath(path))    # a loop of links is told when it is opened
-        if file in files and not file.is_char_device():       # /dev/null takes everything
+        file = os.path.realpath(path)          # a loop of links is told when it is opened
+        if os.path.isfile(path):
+            status = os.stat(path)
+            file = status.st_dev, status.st_ino
+        if file in files and not Path(path).is_char_device():      # /dev/null takes everything
             raise BadData(f"{path}: is given twice, as input and output or as two outputs; "
                           f"choose another name")
         files.add(file)
-
-
-def check_name(file: Path) -> None:
-    """BadData if a file's name is no text: its bytes are not UTF-8, or not what the locale says."""
-    try:
-        file.name.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadData(f"{file.name!r} in {file.parent}: the name is not UTF-8; rename the file, or "
-                      f"set a UTF-8 locale (LC_ALL=C.UTF-8)") from None
 
 
 def file_name(name: str) -> str:

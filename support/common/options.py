@@ -22,10 +22,7 @@ class Parser(ArgumentParser):
     """
 
     def error(self, message: str):
-        command = self.prog
-        if not command.startswith("python "):
-            command = f"python {command}"
-        self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see {command} --help\n")
+        self.exit(2, f"{self.prog}: error: {without_secrets(message)}; see --help\n")
 
 
 # ---------------------------------------------------------------------- types of values
@@ -114,7 +111,7 @@ def model_options(parser: ArgumentParser, **model):
     parser.add_argument("--last-k", type=kept_narrations, metavar="K",
                         help='FlowNar-C: keep only the last K narrations, or "all" '
                              '(default: what the checkpoint says)')
-    parser.add_argument("--llm", help="base language model: folder, hub id or .gguf "
+    parser.add_argument("--llm", help="base language model: folder or hub id "
                                       "(default: the checkpoint's)")
     parser.add_argument("--vision",
                         help="vision encoder: folder or hub id (default: the checkpoint's)")

@@ -199,22 +199,31 @@ def check_equal(facts: dict[str, Any]) -> None:
 
 # ---------------------------------------------------------------------- work
 
+def all_go_on(failed: bool = False, patiently: bool = False) -> None:
+    """PeerFailed, where another process has said, here too, that it cannot go on."""
+    failures = gathered(failed, patiently)
+    if any(failures) and not failed:
+        raise PeerFailed("another process of this run cannot go on; its own message says why")
+
+
+def tell_others(error: BaseException | None, patiently: bool = False) -> None:
+    """An error that ends this process is one in the others, which next call `all_go_on`. (Not a
+    signal: what ends one of torchrun's processes so, it sends to all.)
+    """
+    known = isinstance(error, PeerGone) or getattr(error, "known_to_all", False)
+    if isinstance(error, Exception) and not known:
+        error.known_to_all = True
+        all_go_on(failed=True, patiently=patiently)
+
+
 def together(call: Callable, *values, patiently: bool = False) -> Any:
     """call(*values) of this process. If it fails in one of the processes, all fail."""
-    failed = None
-    result = None
     try:
         result = call(*values)
-    except (PeerGone, KnownToAll):
-        raise
     except Exception as error:
-        failed = error
-    failures = gathered(failed is not None, patiently)
-    if failed is not None:
-        failed.known_to_all = True
-        raise failed
-    if any(failures):
-        raise PeerFailed("another process of this run cannot go on; its own message says why")
+        tell_others(error, patiently)
+        raise
+    all_go_on(patiently=patiently)
     return result
 
 

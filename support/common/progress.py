@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from datetime import datetime
 
 from tqdm import tqdm
 
@@ -49,3 +50,8 @@ def say_as_one(line: str) -> None:
 def say(line: str) -> None:
     """Print a line on stderr, above a bar if there is one."""
     tqdm.write(line, file=sys.stderr)
+
+
+def say_when(line: str) -> None:
+    """The same with the time of day: of what goes on for days."""
+    say(f"{datetime.now().isoformat(' ', 'seconds')} {line}")

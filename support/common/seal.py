@@ -1,12 +1,13 @@
-"""Is this still what it was made from? States, predictions, features and probes keep what they were
-made from, and are refused where that has changed.
+"""Is this still what it was made from? States, predictions, trainings, features and probes keep what
+they were made from, and are refused where that has changed.
 
-What is kept is a dict of names and values: settings, sizes of files, digests of models.
+What is kept is a dict of names and values: settings, and digests of what has no short name.
 """
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable
+import os
+from collections.abc import Container, Iterable, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -16,15 +17,7 @@ import torch
 from support.common.disk import hash_tensors
 from support.common.errors import BadData
 
-
-def what_differs(kept: dict, present: dict, but: Container[str] = ()) -> list[str]:
-    """The present entries that are not as they were, in words; `but`: names that are not compared."""
-    found = []
-    for name, now in present.items():
-        before = kept.get(name)
-        if name not in but and before != now:
-            found.append(f"{name} = {str(before)[:60]}, here {str(now)[:60]}")
-    return found
+ENDS = 2 ** 20                          # bytes at each end of a file of which the digest is
 
 
 def refuse_if_changed(
@@ -38,6 +31,7 @@ def refuse_if_changed(
 
     what        what would be used: a file, or the things in a folder
     advice      what the user can do
+    but         names that are not compared
     """
     changed = what_differs(kept, present, but)
     if changed:
@@ -45,8 +39,63 @@ def refuse_if_changed(
         raise BadData(f"{what} was made with {'; '.join(changed[:3])}{more}; {advice}")
 
 
+def what_differs(kept: dict, present: dict, but: Container[str] = ()) -> list[str]:
+    """The present entries that are not as they were, in words."""
+    found = []
+    for name, now in present.items():
+        before = kept.get(name)
+        if name not in but and before != now:
+            found.append(f"{name} = {str(before)[:60]}, here {str(now)[:60]}")
+    return found
+
+
+# ---------------------------------------------------------------------- digests
+
+
+def digest_of_model(model: torch.nn.Module) -> str:
+    """Of all that a narrator, or another model, computes with: its numbers, with names, dtypes and
+    shapes, and the settings of the models of transformers in it. (Before `speed_up`, which packs
+    weights.)
+    """
+    settings = []
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if hasattr(config, "to_diff_dict"):
+            # the version is of the program, not of the model
+            settings.append(config.to_diff_dict() | {"transformers_version": None})
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return digest_of(text, chain(model.named_parameters(), model.named_buffers()))
+
+
+def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
+    """Of names, times and true sentences of the samples of a data set (data.py: Sample), wherever
+    they lie.
+
+    frames      and of all their frames, in their order
+    """
+    hashed = sha256()
+    for sample in samples:
+        about = (sample.name, sample.num_frames, sample.fps, sample.origin, sample.start,
+                 sample.end, sample.annotators)
+        hashed.update(repr(about).encode())
+        if frames:
+            pictures_or_features = sample.frames() if sample.source else sample.tokens()
+            hash_tensors(hashed, (("", torch.as_tensor(frame)) for frame in pictures_or_features))
+    return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
+
+
+def digest_of_file(path: str | Path) -> str:
+    """Of a file's size and its two ends: it may be large, and have been moved."""
+    with open(path, "rb") as file:
+        hashed = sha256(file.read(ENDS))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - ENDS))
+        hashed.update(file.read())
+    return f"{size} bytes, {hashed.hexdigest()[:12]}"
+
+
 def digest_of_program() -> str:
-    """SHA-256 of the program's sources, shortened."""
+    """Of the program's sources."""
     root = Path(__file__).parents[2]
     sources = [*root.glob("*.py")]
     for room in ("support", "baselines", "streams", "commands", "toy"):
@@ -58,22 +107,7 @@ def digest_of_program() -> str:
 
 
 def digest_of(text: str, tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> str:
-    """SHA-256 of a text and of tensors with their names, dtypes and shapes."""
+    """SHA-256 of a text, and of tensors with their names, dtypes and shapes."""
     hashed = sha256(text.encode())
     hash_tensors(hashed, tensors)
-    return hashed.hexdigest()
-
-
-def digest_of_model(model: torch.nn.Module) -> str:
-    """SHA-256 of all that a model computes with: its numbers, with names, dtypes and shapes, and
-    the settings of the models of transformers in it. (Before `speed_up`, which packs weights.)
-    """
-    hashed = sha256()
-    hash_tensors(hashed, chain(model.named_parameters(), model.named_buffers()))
-    for part in model.modules():
-        config = getattr(part, "config", None)
-        if hasattr(config, "to_diff_dict"):
-            settings = config.to_diff_dict()
-            settings.pop("transformers_version", None)      # of the program, not of the model
-            hashed.update(json.dumps(settings, sort_keys=True, default=str).encode())
     return hashed.hexdigest()

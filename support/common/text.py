@@ -3,7 +3,6 @@ secrets."""
 from __future__ import annotations
 
 import re
-import unicodedata
 from urllib.parse import unquote
 
 # line breaks of every kind, tabs and ordinary blanks
@@ -24,12 +23,6 @@ def one_line(text: str) -> str:
     if text.isprintable() and "  " not in text:          # nearly all: nothing to take out
         return text.strip(" ")
     return BLANKS.sub(" ", OBEYED.sub("", text)).strip(" ")
-
-
-def same_name(name: str) -> str:
-    """A name that is compared with others: macOS writes an accent as a character of its own (NFD),
-    other systems write the letter with it (NFC)."""
-    return unicodedata.normalize("NFC", name)
 
 
 def without_controls(text: str) -> str:

@@ -6,13 +6,11 @@ A checkpoint is a folder in the format of PEFT:
     narrator.json               the other settings (narrator.py: Config). The authors' do not
                                 have it: their settings are inferred from the shapes of tensors
 
-Tensors are read from safetensors only, never from pickles. No code that comes with a model is run
-(trust_remote_code).
+Tensors are read from safetensors only, never from pickles. Nothing that comes with a model is run:
+neither its code (trust_remote_code) nor kernels that its settings name.
 """
 from __future__ import annotations
 
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -25,13 +23,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support.common.devices import quiet
-from support.common.disk import expecting, is_number, read_json, write_json, write_tensors
+from support.common.disk import expecting, read_json, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say_as_one
+from support.common.signatures import what_is
 from support.engine.cpu import is_large, multiplies_bf16
-from support.engine.norms import fuse_norms
 from support.engine.lora import TARGETS
-from support.engine.reasons import reason_of_files, reason_of_hub, what_is_wrong, what_lacks
+from support.engine.norms import fuse_norms
 
 # PEFT's settings that change nothing in what LoRA's tensors mean. Which layers have some, their
 # names say.
@@ -143,7 +141,7 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
     """
     llm, tokenizer = load_llm(config.llm, dtype)
     head = files.weights.pop(HEAD, None)
-    if head is not None and not config.llm.lower().endswith(".gguf"):   # whose numbers are rounded
+    if head is not None:
         check_head(llm, head, files.folder / WEIGHTS, config.llm)
     # Sizes are compared first, with tensors that take no memory: a wrong one may ask for too much.
     with torch.device("meta"):
@@ -160,14 +158,20 @@ def save_narrator(narrator, folder: Path, dtype: torch.dtype | None, **models: s
 
     Each file appears complete or not at all.
     """
+    if narrator.is_merged:
+        raise BadData("a narrator whose LoRA is merged cannot be saved; save it before merge()")
     config = replace(narrator.config, **models)
     weights = {name: p.to(dtype or p.dtype) for name, p in narrator.trainable().items()}
     # the modules beside the language model
     modules = dict.fromkeys(name.split(".")[2] for name in weights)
+    base, revision = config.llm, None
+    if not Path(base).exists() and not (folder / base).exists():
+        base, revision = name_and_revision(base)
     adapter = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": config.llm,
+        "base_model_name_or_path": base,
+        "revision": revision,
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,
@@ -197,42 +201,25 @@ def published_name(name: str) -> str:
 
 
 def read_object(file: Path) -> dict:
-    content = read_json(required(file))
+    content = read_json(file)
     if not isinstance(content, dict):
         raise BadData(f"{file}: expected an object")
     return content
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    required(file)
+    with reading(file):
+        return load_file(file)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """A context in which safetensors reads a file: if that fails, BadData says what the file is."""
     try:
-        weights = load_file(file)
+        yield
     except Exception as error:                  # damaged files raise anything
-        what = what_is_wrong(file) or f"is damaged: {first_line(error)}"
-        raise BadData(f"{file} {what}") from error
-    plain = {}
-    for name, weight in weights.items():
-        if ".original_module." in name:         # PEFT's copy of what was there before training
-            continue
-        if plain_name(name) in plain:
-            raise BadData(f"{file} has two tensors for {plain_name(name)}; does it hold several "
-                          f"adapters? Save one of them")
-        plain[plain_name(name)] = weight
-    return plain
-
-
-def plain_name(name: str) -> str:
-    """The name of a tensor without what only a wrapper adds.
-
-    Wrappers are torch.compile (_orig_mod), those of torch.distributed (module, _fsdp_wrapped_module,
-    _checkpoint_wrapped_module), DeepSpeed, and PEFT, which adds an adapter's name, mostly "default".
-    """
-    # the name of an adapter comes after these
-    name = re.sub(r"\b(lora_[AB]|modules_to_save)\.(?!weight$)([^.]+)\.(?=\w)", r"\1.", name)
-    # no part of a model's own names begins with "_"
-    name = re.sub(r"\b(_\w+|module|modules_to_save)\.", "", name)
-    before, prefix, rest = name.rpartition("base_model.model.")
-    return prefix + rest if prefix else name
+        what = what_is(file) or f"cannot be read ({first_line(error)[:150]})"
+        raise BadData(f"{file} {what}; a whole .safetensors file is read") from error
 
 
 def check_head(llm: torch.nn.Module, head: Tensor, file: Path, source: str) -> None:
@@ -270,12 +257,6 @@ def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
         "last_k": None,
         "width": width,
     }
-
-
-def required(file: Path) -> Path:
-    if not file.is_file():
-        raise BadData(f"{file} is missing: {what_lacks(file)}")
-    return file
 
 
 def compare(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
@@ -318,174 +299,144 @@ def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], f
 
 # ---------------------------------------------------------------------- frozen models
 
-MOST_LAYERS = 1000                              # more would take memory without end
-# {kind: (name in messages, the option that names another one)}
+# {kind: (name in messages, the option that names one, what its folder has)}
 MODELS = {
-    "narrator": ("model", "--model (in train.py: --init)"),
-    "llm": ("language model", "--llm"),
-    "vision": ("vision model", "--vision"),
+    "narrator": ("model", "--model (in train.py: --init)", f"{ADAPTER} and {WEIGHTS}"),
+    "llm": ("language model", "--llm", "config.json, tokenizer.json and .safetensors"),
+    "vision": ("vision model", "--vision",
+               "config.json, preprocessor_config.json and .safetensors"),
 }
 # what is fetched of a model: no pickles, and no code
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def cannot_be_loaded(source: str, kind: str, reason: str) -> BadData:
-    title, option = MODELS[kind]
-    return BadData(f"{title} '{source}' cannot be loaded: {reason}; {option} names another folder "
-                   f"or hub id")
+    title, option, content = MODELS[kind]
+    return BadData(f"{title} '{source}' cannot be loaded: {reason}; {option} takes a folder or hub "
+                   f"id with {content}")
+
+
+@contextmanager
+def loading(source: str, kind: str) -> Iterator[None]:
+    """A context in which transformers reads a model: if that fails, BadData has its first line."""
+    quiet()
+    try:
+        yield
+    except Exception as error:                  # damaged files raise anything
+        raise cannot_be_loaded(source, kind, first_line(error)[:250]) from error
+
+
+def name_and_revision(source: str) -> tuple[str, str | None]:
+    """Of a hub id owner/name or owner/name@revision."""
+    name, _, revision = source.partition("@")
+    return name, revision or None
 
 
 def model_folder(source: str, kind: str) -> Path:
     """The folder of a model. BadData if there is none.
 
-    source      a folder, a .gguf file in it, or a hub id owner/name or owner/name@revision: it is
-                fetched, unless the hub's cache has it
+    source      a folder, or a hub id owner/name or owner/name@revision: it is fetched, unless the
+                hub's cache has it
     kind        a key of MODELS
     """
     folder = Path(source)
-    if folder.suffix.lower() == ".gguf" and folder.is_file():
-        folder = folder.parent
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise cannot_be_loaded(source, kind, f"it is a file; give its folder, {folder.parent}")
-    if source.startswith((".", "/", "~")) or folder.suffix.lower() == ".gguf":
-        raise cannot_be_loaded(source, kind, "there is no such folder or file")
+    if not folder.is_dir():
+        if folder.exists() or source.startswith((".", "/", "~")):
+            raise cannot_be_loaded(source, kind, "there is no such folder")
+        folder = fetched(source, kind)
+    if kind != "narrator" and (folder / ADAPTER).exists():
+        # with PEFT installed, transformers would add it to the model
+        raise cannot_be_loaded(source, kind, f"it has an adapter ({ADAPTER}), which belongs in a "
+                                             f"folder of its own")
+    return folder
+
+
+def fetched(source: str, kind: str) -> Path:
+    """The folder of a model of the hub, in the hub's cache."""
     from huggingface_hub import snapshot_download
-    name, _, revision = source.partition("@")
+    name, revision = name_and_revision(source)
     try:
         # subfolders and "consolidated" files hold the same weights in other forms
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=FILES,
+        return Path(snapshot_download(name, revision=revision, allow_patterns=FILES,
                                       ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:                  # the network fails in many ways
-        reason = reason_of_hub(error, name, revision)
-        raise cannot_be_loaded(source, kind, f"it is no folder here, and the hub does not give it: "
-                                             f"{reason}") from error
+        raise cannot_be_loaded(
+            source, kind, f"it is no folder here, and the hub does not give it: "
+            f"{first_line(error)[:150]} (is the name right, is the licence accepted at "
+            f"https://huggingface.co/{name}, are you logged in by `hf auth login`, and can the hub "
+            f"be reached?)") from error
 
 
-def from_pretrained(Class: type, source: str, kind: str, **options):
-    """What a class of transformers reads from a folder, hub id or .gguf file. BadData if it cannot.
-
-    kind        a key of MODELS
-    """
-    quiet()
-    folder = model_folder(source, kind)
-    gguf = Path(source) if source.lower().endswith(".gguf") else None
-    if gguf:
-        options["gguf_file"] = gguf.name
-    elif not (folder / "config.json").exists():
-        raise cannot_be_loaded(source, kind, reason_of_files(folder, FileNotFoundError()))
-    try:
-        with model_alone(folder) as files:
-            return Class.from_pretrained(files, trust_remote_code=False, **options)
-    except Exception as error:                  # damaged files raise anything
-        reason = reason_of_files(folder, error, gguf)
-        raise cannot_be_loaded(source, kind, reason) from error
+# settings that name code or kernels, which are code, of the hub
+CODE = ("auto_map", "trust_remote_code", "attn_implementation", "experts_implementation",
+        "use_kernels", "kernel_config", "quantization_config")
 
 
-# what transformers takes in place of a model's own files, if some packages are installed
-BESIDE = ("adapter_*", "tekken.json")
-
-
-@contextmanager
-def model_alone(folder: Path) -> Iterator[Path]:
-    """A folder with the files of a model, without an adapter or what else lies beside them.
-
-    With PEFT installed, transformers would add the adapter. What is read must not depend on that.
-    """
-    if not any(file for pattern in BESIDE for file in folder.glob(pattern)):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as alone:
-        for file in folder.iterdir():
-            if not any(file.match(pattern) for pattern in BESIDE):
-                (Path(alone) / file.name).symlink_to(file.resolve())
-        yield Path(alone)
+def without_code(settings):
+    """The content of a config.json without the settings of CODE, at any depth."""
+    if isinstance(settings, list):
+        return [without_code(value) for value in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {name: without_code(value) for name, value in settings.items()
+            if name.strip("_").removesuffix("_internal") not in CODE}
 
 
 def read_model_config(source: str, kind: str):
-    """The settings of a model of transformers; of one for images and text, those of its image half
-    if `kind` is "vision".
+    """The settings of a model, in the class that transformers has for them.
+
+    All that transformers makes of a config.json is made of what is returned here.
     """
     from transformers import AutoConfig
-    config = from_pretrained(AutoConfig, source, kind)
-    image_half = getattr(config, "vision_config", config)
-    for half in (config, image_half, getattr(config, "text_config", config)):
-        layers = getattr(half, "num_hidden_layers", 1)
-        if not isinstance(layers, int) or layers > MOST_LAYERS:
-            raise cannot_be_loaded(source, kind, f"num_hidden_layers = {layers}")
-        # the second name is that of MLX
-        methods = [getattr(half, name, None) for name in ("quantization_config", "quantization")]
-        if method := methods[0] or methods[1]:
-            name = method.get("quant_method") if isinstance(method, dict) else method
-            raise cannot_be_loaded(source, kind, f"its weights are quantised ({name!s:.60}); give "
-                                                 f"the model in bfloat16, float16 or float32")
-    return image_half if kind == "vision" else config
-
-
-@contextmanager
-def files_not_mapped() -> Iterator[set[Path]]:
-    """Within it, transformers reads weights one by one, as on Windows. Elsewhere it maps their file,
-    whose pages take memory beside what is made of them, and stay as long as one weight is a view.
-
-    Yields the files that it reads.
-    """
-    from transformers import modeling_utils
-    safe_open_before = modeling_utils.safe_open
-    files = set()
-
-    def read(file, *args, **options):
-        files.add(Path(file).resolve())
-        return safe_open_before(file, *args, **options | {"backend": "pread"})
-
-    modeling_utils.safe_open = read
-    try:
-        yield files
-    finally:
-        modeling_utils.safe_open = safe_open_before
+    file = model_folder(source, kind) / "config.json"
+    settings = read_object(file)
+    with loading(source, kind):
+        for part in (settings, settings.get("text_config"), settings.get("vision_config")):
+            if part and part.get("quantization_config"):
+                raise BadData("its weights are quantised; give the model in bfloat16, float16 or "
+                              "float32")
+        return AutoConfig.for_model(**without_code(settings))
 
 
 def load_weights(Class: type, source: str, kind: str, dtype: torch.dtype):
     """A model of transformers in a dtype, on the processor. BadData if its files lack weights,
     which transformers would fill in at random, or have others than the model.
     """
-    # "sdpa": a model's settings could name a kernel, which is code, on the hub.
-    with files_not_mapped() as files:
-        model, report = from_pretrained(Class, source, kind, dtype=dtype, use_safetensors=True,
-                                        attn_implementation="sdpa", output_loading_info=True,
-                                        ignore_mismatched_sizes=True)   # they are refused below
-    for problem in ("missing", "unexpected", "mismatched"):
-        names = report[f"{problem}_keys"]
-        if names:
-            what = "of other sizes than its settings say" if problem == "mismatched" else problem
-            raise cannot_be_loaded(source, kind, f"of its weights, {len(names)} are {what}: "
-                                                 f"{listed(str(name) for name in names)}")
-    if name := weight_of_integers(model, files):
-        raise cannot_be_loaded(source, kind, f"its weights are quantised to integers ({name}); give "
-                                             f"the model in bfloat16, float16 or float32")
-    for name, parameter in model.named_parameters():
-        if not parameter.data.sum(dtype=torch.float32).isfinite():
-            cure = ("they are too large for float16; give --dtype bfloat16 or float32"
-                    if dtype == torch.float16 else "is the file damaged? Get it again")
-            raise cannot_be_loaded(source, kind, f"its weights are not finite ({name}): {cure}")
+    folder = model_folder(source, kind)
+    config = read_model_config(source, kind)
+    check_stored(folder)
+    with loading(source, kind):
+        model, report = Class.from_pretrained(
+            folder, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+            trust_remote_code=False, output_loading_info=True,
+            ignore_mismatched_sizes=True)                               # they are refused here
+        for problem in ("missing", "unexpected", "mismatched"):
+            names = report[f"{problem}_keys"]
+            if names:
+                raise BadData(f"of its weights, {len(names)} are {problem}: "
+                              f"{listed(str(name) for name in names)}")
+        for name, parameter in model.named_parameters():
+            if not parameter.data.sum(dtype=torch.float32).isfinite():
+                raise BadData(f"its weights are not finite in {dtype} ({name}); are its files "
+                              f"whole, and are its numbers too large for float16?")
     return model
 
 
-def weight_of_integers(model: torch.nn.Module, files: Iterable[Path]) -> str | None:
-    """The name of a weight that is stored as integers, if there is one. Without the scales that go
-    with them, which transformers would not miss, they mean nothing.
+def check_stored(folder: Path) -> None:
+    """BadData if a file of weights is damaged, or a weight is stored in another form than numbers
+    with a point. transformers would take it without the scales that go with it.
     """
-    names = dict(model.named_parameters())
-    for file in files:
-        with safe_open(file, "pt") as weights:
-            for name in names.keys() & weights.keys():
-                if weights.get_slice(name).get_dtype()[0] in "IU":      # I8, U8, ...
-                    return name
-    return None
+    for file in folder.glob("*.safetensors"):
+        with reading(file), safe_open(file, "pt") as weights:
+            stored = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}
+        for name, form in stored.items():
+            if name.endswith("weight") and form not in ("F64", "F32", "F16", "BF16"):
+                raise BadData(f"{file}: {name} is quantised ({form}); give the model in bfloat16, "
+                              f"float16 or float32")
 
 
 def load_llm(source: str, dtype: torch.dtype = torch.float32):
-    """(causal LM, tokenizer) from a folder, hub id or .gguf file; on the processor."""
+    """(causal LM, tokenizer) from a folder or hub id; on the processor."""
     from transformers import AutoModelForCausalLM
     tokenizer = load_tokenizer(source)
     llm = load_weights(AutoModelForCausalLM, source, "llm", dtype)
@@ -494,23 +445,17 @@ def load_llm(source: str, dtype: torch.dtype = torch.float32):
 
 
 def load_tokenizer(source: str):
-    """BadData if it has lost its words, or a special token that the model's settings name."""
+    """BadData if it has lost the token of the beginning, which the model's settings name."""
     from transformers import AutoTokenizer
-    tokenizer = from_pretrained(AutoTokenizer, source, "llm")
+    folder = model_folder(source, "llm")
     config = read_model_config(source, "llm")
-    # without its file, transformers makes one that turns each text into nothing
-    words = getattr(config.get_text_config(), "vocab_size", 0)
-    if len(tokenizer) < words / 2:
-        raise cannot_be_loaded(source, "llm", f"its tokenizer has {len(tokenizer)} of the model's "
-                                              f"{words} tokens; is its tokenizer.json there?")
-    for name in ("bos_token", "eos_token"):
-        expected = getattr(config, f"{name}_id", None)
+    with loading(source, "llm"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
         # the tokenizer of a model that does without one (Qwen) says so
-        is_lost = getattr(tokenizer, name) is None and name not in tokenizer.init_kwargs
-        if is_lost and expected is not None:
-            reason = (f"its tokenizer has no {name}, which its settings number {expected}; is "
-                      f"tokenizer_config.json there? (Beside a .gguf, remove tokenizer.json)")
-            raise cannot_be_loaded(source, "llm", reason)
+        is_lost = tokenizer.bos_token is None and "bos_token" not in tokenizer.init_kwargs
+        if is_lost and getattr(config, "bos_token_id", None) is not None:
+            raise BadData("its tokenizer has no bos_token, which its settings name; is "
+                          "tokenizer_config.json there?")
     return tokenizer
 
 
@@ -520,7 +465,7 @@ def faster_dtype(source: str) -> torch.dtype:
     """
     from transformers import AutoModelForCausalLM
     config = read_model_config(source, "llm")
-    with torch.device("meta"):
+    with loading(source, "llm"), torch.device("meta"):
         llm = AutoModelForCausalLM.from_config(config)
     return torch.bfloat16 if is_large(llm) and multiplies_bf16() else torch.float32
 
@@ -537,6 +482,8 @@ def token_ids(tokenizer, text: str, vocabulary: int | None = None) -> list[int]:
     except Exception as error:                  # tokenizers raise errors of many types
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: "
                       f"{first_line(error)}") from error
+    if text and not ids:                        # a tokenizer without words
+        raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}; is its tokenizer.json there?")
     check_tokens(ids, ascii(text)[:80], vocabulary)
     return ids
 
@@ -559,45 +506,32 @@ def check_tokens(ids: list[int], what: str, vocabulary: int | None) -> None:
 
 
 def load_vision_model(source: str, dtype: torch.dtype = torch.float32):
-    """(vision model, settings of its preprocessor) from a folder or hub id.
+    """(vision model, mean and standard deviation of each colour) from a folder or hub id.
 
     Of a model for images and text, the image half. BadData unless it is a vision transformer with
     square patches.
     """
     from transformers import AutoModel
     config = read_model_config(source, "vision")
+    config = getattr(config, "vision_config", config)
     for name in ("image_size", "patch_size", "hidden_size"):
         if not isinstance(getattr(config, name, None), int):
-            raise BadData(f"vision model '{source}': has no {name}, as vision transformers with "
-                          f"square patches have; use SigLIP, CLIP, ViT or DINOv2")
+            raise cannot_be_loaded(source, "vision", f"it has no {name}, as vision transformers "
+                                                     f"with square patches have")
     model = load_weights(AutoModel, source, "vision", dtype)
     if hasattr(model.config, "vision_config"):
-        model = model.vision_model
-    # whether it takes pictures of its size, and nothing else: tried without numbers
-    try:
-        with torch.device("meta"):
-            pixels = torch.empty(1, 3, config.image_size, config.image_size)
-            type(model)(model.config)(pixel_values=pixels)
-    except Exception as error:                  # models that want other things raise anything
-        raise BadData(f"vision model '{source}': does not take colour pictures alone "
-                      f"({first_line(error)[:120]}); use SigLIP, CLIP, ViT or DINOv2") from error
-    return model, pixel_settings(model_folder(source, "vision"))
+        with loading(source, "vision"):
+            model = model.vision_model
+    return model, *pixel_settings(model_folder(source, "vision"))
 
 
-# Settings of a preprocessor that this program knows, or that do not change the numbers of a picture
-# that has the model's size. Others must be switched off.
-PIXEL_SETTINGS = {
-    "image_mean", "image_std", "do_normalize", "do_rescale", "rescale_factor",
-    "do_resize", "size", "resample", "do_center_crop", "crop_size", "crop_pct", "default_to_square",
-    "do_convert_rgb", "do_pad", "pad_size", "data_format", "input_data_format", "return_tensors",
-    "image_processor_type", "feature_extractor_type", "processor_class", "device", "disable_grouping",
-    "image_seq_length", "auto_map", "do_reduce_labels", "backend",
-}
+# the steps of a preprocessor that do not change the numbers of a colour picture of the model's size
+HARMLESS_STEPS = {"do_resize", "do_center_crop", "do_pad", "do_convert_rgb", "do_reduce_labels"}
 
 
-def pixel_settings(folder: Path) -> dict[str, list[float]]:
-    """Mean and standard deviation of each colour, by which pictures from 0 to 1 become what a vision
-    model wants: {"image_mean", "image_std"}.
+def pixel_settings(folder: Path) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each colour [3], by which pictures from 0 to 1 become what a
+    vision model wants. BadData if its preprocessor does anything else with the colours.
 
     As transformers, it takes those inside processor_config.json before preprocessor_config.json.
     """
@@ -607,24 +541,14 @@ def pixel_settings(folder: Path) -> dict[str, list[float]]:
         file = folder / "preprocessor_config.json"
         settings = read_object(file)
     with expecting(file, "the settings of a preprocessor"):
-        unknown = [name for name, value in settings.items()
-                   if name not in PIXEL_SETTINGS and not name.startswith("_") and value not in OFF]
-    if unknown:
-        raise BadData(f"{file}: {unknown[0]} = {str(settings[unknown[0]])[:60]} is not supported; "
-                      f"give another vision model")
-    mean, std = [0.0] * 3, [1.0] * 3
-    if settings.get("do_normalize", True):
-        mean, std = settings.get("image_mean"), settings.get("image_std")
-    factor = 1
-    if settings.get("do_rescale", True):
-        factor = settings.get("rescale_factor", 1 / 255)
-    for key, numbers, count, least in (("image_mean", mean, 3, 0), ("image_std", std, 3, 1e-6),
-                                       ("rescale_factor", [factor], 1, 1e-9)):
-        if not (isinstance(numbers, list) and len(numbers) == count
-                and all(is_number(n) and n >= least for n in numbers)):
-            raise BadData(f"{file}: {key} must be {count} numbers from {least:g} on")
-    # (x factor - mean) / std = (x / 255 - mean / scale) / (std / scale)
-    scale = 255 * factor
-    if abs(scale - 1) > 1e-6:
-        mean, std = [n / scale for n in mean], [n / scale for n in std]
-    return {"image_mean": mean, "image_std": std}
+        steps = {"do_rescale": True, "do_normalize": True} | settings
+        steps = {name for name, value in steps.items() if name.startswith("do_") and value}
+        scale = 255 * settings.get("rescale_factor", 1 / 255)
+        if steps - HARMLESS_STEPS != {"do_rescale", "do_normalize"} or abs(scale - 1) > 1e-4:
+            raise BadData("colours are scaled by 1/255 and normalised here, and nothing else; give "
+                          "another vision model")
+        mean = torch.tensor([float(number) for number in settings["image_mean"]])
+        std = torch.tensor([float(number) for number in settings["image_std"]])
+        if mean.shape != (3,) or std.shape != (3,) or not ((mean + 1 / std).isfinite()).all():
+            raise BadData("image_mean must be 3 numbers, and image_std 3 that are not 0")
+    return mean, std

@@ -1,21 +1,15 @@
 """Which language models can be narrators (not in the paper): those that compute with the masks and
 caches of a narrator what they compute by themselves.
 
-A few tokens cannot show everything, so a model is asked in three ways, once, when a narrator is made:
-
-settings    layers that do not see all tokens before them, and limits of positions
-attention   what its layers ask of attention beside softmax(q k^T / sqrt(c)) v: caps, sinks, windows
-logits      its own logits of a few tokens are compared with ours: attention that ignores a mask,
-            layers of other kinds, pasts that are more than keys and values, heads that scale or cap
-
-What could make a difference and is not on the lists below is refused by name, whatever the family is
-called. What makes one on long videos alone is told.
+A model is asked once, when a narrator is made of it: what its settings say of its layers and of the
+rotations of its keys; what its layers ask of attention beside softmax(q k^T / sqrt(c)) v, such as
+windows, caps and sinks; and whether the logits of a few tokens, computed as in training and as in a
+stream, are its own. What could make a difference is refused, whatever the family is called.
 """
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from weakref import WeakSet
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,162 +17,64 @@ from torch import Tensor, nn
 from support.common.errors import BadData, first_line, say_once
 from support.engine import attention
 
-# rotations that do not depend on the length of the context
-STATIC = ("default", "linear", "llama3", "yarn", "proportional")
-# kinds of layers that are as in Llama
+# kinds of layers that see all tokens before them
 LAYERS = ("full_attention", "attention")
+# rotations that do not depend on the length of the context
+ROTATIONS = ("default", "linear", "llama3", "yarn", "proportional")
 # what layers hand to attention, and this repository does, or need not do
 OPTIONS = {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position",
            "layer_idx", "attention_mask", "segments", "dropout", "scaling"}
-# A shorter window hides tokens in most videos. Beyond a longer one, only long videos have some.
-LONG = 1024
-ADVICE = "use a Llama-like language model"
 
 
 def check_family(llm: nn.Module) -> None:
     """BadData if a language model of transformers computes something else with the masks and caches
     of a narrator than by itself.
     """
-    family = type(llm).__name__
+    reason = of_settings(llm)
+    if reason is None and llm.device.type != "meta":    # without numbers there is nothing to try
+        reason = of_trial(llm)
+    if reason:
+        raise BadData(f"{type(llm).__name__} {reason}; use a Llama-like language model")
+
+
+def of_settings(llm: nn.Module) -> str | None:
+    """What the settings of a model have that a narrator has not."""
     layers = getattr(getattr(llm, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(llm, "lm_head"):
-        raise BadData(f"{family} is built differently (without model.layers or lm_head); {ADVICE}")
-    check_layers(llm)
-    rotations = rope_type(llm.model)
-    if rotations not in STATIC:
-        say_once(f"warning: the rotations of {family} ({rotations}) depend on the length of the "
-                 f"context: on long videos, streaming differs from training")
-    if llm.device.type == "meta":                       # without numbers there is nothing to try
-        return
-    training = llm.training
-    llm.eval()                                              # no dropout
-    # One layer of each kind is asked, so that it takes no time with large models.
-    llm.model.layers = nn.ModuleList({kind_of(layer): layer for layer in layers}.values())
-    try:
-        difference = difference_of(llm)
-    except Exception as error:  # models that were written for other caches and masks raise anything
-        raise BadData(f"{family} does not run with the caches and masks of a narrator "
-                      f"({first_line(error)[:120]}); {ADVICE}") from error
-    finally:
-        llm.model.layers = layers
-        llm.train(training)
-    if difference:
-        raise BadData(f"{family} {difference}")
-
-
-# ---------------------------------------------------------------------- what the settings say
-
-def check_layers(llm: nn.Module) -> None:
-    """BadData if the settings have layers that do not see all tokens before them; a warning, if that
-    makes a difference on long videos alone.
-    """
+        return "is built differently (without model.layers or lm_head)"
     config = llm.config.get_text_config()
-    family = type(llm).__name__
-    kinds = getattr(config, "layer_types", None) or []
-    limits = {name: limit for name, limit in limits_of(config) if limit < LIMITLESS}
-    # A limit that no layer has does nothing.
-    limited = [kind for kind in kinds if kind not in LAYERS]
-    if kinds and not limited and not limits_of_modules(llm):
-        return
-    for kind in limited:
-        if not any(word in kind for word in ("sliding", "chunked", "local")):
-            raise BadData(f"{family} has layers of another kind ({kind}); {ADVICE}")
-    if limited and not limits:
-        raise BadData(f"{family} has layers that do not see all tokens ({limited[0]}); {ADVICE}")
-    if limits:
-        name, limit = min(limits.items(), key=lambda item: item[1])
-        text = (f"{family} has layers that look back at most {limit} tokens, a window ({name} = "
-                f"{limit}); here they see all")
-        if limit < LONG:
-            raise BadData(f"{text}, which computes something else; {ADVICE}")
-        say_once(f"warning: {text}: on videos of more tokens it computes something else than by "
-                 f"itself")
-
-
-LIMITLESS = 10 ** 7
-# names of settings and of modules' attributes that limit how far a layer looks back
-WINDOWS = ("sliding_window", "attention_window", "window_size", "attention_chunk_size",
-           "local_attention", "local_window_size", "attention_window_size", "sliding_window_size",
-           "window")
-
-
-def limits_of(config) -> Iterator[tuple[str, int]]:
-    """Settings by which layers look back at a limited number of tokens."""
-    if getattr(config, "use_sliding_window", True) is False:
-        return
-    for name in WINDOWS:
-        yield from ((name, limit) for limit in positive(getattr(config, name, None)))
-
-
-def limits_of_modules(llm: nn.Module) -> bool:
-    """Whether a layer itself has a limit, whatever the settings say."""
-    values = [getattr(module, name, None) for module in llm.model.layers.modules()
-              for name in WINDOWS]
-    return any(limit < LIMITLESS for value in values for limit in positive(value))
-
-
-def positive(value) -> list[int]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return [number for number in values
-            if isinstance(number, int) and not isinstance(number, bool) and number > 0]
-
-
-def most_positions(llm: nn.Module) -> int | None:
-    """How many positions a language model was made for; None if it does not say."""
-    config = llm.config.get_text_config()
-    most = positive(getattr(config, "max_position_embeddings", None))
-    for rope in ropes(config):
-        factor = rope.get("factor")
-        before = positive(rope.get("original_max_position_embeddings")) or most
-        if isinstance(factor, int | float) and before and rope.get("rope_type") != "default":
-            most = most + [int(before[0] * factor)]
-    return max(most, default=None)
-
-
-TOLD = WeakSet()                                # language models of which it has been said
-
-
-def warn_of_positions(llm: nn.Module, positions: int, what: str) -> None:
-    """One warning, when something needs more positions than a language model was made for.
-
-    what        what needs them, or when
-    """
-    most = most_positions(llm)
-    if most is None or positions <= most or llm in TOLD:
-        return
-    TOLD.add(llm)
-    say_once(f"warning: {what} needs more than the {most} positions for which the language model "
-             f"was made (max_position_embeddings): beyond these it may compute worse")
-
-
-def ropes(config) -> list[dict]:
-    """The settings of a model's rotations: one, or one for each kind of layers."""
-    given = getattr(config, "rope_parameters", None) or {}
-    nested = [rope for rope in given.values() if isinstance(rope, dict)]
-    return nested or [given]
+    for kind in getattr(config, "layer_types", None) or []:
+        if kind not in LAYERS:
+            return f"has layers that do not see all tokens ({kind})"
+    kind = rope_type(llm.model)
+    if kind not in ROTATIONS:
+        return f"has rotations that depend on the length of the context ({kind})"
+    return None
 
 
 def rope_type(model: nn.Module) -> str:
     """How a model of transformers rotates its keys: of several ways, one that depends on the
     context's length.
     """
-    kinds = sorted({rope.get("rope_type", "default") for rope in ropes(model.config)})
-    return next((kind for kind in kinds if kind not in STATIC), kinds[0])
+    given = getattr(model.config, "rope_parameters", None) or {}
+    # the settings of all layers, or of each kind of layers
+    ropes = [rope for rope in given.values() if isinstance(rope, dict)] or [given]
+    kinds = sorted(rope.get("rope_type", "default") for rope in ropes)
+    return next((kind for kind in kinds if kind not in ROTATIONS), kinds[0])
 
 
-# ---------------------------------------------------------------------- what the model does
-
-def kind_of(layer: nn.Module) -> tuple:
-    """What two layers must have in common, to be asked once: modules, and their plain settings."""
-    kinds = []
-    for module in layer.modules():
-        plain = {name: value for name, value in vars(module).items()
-                 if isinstance(value, bool | int | float | str) and name not in OF_ONE_LAYER}
-        kinds.append((type(module), tuple(sorted(plain.items()))))
-    return tuple(kinds)
-
-
-OF_ONE_LAYER = ("layer_idx", "layer_id", "idx", "layer_number")
+def of_trial(llm: nn.Module) -> str | None:
+    """What a model computes differently, or why it cannot. BadData if its numbers overflow."""
+    training = llm.training
+    llm.eval()                                              # no dropout
+    try:
+        return difference_of(llm)
+    except BadData:
+        raise
+    except Exception as error:  # models that were written for other caches and masks raise anything
+        return f"does not run with the caches and masks of a narrator ({first_line(error)[:120]})"
+    finally:
+        llm.train(training)
 
 
 @torch.no_grad()
@@ -190,27 +86,13 @@ def difference_of(llm: nn.Module) -> str | None:
 
     # by itself: the last three of four tokens alone
     llm.set_attn_implementation("eager")
-    of_head = []
+    own = llm(input_ids=ids[None, 1:], position_ids=positions[None, 1:], use_cache=False)
+    own = own.logits[0].float()
 
-    def enlarge(head, inputs, logits: Tensor) -> Tensor:
-        of_head.append(30 * logits)                         # a cap shows on large numbers alone
-        return of_head[-1]
-
-    hook = llm.lm_head.register_forward_hook(enlarge)
-    try:
-        own = llm(input_ids=ids[None, 1:], position_ids=positions[None, 1:], use_cache=False)
-    finally:
-        hook.remove()
-    own = own.logits[0].float() / 30
-    if not own.isfinite().all():
-        return not_finite(llm)
-    if not torch.allclose(own, of_head[-1][0].float() / 30, rtol=1e-2, atol=1e-3):
-        return f"computes something else: it scales or caps its logits, a narrator does not; {ADVICE}"
-
-    asked = {}
+    asked = set()
 
     def attend(*args, **options):
-        asked.update({name: value for name, value in options.items() if value is not None})
+        asked.update(name for name, value in options.items() if value is not None)
         return attention.by_mask_or_segments(*args, **options)
 
     AttentionInterface.register("asked", attend)
@@ -234,29 +116,17 @@ def difference_of(llm: nn.Module) -> str | None:
     went_on = run(2, 4, attention_mask=causal[..., 1:, :], **past)
     streamed = torch.cat([begun, went_on])
 
-    attention.install(llm)
-    if "sliding_window" in asked and dict(limits_of(llm.config.get_text_config())):
-        del asked["sliding_window"]                         # `check_layers` has told of it
-    unknown = sorted(asked.keys() - OPTIONS)
+    unknown = sorted(asked - OPTIONS)
     if unknown:
-        return (f"computes something else: it asks attention for {', '.join(unknown)}, which a "
-                f"narrator has not; {ADVICE}")
+        return f"asks attention for {', '.join(unknown)}, which a narrator has not"
     both = torch.stack([trained, streamed])
-    if not both.isfinite().all():
-        return not_finite(llm)
+    if not both.isfinite().all() or not own.isfinite().all():
+        raise BadData(f"{type(llm).__name__} has logits that are not finite in {llm.dtype}; give "
+                      f"--dtype bfloat16 or float32")
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     if (both - own).norm() > tolerance * own.norm():
-        return (f"computes something else with the caches and masks of a narrator than by itself; "
-                f"{ADVICE}")
+        return "computes something else with the caches and masks of a narrator than by itself"
     return None
-
-
-def not_finite(llm: nn.Module) -> str:
-    """Of numbers that are not finite: why, and what helps."""
-    if llm.dtype == torch.float16:
-        return ("has logits that are not finite: its numbers overflow in float16; give --dtype "
-                "bfloat16 or float32")
-    return "has logits that are not finite; are its weights damaged? Get them again"
 
 
 def name_of_cache(module: nn.Module) -> str:
@@ -264,3 +134,30 @@ def name_of_cache(module: nn.Module) -> str:
     arguments = inspect.signature(type(module).forward).parameters
     # before transformers 5.24 it was `past_key_values`
     return "cache" if "cache" in arguments else "past_key_values"
+
+
+# ---------------------------------------------------------------------- positions
+
+def most_positions(llm: nn.Module) -> float:
+    """How many positions a language model was made for; infinity, if it does not say."""
+    most = getattr(llm.config.get_text_config(), "max_position_embeddings", None)
+    return most or float("inf")
+
+
+def warn_of_longest(narrator: nn.Module, samples: Sequence) -> None:
+    """A warning, if the longest of a training's videos needs more positions than its model has."""
+    longest = max(samples, key=lambda sample: sample.narrations[-1][0])
+    narrations = narrator.layout.encode_narrations(longest.narrations)
+    tokens = narrator.layout.sequence(narrations)
+    warn_of_positions(narrator.llm, len(tokens), f"the video {longest.name}")
+
+
+def warn_of_positions(llm: nn.Module, positions: int, what: str) -> None:
+    """A warning, if something needs more positions than a language model was made for.
+
+    what        what needs them
+    """
+    most = most_positions(llm)
+    if positions > most:
+        say_once(f"warning: {what} needs more than the {most} positions for which the language "
+                 f"model was made (max_position_embeddings): beyond these it may compute worse")

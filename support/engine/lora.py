@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.common.errors import BadData
+
 # all linear layers
 TARGETS = "model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)|lm_head$"
 ROWS = 4096                     # of a weight that are merged at a time
@@ -35,10 +37,19 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(llm: nn.Module, rank: int, alpha: float, dropout: float):
-    """Replace every linear layer whose name matches TARGETS by one with LoRA."""
+    """Replace every linear layer whose name matches TARGETS by one with LoRA. BadData if the model
+    has other layers with a weight matrix: they would be left out.
+    """
+    words = llm.get_input_embeddings().weight
+    matrices = {name for name, weight in llm.model.named_parameters()
+                if weight.dim() > 1 and weight is not words}
     for name, module in list(llm.named_modules()):
         if isinstance(module, nn.Linear) and re.fullmatch(TARGETS, name):
             llm.set_submodule(name, LoRALinear(module, rank, alpha, dropout))
+            matrices.discard(name.removeprefix("model.") + ".weight")
+    if matrices:
+        raise BadData(f"{type(llm).__name__} has layers that LoRA would leave out "
+                      f"({', '.join(sorted(matrices)[:3])}); use a Llama-like language model")
 
 
 @torch.no_grad()

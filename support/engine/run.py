@@ -1,5 +1,5 @@
-"""What any training needs: valid paths of models, the order of examples, resumable states, the log
-and the loss curve.
+"""What any training needs: valid paths of models, the order of examples, several processes, states
+from which it goes on, the log and the loss curve.
 
 No section of the paper, and nothing about narrators.
 """
@@ -10,8 +10,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
-from math import isclose
+from math import isfinite
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,12 +24,16 @@ from support.common.devices import rank
 from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
+from support.common.iterate import prefetch
 from support.common.processes import (
-    Different, KnownToAll, check_equal, gathered, sum_tensors, summed, tensor_from_first, together,
+    Different, KnownToAll, all_go_on, check_equal, gathered, my_share, sum_tensors, summed,
+    tell_others, tensor_from_first, together,
 )
-from support.common.progress import progress, say
+from support.common.progress import progress, say, say_as_one
 from support.common.seal import digest_of_model, refuse_if_changed
 from support.engine.run_options import RunOptions
+
+T = TypeVar("T")
 
 # options that may differ from those of the state, on --resume
 MAY_CHANGE = {"given", "videos", "memory_target", "output", "device", "resume", "save_every",
@@ -76,16 +81,9 @@ def permutation(count: int, epoch: int, seed: int) -> list[int]:
     return torch.randperm(count, generator=generator).tolist()
 
 
-def seed_each(videos: Iterable, seed: int, first: int) -> Iterator:
-    """This process's videos of a step. Each has random numbers of its own (dropout), the same ones
-    with any number of processes.
-
-    first       how many videos all steps before this one had
-    """
-    process, processes = rank()
-    for i, video in enumerate(videos):
-        torch.manual_seed(seed * 1_000_003 + first + process + i * processes)
-        yield video
+def read_ahead(videos: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """What each of the functions reads; a thread reads the next one."""
+    return prefetch((read() for read in videos), 1)
 
 
 # ------------------------------------------------------------------ several processes
@@ -100,7 +98,6 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     if processes == 1:
         return
     weight = next(narrator.llm.parameters())
-    check_gpus(weight.device)
     facts = {
         "the training videos": options.videos,
         "the validation videos": hash_of_samples(held_out),
@@ -110,19 +107,14 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     for name, value in asdict(narrator.config).items():
         facts[f"the setting {name} of the narrator:"] = value
     check_equal(facts)
-    for weight in narrator.trainable().values():
-        tensor_from_first(weight)
+    weights_from_first(narrator.trainable())
     check_equal({"the weights, of hash": digest_of_model(narrator)})
 
 
-def check_gpus(device: torch.device) -> None:
-    """Different, in all processes, if two of them have the same GPU: NCCL cannot do that."""
-    if device.type != "cuda":
-        return
-    gpus = gathered(str(torch.cuda.get_device_properties(device).uuid))
-    if len(set(gpus)) < len(gpus):
-        raise Different(f"{len(gpus)} processes have {len(set(gpus))} GPUs, and each needs one of "
-                        f"its own: give torchrun a smaller --nproc-per-node, no --device cuda:N")
+def weights_from_first(parameters: dict[str, Tensor]) -> None:
+    """All processes get the first one's weights: GPUs of several kinds round differently."""
+    for weight in parameters.values():
+        tensor_from_first(weight)
 
 
 def hash_of_samples(samples: Sequence) -> str:
@@ -134,95 +126,98 @@ def hash_of_samples(samples: Sequence) -> str:
     return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
 
 
-@torch.no_grad()
-def check_weights(parameters: dict[str, Tensor], step: int) -> None:
-    """Different if a weight's norm is not that of the first process, up to rounding: GPUs of
-    several kinds round differently.
-    """
-    norms = [p.float().norm() for p in parameters.values()]
-    norms = torch.stack(norms).tolist()
-    first, *others = gathered(norms)
-    for process, of_process in enumerate(others, 1):
-        for name, norm, expected in zip(parameters, of_process, first):
-            if not isclose(norm, expected, rel_tol=1e-3):
-                raise Different(f"after step {step}, process {process} has other weights than "
-                                f"process 0: {name} has norm {norm:.6g}, not {expected:.6g}; go on "
-                                f"from the last saved state (--resume)")
-
-
 # ------------------------------------------------------------------ one training
 
 class Run:
-    """The steps of a training: resumable, logged, shown, on one process or several.
+    """What a training needs that is not the paper's: several processes, states, the log.
 
-    A context manager. `steps` gives the numbers of the steps that are left; within each stand
-    `backward`, `clip_gradients`, the optimizer's own step, and `done`. Whatever
-    ends it between two steps of the optimizer, the state is written: Ctrl-C, a damaged file, an
-    error in another process.
+        with Run("narrator", options) as run:
+            for step in run.steps(parameters, optimizer, number):
+                ...
+                loss = run.sum(backward(step))
+                run.clip(largest)
+                optimizer.step()
+                run.done(loss)
+
+    Whatever ends it between two steps of the optimizer, the state is written: Ctrl-C, a damaged
+    file, an error in another process.
 
     stage       the name of its files in the folder --output: STAGE-state.safetensors,
                 STAGE-log.jsonl, STAGE-loss.png
+    validate    gives the loss on held-out videos, every `every` steps and after the last one
     """
 
-    def __init__(self, stage: str, parameters: dict[str, Tensor],
-                 optimizer: torch.optim.Optimizer, steps: int, options: RunOptions):
+    def __init__(
+        self,
+        stage: str,
+        options: RunOptions,
+        validate: Callable[[], float] | None = None,
+        every: int = 1,
+    ):
         self.stage = stage
-        self.parameters = parameters
-        self.optimizer = optimizer
-        self.number_of_steps = steps
-        self.save_every = options.save_every
-        self.resume = options.resume
+        self.options = options
+        self.validate = validate
+        self.every = every
         folder = Path(options.output)
         self.state = folder / f"{stage}-state.safetensors"
         self.log = folder / f"{stage}-log.jsonl"
-        self.settings = settings_of_run(options) | {
-            "steps": steps,
-            "weights": sum(p.numel() for p in parameters.values()),
-            "videos": options.videos,
-        }
-        for p in parameters.values():
-            p.grad = torch.zeros_like(p)                       # all processes have some to sum
         process, _ = rank()
         self.is_first_process = process == 0
         # The steps that are done; None within a step of the optimizer, from where no training can
-        # be resumed.
+        # go on.
         self.steps_done: int | None = 0
         self.saved = 0
+
+    def __enter__(self) -> Run:
+        return self
+
+    def steps(
+        self,
+        parameters: dict[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        number: int,
+    ) -> Iterator[int]:
+        """The numbers of the steps that are left, with a progress bar."""
+        self.parameters = parameters
+        self.optimizer = optimizer
+        self.number_of_steps = number
+        self.settings = settings_of_run(self.options) | {
+            "steps": number,
+            "weights": sum(p.numel() for p in parameters.values()),
+            "videos": self.options.videos,
+        }
+        for p in parameters.values():
+            p.grad = torch.zeros_like(p)                       # all processes have some to sum
         self.random = torch.get_rng_state()                    # after the steps that are done
         optimizer.register_step_pre_hook(self.before_update)
         optimizer.register_step_post_hook(self.after_update)
-
-    def __enter__(self) -> Run:
-        check_equal(self.settings | {"resume": self.resume})
-        if self.resume:
-            self.saved, *others = gathered(together(self.steps_in_folder))
-            for process, steps in enumerate(others, 1):
-                if steps > self.saved:
-                    raise Different(f"{self.state}: process {process} has a state of {steps} steps, "
-                                    f"and process 0 one of {self.saved}: process 0 alone reads and "
-                                    f"writes states; copy the folder to its machine")
-        if self.saved:
-            self.read_state()
+        self.go_on_from_state()
         if self.is_first_process:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             cut_log(self.log, self.steps_done)
-        return self
-
-    def steps(self) -> Iterator[int]:
-        """The numbers of the steps that are left, with a progress bar."""
-        left = range(self.steps_done, self.number_of_steps)
-        self.bar = progress(left, self.stage, self.number_of_steps, "step",
+        left = range(self.steps_done, number)
+        self.bar = progress(left, self.stage, number, "step",
                             initial=self.steps_done, mininterval=1)
         for self.step in self.bar:
             yield self.step
 
-    def backward(self, backward: Callable[[int], float], step: int) -> float:
-        """The loss of a step and its gradients: backward(step) of each process, summed."""
-        loss, = summed(together(backward, step))
-        sum_tensors([p.grad for p in self.parameters.values()])
-        return loss
+    def share(self, videos: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """This process's part of a step's videos, each with random numbers of its own (dropout),
+        the same ones with any number of processes.
+        """
+        numbers = my_share(range(self.step * len(videos), (self.step + 1) * len(videos)))
+        for number, video in zip(numbers, read_ahead(my_share(videos))):
+            torch.manual_seed(self.options.seed * 1_000_003 + number)
+            yield video
 
-    def clip_gradients(self, largest: float) -> None:
+    def sum(self, loss: float) -> float:
+        """The loss of a step and its gradients, summed over all processes."""
+        all_go_on()
+        total, = summed(loss)
+        sum_tensors([p.grad for p in self.parameters.values()])
+        return total
+
+    def clip(self, largest: float) -> None:
         """Scale the gradients, so that the norm of all of them is at most `largest`."""
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), largest)
         if not norm.isfinite():
@@ -236,16 +231,30 @@ class Run:
         self.steps_done = self.step + 1
         self.random = torch.get_rng_state()
 
-    def done(self, step: int, loss: float, validate: Callable[[int], dict]) -> None:
-        """Validate, log the step, and save the state if it is time to."""
-        entry = {"step": step, "loss": loss}
-        try:
-            entry |= validate(step)
-        except BaseException:                                  # as Ctrl-C during the validation
-            self.write(entry)
-            raise
+    def done(self, loss: float) -> None:
+        """Validate and save the state, if it is time to, and log the step."""
+        entry = {"step": self.step, "loss": loss}
+        is_last = self.steps_done == self.number_of_steps
+        if is_last or self.steps_done % self.every == 0:
+            try:
+                entry |= self.validated()
+            except BaseException:                              # as Ctrl-C during the validation
+                self.write(entry)
+                raise
         together(self.write, entry)
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+
+    def validated(self) -> dict:
+        """What the validation adds to the log."""
+        all_go_on()
+        weights_from_first(self.parameters)
+        if self.validate is None:
+            return {}
+        loss = self.validate()
+        if not isfinite(loss):
+            say_as_one("the loss on held-out videos is not finite; look at their features")
+            return {}
+        return {"val_loss": loss}
 
     def write(self, entry: dict) -> None:
         """Log a step, and save the state if it is time to."""
@@ -253,10 +262,12 @@ class Run:
             return
         with self.log.open("a") as file:
             file.write(json.dumps(entry) + "\n")
-        if self.steps_done % self.save_every == 0 or self.steps_done == self.number_of_steps:
+        is_last = self.steps_done == self.number_of_steps
+        if is_last or self.steps_done % self.options.save_every == 0:
             self.save_state()
 
     def __exit__(self, kind, error, traceback) -> None:
+        tell_others(error)
         if not self.is_first_process or kind is Different:
             return
         if kind is None:
@@ -280,6 +291,21 @@ class Run:
         with uninterrupted():
             write_tensors(self.state, tensors, about)
         self.saved = self.steps_done
+
+    def go_on_from_state(self) -> None:
+        """With --resume: from the state that the first process has, if there is one."""
+        all_go_on()
+        check_equal(self.settings | {"resume": self.options.resume})
+        if not self.options.resume:
+            return
+        self.saved, *others = gathered(together(self.steps_in_folder))
+        for process, steps in enumerate(others, 1):
+            if steps > self.saved:
+                raise Different(f"{self.state}: process {process} has a state of {steps} steps, "
+                                f"and process 0 one of {self.saved}: process 0 alone reads and "
+                                f"writes states; copy the folder to its machine")
+        if self.saved:
+            self.read_state()
 
     def steps_in_folder(self) -> int:
         """The steps of the state that this process finds; 0 without one. BadData if it is damaged,
@@ -326,7 +352,6 @@ def check_settings_of_state(state: Path, settings: dict, but: Container[str] = (
         saved = json.loads(about["settings"])
     except Exception as error:                                 # damaged files raise anything
         raise BadData(f"{state} is damaged; delete it, and start again") from error
-    but = {*but, *({"videos"} - saved.keys())}                 # older states do not say
     refuse_if_changed(f"{state}, a run that was interrupted,", saved, settings,
                       "use the same settings, or another --output", but)
     return about

@@ -87,8 +87,7 @@ class RunOptions:
 class ToyOptions:
     """For the toy alone."""
     quick: bool = option(False,
-        "a narrator of the toy in minutes: the bundled encoder and language model, few videos, few "
-        "steps",
+        "a narrator of the toy in minutes: no stages of its own, few videos, few steps",
     )
     look: str | None = option(None,
         "start with LoRA and connector of this look.safetensors, which another training has "
@@ -103,7 +102,6 @@ class ToyOptions:
         "share of the videos that have idle time; default the world's",
         probability,
     )
-    llm_width: int = option(128, "width of the toy's own language model", positive_int)
     freeze_memory: bool = option(False,
         "the memory keeps its first weights: what does its training add to them?",
     )

@@ -42,9 +42,8 @@ def check_settings(config, memories: Mapping[str, type]) -> None:
             least = LEAST if float in kinds else 1
             low, high = RANGES.get(name, (least, LARGEST))
             if not low <= value <= high:                            # true of NaN
-                hint = "; without memory: memory none" if name == "memory_tokens" else ""
                 raise BadData(f"{name} of a narrator must be from {low:g} to {high:g}, "
-                              f"not {value!r}{hint}")
+                              f"not {value!r}")
     check_memory(config, memories[config.memory])
     check_context(config)
 

@@ -6,7 +6,7 @@ made from frames x [T, J, D] of training videos.
 
 LoRA always starts the same way: A Kaiming-uniform, B zero.
 """
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,22 +14,22 @@ from einops import repeat
 from torch import Tensor, nn
 
 
-def first_weights(narrator: nn.Module, start: str, examples: Sequence) -> None:
+def first_weights(narrator: nn.Module, start: str, videos: Sequence[Callable]) -> None:
     """Set the first weights of a new narrator (train.py --start).
 
     start       "published": as in the authors' code; or "mimetic": made from the first 128 frames
-                of each of at most 64 examples (their `x` [T, J, D])
+                of each of at most 64 videos
+    videos      functions that read a video, whose `x` are its frame tokens [T, J, D]
     """
     if start == "published":
         start_as_authors(narrator)
         return
-    videos = range(min(64, len(examples)))
     # clones: a slice would keep all frames of its video in memory
-    frames = [examples[i].x[:128].clone() for i in videos]
+    frames = [read().x[:128].clone() for read in videos[:64]]
     start_mimetic(narrator, torch.cat(frames))
 
 
-def start_as_authors(narrator: nn.Module, *_) -> None:
+def start_as_authors(narrator: nn.Module) -> None:
     """Matrices of connector and memory N(0, 0.02), biases 0."""
     start_linear_layers(narrator.connector)
     narrator.memory.reset_parameters()

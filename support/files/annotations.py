@@ -114,7 +114,7 @@ def ego4d_raw(content: dict, notes: Notes) -> Rows:
     for video, entry in content.items():
         rows_of[video] = defaultdict(list)
         if "narrations" not in entry:
-            notes.add("videos without a list of narrations", examples=[f"with {', '.join(entry)}"])
+            notes.add("videos without a list of narrations")
         for row in entry.get("narrations", []):
             text = clean(row["text"])
             if len(text.split()) == 1:
@@ -129,24 +129,21 @@ def egoexo4d(content: dict, notes: Notes) -> Rows:
     rows_of = defaultdict(dict)
     for take, annotators in content.items():
         for number, annotator in enumerate(annotators):
-            if is_true(annotator.get("rejected")):
+            if flag(annotator, "rejected"):
                 notes.add("rejected annotators left out")
                 continue
-            rows = [row | {"text": row["text"].strip()} for row in annotator["descriptions"]]
+            rows = [row | {"time": row["timestamp"], "text": row["text"].strip()}
+                    for row in annotator["descriptions"]]
             rows_of[take][str(number)] = rows
     return rows_of
 
 
-def is_true(value) -> bool | None:
-    """A flag as releases and exports have it: true, 1, "0", "False". None if nothing is said."""
-    text = str(value).strip().lower()
-    if text in ("", "none", "null", "nan"):
-        return None
-    return text not in ("0", "0.0", "false", "f", "no", "n")
-
-
-def is_unseen(row: dict) -> bool:
-    return "ego_visible" in row and is_true(row["ego_visible"]) is False
+def flag(row: dict, name: str) -> bool | None:
+    """true or false; None if nothing is said."""
+    value = row.get(name)
+    if not isinstance(value, bool | None):
+        raise TypeError(f"{name} is {value!r:.60}")
+    return value
 
 
 def take_names(root: Path) -> dict[str, str]:
@@ -250,8 +247,8 @@ def every_annotator(name: str, root: Path, split: str, notes: Notes) -> list[Ann
             for annotator, rows in rows_of_video.items():
                 place = f"{path}, video {video}, annotator {annotator}"
                 # only EgoExo4D says what the camera wearer cannot see
-                unseen = [row for row in rows if is_unseen(row)]
-                seen = [row for row in rows if not is_unseen(row)] if unseen else rows
+                unseen = [row for row in rows if flag(row, "ego_visible") is False]
+                seen = [row for row in rows if flag(row, "ego_visible") is not False]
                 annotated.append((video, annotator, in_time(seen, place, notes),
                                   in_time(unseen, place, notes)))
         return annotated

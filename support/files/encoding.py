@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from support.common.disk import check_name, check_writable, write_tensors
+from support.common.disk import check_writable, write_tensors
 from support.common.errors import BadData
 from support.common.iterate import prefetch
 from support.common.locks import Locked, locked
@@ -36,7 +36,6 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     check_writable(output / "features.safetensors")
     headers = {}                               # file of features: what it says of itself
     for source in map(Path, videos):
-        check_name(source)
         features = output / f"{source.stem}.safetensors"
         if features in headers:
             raise BadData(f"{source}: another of the videos is named {source.stem}; features are "

@@ -5,13 +5,12 @@ x           frame features, the frame tokens X_t of a video: [T, J, D] = frames,
             width
 store       the features of a data set: features_metadata.json, {video: {"duration": seconds,
             "path": file}}, and the files that it names; or files that `data.py encode` has written
-header      what such a file says of itself: duration, fps, the settings of its encoder
+header      what such a file says of itself: duration, fps, the settings of its encoder. Files of
+            other programs have none
 """
 from __future__ import annotations
 
-import pickle
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +50,23 @@ def is_features(spec: str) -> bool:
     return path.suffix.lower() in (".safetensors", ".pt")
 
 
+READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, width]"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A context in which a file of features is read. BadData names it if it cannot be."""
+    if not path.is_file():
+        raise BadData(f"{path}: no such file")
+    try:
+        yield
+    except BadData:
+        raise
+    except Exception as error:                 # a damaged pickle can raise nearly anything
+        raise BadData(f"{path}: cannot be read as features ({type(error).__name__}); is it whole? "
+                      f"{READ}") from error
+
+
 @contextmanager
 def open_features(path: Path, name: str | None) -> Iterator[Any]:
     """Open features [T, J, D], which can be sliced: only the frames of a slice are read.
@@ -61,11 +77,12 @@ def open_features(path: Path, name: str | None) -> Iterator[Any]:
 
     Raises BadData, which names the file, if it holds no such features, here or while it is used.
     """
-    if not path.is_file():
-        raise BadData(f"{path}: no such file")
-    try:
+    with reading(path):
         if path.suffix.lower() == ".pt":
-            yield tensor_of(load_pt(path))
+            x = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            if not isinstance(x, Tensor):
+                raise BadData(f"{path}: holds a {type(x).__name__}, no tensor; {READ}")
+            yield x.detach()
             return
         with safe_open(path, "pt") as file:
             names = sorted(file.keys())
@@ -76,49 +93,46 @@ def open_features(path: Path, name: str | None) -> Iterator[Any]:
                 raise BadData(f"{path}: holds {len(names)} tensors{which}; give FILE:NAME, of "
                               f"{', '.join(names[:4])}")
             yield file.get_slice(name)
-    except BadData as error:
-        if str(path) in str(error):
-            raise
-        raise BadData(f"{path}: {error}") from error
-    except Exception as error:                 # a damaged pickle can raise nearly anything
-        raise BadData(f"{path}: cannot be read as features: {why_unread(path, error)}") from error
 
 
-READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, width]"
+def header_of(path: Path) -> dict[str, str]:
+    """What a file that `data.py encode` has written says of itself; {} of all other files."""
+    if path.suffix.lower() != ".safetensors":
+        return {}
+    with reading(path), safe_open(path, "pt") as file:
+        header = file.metadata() or {}
+    is_ours = {"vision", "grid", "fps", "duration", "size"} <= header.keys()
+    return header if is_ours else {}
 
 
-def load_pt(path: Path):
-    """What a .pt file holds."""
-    options = {"map_location": "cpu", "weights_only": True}
-    try:
-        return torch.load(path, mmap=True, **options)
-    except RuntimeError:                       # files of torch before 1.6 cannot be mapped
-        return torch.load(path, **options)
+def check_fit(name: str, fps: float, shape: Sequence[int] | None, config) -> None:
+    """BadData if these are not the frames that a narrator with these settings (narrator.py: Config)
+    needs.
+
+    name        of the file, or of the sample
+    shape       [T, J, D] of features; None where there are pictures
+    """
+    if fps != config.fps:
+        raise BadData(f"{name}: has {fps:g} frames a second, the narrator needs {config.fps:g}")
+    if shape is not None:
+        _, J, width = shape
+        if (J, width) != (config.J, config.width):
+            raise BadData(f"{name}: its features are {width} wide with {J} tokens a frame, the "
+                          f"narrator needs {config.width} and {config.J}; use its vision model, "
+                          f"{config.vision}")
 
 
-def tensor_of(content) -> Tensor:
-    """The features in what a .pt file holds: a tensor, or a dict with a single one."""
-    if isinstance(content, dict) and len(content) == 1:
-        content, = content.values()
-    if isinstance(content, Tensor):
-        if content.layout != torch.strided or content.is_meta:
-            raise BadData(f"it holds no plain tensor; {READ}")
-        return content.detach()
-    kind = f"a {type(content).__name__}"
-    if isinstance(content, dict):
-        kind += f" with {', '.join(f'{name!r:.40}' for name in list(content)[:4])}"
-    raise BadData(f"it holds {kind}, not one tensor; {READ}")
-
-
-def why_unread(path: Path, error: Exception) -> str:
-    """What a file is that was refused as features, and what is read."""
-    what = what_is(path)
-    is_right = {".pt": "torch.save", ".safetensors": ".safetensors file"}.get(path.suffix.lower())
-    if what and not (is_right and is_right in what):
-        return f"it {what}; {READ}"
-    if isinstance(error, pickle.UnpicklingError):
-        return f"it holds other things than tensors, which can run code; {READ}"
-    return f"it is damaged ({type(error).__name__}); get it again"
+def check_encoder(made_by: str | None, looks_through: str) -> None:
+    """BadData if features are of another vision model than the narrator looks through, as far as it
+    is known. One model may lie in several folders, and on the hub: a line says where they differ.
+    """
+    if made_by is None or Path(made_by).resolve() == Path(looks_through).resolve():
+        return
+    problem = f"the features were made by {made_by}, and the narrator looks through {looks_through}"
+    if Path(made_by).name != Path(looks_through).name:
+        raise BadData(f"{problem}; encode the videos again (data.py encode --model)")
+    say_as_one(f"{problem}: unless these are the same, encode the videos again (data.py encode "
+               f"--model)")
 
 
 def check_shape(path: Path, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
@@ -135,23 +149,23 @@ def check_features(path: Path, x: Tensor) -> None:
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
 
-def load_features(spec: str, tokens: int | None = None, width: int | None = None) -> Tensor:
+def load_features(spec: str, config=None) -> Tensor:
     """Frame features [T, J, D] on the CPU, in the floating point format in which they are stored.
 
-    spec            FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a
-                    tensor; read with weights_only)
-    tokens, width   the required J and D, if given
+    spec        FILE.safetensors (with one tensor), FILE.safetensors:NAME, or FILE.pt (a tensor;
+                read with weights_only)
+    config      the settings of the narrator that they are for
 
     Raises BadData if the file does not hold such features.
     """
     path, name = file_and_name(spec)
+    header = header_of(path)
     with open_features(path, name) as frames:
         x = frames[:]
         check_features(path, x)
-    _, J, D = x.shape
-    if tokens not in (None, J) or width not in (None, D):
-        raise BadData(f"{spec}: features are {D} wide with {J} tokens a frame, the model needs "
-                      f"{width} and {tokens}; use its vision model")
+        if config is not None:
+            check_fit(spec, float(header.get("fps", config.fps)), x.shape, config)
+            check_encoder(header.get("vision"), config.vision)
     return x
 
 
@@ -192,7 +206,7 @@ def open_frames(source: str, config, encode: Callable[[Tensor], Tensor], batch: 
     skip                omit the first `skip` frames
     """
     if is_features(source):
-        x = load_features(source, tokens=config.J, width=config.width)
+        x = load_features(source, config)
         return iter(x[skip:]), len(x), None
     # in a thread, because Ctrl-C does not reach FFmpeg while it waits for a pipe
     video = next(prefetch((open_video(source, config.fps, largest) for _ in range(1)), 1))
@@ -250,15 +264,18 @@ class Features:
     """The features of one video, and what is known of it without reading them."""
     path: Path
     duration: float                            # of the video [s]
-    tensor: str | None = None                  # its name, in a file with the features of all videos
-    fps: float | None = None                   # these three only of files of `data.py encode`:
+    fps: float | None = None                   # these two only of files of `data.py encode`:
     frames: int | None = None                  # number of frames in the file
-    header: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def header(self) -> dict[str, str]:
+        """What the file says of itself."""
+        return header_of(self.path)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """[T, J, D], from the file's header: it is opened once, and no frame is read."""
-        with open_features(self.path, self.tensor) as frames:
+        with open_features(self.path, None) as frames:
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
         check_shape(self.path, shape)
         if self.frames is None:                # of files of `data.py encode` it is known
@@ -284,7 +301,7 @@ class Features:
         Raises BadData if the file is damaged, or too short for the range.
         """
         self.rows()                            # checked, once
-        with open_features(self.path, self.tensor) as frames:
+        with open_features(self.path, None) as frames:
             x = frames[first + start:first + stop]
             check_features(self.path, x)
             if len(x) < stop - start:
@@ -314,45 +331,26 @@ class FromFrame:
         return self.features.header.get("vision")
 
 
-def tell_of_encoder(made_by: str | None, looks_through: str) -> None:
-    """Say so if the features are of another vision model than the narrator looks through."""
-    if made_by and Path(made_by).resolve() != Path(looks_through).resolve():
-        # no error: a folder and a hub id can be the same model
-        say_as_one(f"the features were made by {made_by}, and the narrator looks through "
-                   f"{looks_through}: unless these are the same, encode the videos again (data.py "
-                   f"encode --model)")
-
-
 def read_header(path: Path) -> Features:
     """What a file that `data.py encode` wrote says of itself.
 
     Raises BadData if the file is damaged, or was written by another program.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata()
-            frames, *_ = file.get_slice("features").get_shape()
-        if not {"vision", "grid", "size"} <= header.keys():
-            raise KeyError
-        return Features(path, float(header["duration"]), None, float(header["fps"]), frames, header)
-    except Exception as error:
-        raise BadData(f"{path}: is damaged, or was not written by data.py encode "
-                      f"({type(error).__name__}); delete it and encode its video again, or choose "
-                      f"another --output") from error
-
-
-def without_ending(video: str) -> str:
-    """The name of a video, of its file or of that of its features: P01_01.mp4 -> P01_01."""
-    return re.sub(r"(?i)\.(mp4|mkv|mov|avi|webm|pt|safetensors)$", "", video)
+    header = header_of(path)
+    if not header:
+        raise BadData(f"{path}: was not written by data.py encode; delete it and encode its video "
+                      f"again, or choose another --output")
+    with open_features(path, "features") as frames:
+        count, *_ = frames.get_shape()
+        return Features(path, float(header["duration"]), float(header["fps"]), count)
 
 
 class Store:
     """The features of a data set.
 
     root        folder with features/VIDEO.safetensors, as `data.py encode` writes them; or with
-                features_metadata.json and the files that it names, there or in a folder of
-                root/features. Or all features are in root/features.safetensors, under the names
-                of the videos
+                features_metadata.json and the files that it names, there, in root/features or in a
+                folder of that
     names       {name in the annotations: name in the features}, where they differ (EgoExo4D's
                 takes)
     """
@@ -368,17 +366,10 @@ class Store:
                     duration, name = entry["duration"], entry["path"]
                     if not is_number(duration) or duration <= 0:
                         raise ValueError(f"{duration!r:.60} is no duration")
-                    self.index[video] = duration, Path(name.replace("\\", "/"))
+                    self.index[video] = duration, Path(name)
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
         self.found = {}                        # video -> its features: many tracks have one video
-        self.names_of_files = Counter(path.name for _, path in self.index.values())
-        # an index may have the names of files; a.mp4 and a.mov are two videos
-        names = Counter(map(without_ending, self.index))
-        for video, entry in list(self.index.items()):
-            name = without_ending(video)
-            if names[name] == 1:
-                self.index[name] = entry
 
     def find(self, video: str) -> Features | None:
         """The features of a video; None if there are none. Each video is looked for once."""
@@ -387,14 +378,11 @@ class Store:
         return self.found[video]
 
     def look_for(self, video: str) -> Features | None:
-        all_videos = self.root / "features.safetensors"
         for name in (video, self.names.get(video, video)):
             if name in self.index:
                 duration, path = self.index[name]
                 if file := self.file_at(path):
                     return Features(file, duration)
-                if all_videos.is_file():
-                    return Features(all_videos, duration, tensor=name)
             if feature_file(self.root, name).is_file():
                 return read_header(feature_file(self.root, name))
         return None
@@ -407,16 +395,10 @@ class Store:
         return None
 
     def file_at(self, path: Path) -> Path | None:
-        """The file of a path of the index, which may have been made in another folder or on another
-        machine: then its last parts are tried, most of them first. None if none is there, or if
-        several are.
-        """
-        for omitted in range(len(path.parts)):
-            last_parts = Path(*path.parts[omitted:])
-            if omitted and len(last_parts.parts) == 1 and self.names_of_files[path.name] > 1:
-                return None                    # the name alone does not tell
-            files = [folder / last_parts for folder in self.folders
-                     if (folder / last_parts).is_file()]
-            if files and (omitted == 0 or len(files) == 1):
-                return files[0]
-        return None
+        """The file of a path of the index; None if it is not there. BadData if several are."""
+        files = [folder / path for folder in self.folders if (folder / path).is_file()]
+        files = list({file.resolve(): file for file in files}.values())
+        if len(files) > 1:
+            raise BadData(f"{files[0]}: {files[1]} is there, too; which of them is meant by {path} "
+                          f"of features_metadata.json cannot be known")
+        return files[0] if files else None

@@ -1,48 +1,55 @@
 """Narrations in files: sentences with times, as predictions or as the ground truth of videos.
 
-    predictions     one JSON file {video: [{"time", "text"}, ...]}; or one file per video: the JSONL
-                    of stream.py, .srt, .vtt or .csv (cues.py), or JSON {"narrations": [{"time",
-                    "text"}, ...]}, as beside a toy video, or the list alone; or a folder of such
-                    files
+    predictions     one JSON file {video: [{"time", "text"}, ...]}; or one file per video: the
+                    .jsonl of stream.py, .srt, .vtt or .csv (cues.py), or JSON {"narrations":
+                    [{"time", "text"}, ...]}, as beside a toy video, or the list alone; or a folder
+                    of such files
     truth           one JSON file with any of these entries per video:
                         video: [{"time", "text"}, ...]
                         video: [[narrations of one annotator], [of another], ...]
                         video: {"start": seconds, "annotators": [[...], ...]}
                     or one file per video, or a folder, as above
 
-Times are in seconds, in any order. The texts of files of one video are made whole sentences, as
-those beside own videos are (cues.py: `whole_sentences`), but for .jsonl, which a narrator has
-written. A malformed file raises BadData: one line names the problem.
+Times are in seconds; "end" is another name of "time", and other names are not looked at. In JSON
+they may stand in any order, in .jsonl as the stream has written them. Texts are in one line
+(support/common/text.py: one_line), but for those of .jsonl, which are as they were written. A
+malformed file raises BadData: one line names the problem.
 """
+from __future__ import annotations
+
 from collections.abc import Iterator
-from dataclasses import asdict
-from itertools import permutations
+from dataclasses import asdict, replace
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
 from typing import Any
 from urllib.parse import unquote
 
 from support.common.disk import expecting, is_number, read_json, read_jsonl
 from support.common.errors import BadData
-from support.common.text import same_name
-from support.files.cues import TIME_NAMES, VIDEO_NAME, check_one_video, read_cues, whole_sentences
+from support.common.text import one_line
+from support.files.cues import read_cues
 from support.files.tracks import NarratedVideo, Notes, Sentence
 
 
+ROW = '{"time" or "end": seconds, "text": str}'
+READ = f"a list of narrations [{ROW}, ...]"
+ENDINGS = (".json", ".jsonl", ".csv", ".srt", ".vtt")
+
+
 def read_predictions(path: Path, notes: Notes | None = None) -> dict[str, list[Sentence]]:
-    """{video: sentences} from a file or a folder (formats: see above)."""
+    """{video: sentences} from a file or a folder (forms: see above)."""
     videos = each_video(path, notes or Notes())
-    return {video: to_sentences(rows, place) for video, rows, place in videos}
+    return {video: sentences_of(rows, file, video) for file, video, rows in videos}
 
 
 def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVideo]:
-    """{video: its true narrations} from a file or a folder (formats: see above)."""
+    """{video: its true narrations} from a file or a folder (forms: see above)."""
     truths = {}
-    for video, entry, place in each_video(path, notes or Notes()):
+    for file, video, entry in each_video(path, notes or Notes()):
         start = 0.0
         annotators = [entry]
-        with expecting(place, '{"start": seconds, "annotators": [[...], ...]}'):
+        with expecting(f"{file}, video {video}", '{"start": seconds, "annotators": [[...], ...]}'):
             if isinstance(entry, dict):
                 start = entry.get("start", 0.0)
                 annotators = entry["annotators"]
@@ -50,7 +57,7 @@ def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVide
                 annotators = entry
             if not is_number(start):
                 raise ValueError(f"{start!r:.60} is no time")
-            sentences = [to_sentences(rows, place) for rows in annotators]
+            sentences = [sentences_of(rows, file, video) for rows in annotators]
             truths[video] = NarratedVideo(sentences, start)
     return truths
 
@@ -78,119 +85,94 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     return {video: truth for video, truth in truths.items() if video in predictions}, predictions
 
 
-def check_unit(truths: dict[str, NarratedVideo], predictions: dict[str, list[Sentence]]) -> None:
-    """BadData if the times of a video's truth or predictions must be in milliseconds."""
-    for video, predicted in predictions.items():
-        times = {
-            "predictions": [sentence.time for sentence in predicted],
-            "true narrations": [sentence.time for rows in truths[video].annotators
-                                for sentence in rows],
-        }
-        for (some, theirs), (others, their_times) in permutations(times.items()):
-            if theirs and their_times and median(theirs) > 60 + 10 * max(their_times):
-                raise BadData(f"video {video}: half of the {some} are beyond {median(theirs):g} s, "
-                              f"and the {others} end at {max(their_times):g} s; are they in "
-                              f"milliseconds? give seconds")
+def each_video(path: Path, notes: Notes) -> Iterator[tuple[Path, str, Any]]:
+    """(file, video, entry) of the videos of a file, or of the files of a folder.
 
-
-def each_video(path: Path, notes: Notes) -> Iterator[tuple[str, Any, str]]:
-    """(video, entry, place for errors) of a file or of the files of a folder.
-
-    Raises BadData if two files have narrations of one video, because one of them would be lost.
+    BadData if two files have narrations of one video, because one of them would be lost.
     """
+    files = [path]
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if is_of_narrations(file)]
+        if not files:
+            raise BadData(f"{path}: has no {', '.join(ENDINGS)} files")
     seen = set()
-    for file in narration_files(path, notes):
-        for video, entry in read_videos(file, notes).items():
-            place = f"{file}, video {video}"
-            video = same_name(video)
+    for file in files:
+        for video, entry in read_file(file, notes).items():
             if video in seen:
-                raise BadData(f"{place}: the video has narrations in another file, too; "
-                              f"leave one out")
+                raise BadData(f"{file}, video {video}: the video has narrations in another file, "
+                              f"too; leave one out")
             seen.add(video)
-            yield video, entry, place
+            yield file, video, entry
 
 
-# of several files with one stem, the first of these is read; .json and .jsonl are both
-ENDINGS = {".json": 0, ".jsonl": 0, ".csv": 1, ".srt": 2, ".vtt": 3}
+def is_of_narrations(file: Path) -> bool:
+    """But for hidden files, which macOS puts beside others, and traces of stream.py."""
+    is_other = file.name.startswith(".") or file.name.endswith(".trace.jsonl")
+    return file.suffix.lower() in ENDINGS and not is_other
 
 
-def narration_files(path: Path, notes: Notes) -> list[Path]:
-    """A file itself, or the files of a folder (but for those that macOS puts beside others)."""
-    if not path.is_dir():
-        return [path]
-    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in ENDINGS
-             and not file.name.startswith(".") and not file.name.endswith(".trace.jsonl")]
-    if not files:
-        raise BadData(f"{path}: has no .json, .jsonl, .csv, .srt or .vtt files")
-    files.sort(key=rank_of)
-    best = {file.stem: rank_of(file) for file in reversed(files)}
-    others = [file.name for file in files if rank_of(file) > best[file.stem]]
-    notes.add("files of narrations left out, because another one of the video is taken",
-              len(others), others)
-    return [file for file in files if rank_of(file) == best[file.stem]]
-
-
-def rank_of(file: Path) -> int:
-    return ENDINGS[file.suffix.lower()]
-
-
-def read_videos(file: Path, notes: Notes) -> dict:
+def read_file(file: Path, notes: Notes) -> dict:
     """{video: entry} of a file."""
     ending = file.suffix.lower()
-    if ending == ".tsv":
-        raise BadData(f"{file}: name it .csv, whatever separates its cells")
     if ending == ".jsonl":
-        return {unquote(file.stem): read_jsonl(file)}          # the inverse of file_name
-    if ending in ENDINGS and ending != ".json":
+        rows = read_jsonl(file)
+        with expecting(file, READ):
+            check_one_run(rows)
+        return {unquote(file.stem): rows}      # the inverse of file_name
+    if ending in (".csv", ".srt", ".vtt"):
         return {file.stem: [asdict(cue) for cue in read_cues(file, notes)]}
     content = read_json(file)
     rows = rows_of_video(content)
-    if not isinstance(content, dict) and not is_list_of(rows, dict):
-        raise BadData(f'{file}: expected an object with one entry per video: '
-                      f'{{video: [{{"time", "text"}}, ...]}}, or the list of one video')
-    if rows is None:
-        return content
-    if not is_list_of(rows, dict):              # of several annotators
+    if rows is not None:
         return {file.stem: rows}
-    sentences = whole_sentences(to_sentences(rows, str(file)), notes)
-    return {file.stem: [asdict(sentence) for sentence in sentences]}
+    if not isinstance(content, dict):
+        raise BadData(f"{file}: expected {READ}, or {{video: {READ}}}")
+    return content
+
+
+def check_one_run(rows: list[dict]) -> None:
+    """BadData if the numbers or the times of a stream begin anew: a second run was appended, and
+    the two would be taken for one.
+    """
+    marks = [(row.get("n", n), row.get("end", row.get("time"))) for n, row in enumerate(rows)]
+    for (n_before, time_before), (n, time) in pairwise(marks):
+        if n <= n_before or time < time_before:
+            raise BadData(f"narration {n} at {time:g} s comes after {n_before} at "
+                          f"{time_before:g} s; one stream a file is read")
 
 
 def rows_of_video(content) -> list | None:
-    """The narrations in a JSON file of one video: a list, as {"narrations": [...]} or as whisper
-    writes them. None if it is another file.
+    """The narrations in a JSON file of one video: a list, alone or as {"narrations": [...]}. None
+    if it is another file.
     """
-    fields = content if isinstance(content, dict) else {"narrations": content}
-    return next((fields[name] for name in ("narrations", "segments")
-                 if isinstance(fields.get(name), list)), None)
+    rows = content.get("narrations") if isinstance(content, dict) else content
+    return rows if isinstance(rows, list) else None
+
+
+def sentences_of(rows, file: Path, video: str) -> list[Sentence]:
+    """The sentences of one annotator of a video in a file, sorted by time."""
+    sentences = to_sentences(rows, f"{file}, video {video}")
+    if file.suffix.lower() == ".jsonl":
+        return sentences
+    return [replace(sentence, text=one_line(sentence.text)) for sentence in sentences]
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:
-    """[{"time": seconds, "text": str}, ...] -> sentences, sorted by time.
+    """[{"time" or "end": seconds, "text": str}, ...] -> sentences, sorted by time.
 
-    The time has the first of TIME_NAMES that the first row has. where: for errors.
+    where: for errors.
     """
     if not isinstance(rows, list):
-        raise BadData(f"{where}: expected a list of narrations, not {str(rows)[:60]}")
+        raise BadData(f"{where}: expected {READ}, not {str(rows)[:60]}")
     sentences = []
-    first = rows[0] if rows and isinstance(rows[0], dict) else {}
-    time_name = next((name for name in TIME_NAMES if first.get(name) is not None), "time")
     for number, row in enumerate(rows):
         fields = row if isinstance(row, dict) else {}
-        time = fields.get(time_name)
+        time = fields.get("time", fields.get("end"))
         text = fields.get("text")
-        if not (is_number(time) and isinstance(text, str)):
-            has = f"not {str(row)[:100]}"
-            if fields and (time is None or text is None):
-                has = f"its keys are {', '.join(fields)[:100]}"
-            raise BadData(f'{where}, narration {number}: expected {{"time": seconds, "text": str}} '
-                          f'(or "end", "timestamp"); {has}')
-        start = fields.get("start") if time_name == "end" else None
-        if is_number(start) and start > time:
-            raise BadData(f"{where}, narration {number}: it ends before it begins")
+        has_two = "time" in fields and "end" in fields
+        if has_two or not (is_number(time) and isinstance(text, str)):
+            raise BadData(f"{where}, narration {number}: expected {ROW}, not {str(row)[:100]}")
         sentences.append(Sentence(float(time), text))
-    for name in filter(VIDEO_NAME.fullmatch, set().union(*rows)):
-        check_one_video([row[name] for row in rows if name in row], where)
     return sorted(sentences, key=attrgetter("time"))
 
 

@@ -28,7 +28,6 @@ from av.video.reformatter import VideoReformatter
 from support.common.disk import replacing
 from support.common.errors import BadData
 from support.common.progress import say
-from support.common.signatures import what_is
 from support.common.text import without_secrets
 from support.files.clock import Decoded, presented
 
@@ -42,8 +41,8 @@ LONGEST_GAP_IN_LONG_VIDEOS = 3600.0
 # and in formats whose clocks may change on the way (.ts), as in FFmpeg: there it is a new clock
 LONGEST_GAP_WHERE_CLOCKS_CHANGE = 10.0
 TIMELESS = 25                                  # so many pictures without times are not reported
-ODDEST_PIXEL = 4                               # a pixel that is longer or wider is not believed
 PATIENCE = 10.0                                # seconds without data until a sender is given up
+READ = "a video file, an address (http://, https://) or - (standard input) is read"
 PQ, HLG = 16, 18                               # FFmpeg's numbers of the transfer functions of HDR
 ENCODER = "libx264"
 # of a small copy: pixels of its longer side, pictures a second, rate factor of H.264
@@ -68,8 +67,8 @@ class Video:
     rate        pictures a second in the file
     damaged     until now, the number of packets not decoded faithfully; at the end, one more if the
                 end is missing
-    gaps        until now, seconds of each gap that was too long to be believed. The next picture
-                follows without a gap
+    leaps       until now, seconds by which the clock of the file went back (below 0) or leapt too
+                far to be believed. The next picture follows without a gap
 
     Time 0 is that of the file, whose sound may begin before its pictures. Until the first picture
     that can be decoded, that picture is given. Repeated frames are the same array. Pictures are as
@@ -87,10 +86,11 @@ class Video:
         self.fps = float(fps)
         self.largest = largest
         self.damaged = 0
-        self.gaps = []
+        self.leaps = []
         self._read = False                     # whether an iteration has begun
         self._broken_off = False               # whether the last that came was an error of reading
         self._timeless = 0                     # pictures without a time of their own
+        self._last_clock = -inf                # the latest time that was read, right or wrong
         self._read_to = 0                      # byte of the file at which the last packet ends
         self._container = open_file(path, options)
         self._stream = video_stream(self._container, self.name, "AUTO")
@@ -104,12 +104,7 @@ class Video:
         pictures = self._decode()
         first = list(islice(pictures, 16))     # these show the size and the clock
         if not first:
-            what = what_is(path)
-            cure = f"it {what}" if what else "damaged? get the file again"
-            if is_pipe_or_url(str(path)):      # FFmpeg cannot go back in it
-                cure = ("if it is an .mp4 whose index stands at its end, give the file itself, or "
-                        "rewrite it (ffmpeg -i IN -c copy -movflags +faststart OUT)")
-            raise BadData(f"{self.name}: not one picture can be decoded; {cure}")
+            raise BadData(f"{self.name}: not one picture can be decoded; {READ}")
         self._pictures = chain(first, pictures)
         self.size = upright_size(first[0], self._stream, self.largest)
 
@@ -120,7 +115,6 @@ class Video:
         # AVI and ASF state neither where they begin nor how long a picture is shown
         self._states_times = not self._by_dts and self._container.format.name not in ("avi", "asf")
         self._start = start_of(self._container) or 0.0
-        self._last_clock = -inf                # the latest time of a picture, right or wrong
         self._has_times = not flags & av.format.Flags.no_timestamps.value
         rate = self._stream.guessed_rate
         if not self._has_times and "framerate" in (options or {}):
@@ -151,7 +145,8 @@ class Video:
                     yield picture
                     index += 1
         # a file that was cut between two packets shows no other sign of it
-        shown = max(end + sum(self.gaps), self._last_clock - self._start)
+        gaps = sum(leap for leap in self.leaps if leap > 0)
+        shown = max(end + gaps, self._last_clock - self._start)
         missing = (self.duration or 0) - shown
         is_sent = "://" in str(self.path)
         if missing > 1 + 2 * self._step or is_sent and self._broken_off:
@@ -169,17 +164,18 @@ class Video:
                             f"(--source-option framerate=N)")
         elif self._timeless > TIMELESS:
             problems.append(f"{self._timeless} pictures have no time of their own, "
-                            f"{1 / self._step:g} a second are assumed (to give all of them others: "
-                            f"ffmpeg -r N -i IN OUT)")
+                            f"{1 / self._step:g} a second are assumed")
         if self._has_unread_film():
-            problems.append("another film stands behind the one that was read; join films by "
-                            "ffmpeg -f concat, not byte by byte")
+            problems.append("another film stands behind the one that was read")
         if self.damaged:
             problems.append(f"{self.damaged} damaged or missing parts were skipped")
-        if self.gaps:
-            problems.append(f"gaps in its clock left out: {len(self.gaps)}, "
-                            f"the longest {max(self.gaps):.0f} s; "
-                            f"times after them are earlier than the file says")
+        gaps = [leap for leap in self.leaps if leap > 0]
+        if gaps:
+            problems.append(f"gaps in its clock left out: {len(gaps)}, the longest "
+                            f"{max(gaps):.0f} s; times after them are earlier than the file says")
+        if len(gaps) < len(self.leaps):
+            problems.append(f"its clock goes back: {len(self.leaps) - len(gaps)} times; what "
+                            f"follows goes on where it was")
         if problems:
             say(f"{self.name}: {'; '.join(problems)}")
 
@@ -195,7 +191,10 @@ class Video:
 
     def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
-        packets = self._container.demux(self._stream)
+        streams = [self._stream]
+        if self._stream.duration is None and "DURATION" not in self._stream.metadata:
+            streams += self._container.streams.audio   # the end that .flv states may be its end
+        packets = self._container.demux(streams)
         failures = 0
         while failures < MAX_FAILURES:
             try:
@@ -211,10 +210,14 @@ class Video:
                     self.damaged += 1
                 failures += 1
                 # a generator that has raised has ended
-                packets = self._container.demux(self._stream)
+                packets = self._container.demux(streams)
                 continue
             if packet is None:
                 return
+            if packet.stream is not self._stream:
+                if packet.pts is not None:
+                    self._last_clock = max(self._last_clock, float(packet.pts * packet.time_base))
+                continue
             if packet.has_sidedata("encryption_info"):
                 raise BadData(f"{self.name}: is encrypted; decrypt it first")
             failures = 0
@@ -246,7 +249,7 @@ class Video:
             longest_gap = LONGEST_GAP_WHERE_CLOCKS_CHANGE
         # what the clock shows at time 0; None: what it shows at the first picture
         origin = start_of(self._container) if self._states_times else None
-        claims = presented(self._claims(), origin, longest_gap, self.gaps)
+        claims = presented(self._claims(), origin, longest_gap, self.leaps)
         before, begin = next(claims)
         for claim, time in claims:
             self._timeless += claim.clock is None
@@ -265,7 +268,7 @@ class Video:
             stated = float((frame.duration or 0) * frame.time_base)
             if 0 < stated <= LONGEST_GAP_IN_LONG_VIDEOS and self._states_times:
                 self._step = stated
-            yield Decoded(frame, clock, self._step, frame.key_frame)
+            yield Decoded(frame, clock, self._step)
 
 
 def is_sorted(times: Iterable[int | None]) -> bool:
@@ -296,30 +299,31 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         timeout = (PATIENCE, PATIENCE)
     elif Path(path).is_file():
         file = f"file:{path}"                  # FFmpeg does not take a name with a ':' for a URL
-    elif source and Path(path).is_dir():
-        raise BadData(f"{name} is a folder; give its videos, as in {Path(name) / '*.mp4'}")
-    elif source and Path(path).exists():
-        raise BadData(f"{name}: is a pipe or a device; for a pipe, give - and < {name}")
+        if any(map(playlists_in, playlists_in(Path(path)))):
+            # if one names itself, FFmpeg would go on for ever
+            raise BadData(f"{name}: names playlists that name playlists again; what is read names "
+                          f"playlists of films (RFC 8216)")
     else:
-        cure = "; give its path, without file://" if source.lower().startswith("file:") else ""
-        raise BadData(f"{name}: no such file{cure}")
+        raise BadData(f"{name}: no such file; {READ}")
     try:
         # a tag that is not UTF-8 must not stop us
         return av.open(file, options=options, timeout=timeout, metadata_errors="replace")
     except av.FFmpegError as error:
-        what = what_is(path)
-        hint = "truncated? not a video?"
-        if "://" in name:
-            hint = "check the address; of a page that shows a video, download it first (as by yt-dlp)"
-        if isinstance(error, PermissionError):
-            hint = "ask its owner for the right to read it"
-        if what and any(word in what for word in ("NumPy", "HDF5", "torch.save")):
-            what += "; features are read from .safetensors, or from .pt with one tensor"
-        why = error.strerror
+        reason = error.strerror
         if isinstance(error, av.error.ExitError):
-            why = f"nothing came for {PATIENCE:g} s"
-        reason = f": it {what}" if what else f" ({why}); {hint}"
-        raise BadData(f"{name}: cannot be opened as a video{reason}") from error
+            reason = f"nothing came for {PATIENCE:g} s"
+        raise BadData(f"{name}: cannot be opened as a video ({reason}); {READ}") from error
+
+
+def playlists_in(path: Path) -> list[Path]:
+    """The files that a playlist of playlists names; none if it is another file."""
+    if path.suffix.lower() not in (".m3u8", ".m3u") or not path.is_file():
+        return []
+    text = path.read_text(errors="replace")
+    if not re.search("#EXT-X-(STREAM-INF|MEDIA):", text):
+        return []
+    names = re.findall(r'(?m)^[^#\s].*|(?<=URI=").*?(?=")', text)
+    return [path.parent / name.strip().removeprefix("file:") for name in names]
 
 
 def video_stream(container, name: str, threads: str):
@@ -328,20 +332,19 @@ def video_stream(container, name: str, threads: str):
     Raises BadData if there is none.
     """
     if container.format.name == "tty":         # FFmpeg would draw the letters of a .txt file
-        raise BadData(f"{name}: is a text file; give a video file")
+        raise BadData(f"{name}: is a text file; {READ}")
     # As FFmpeg's program chooses: not the cover of an audio file; of several films, the default one
     # or, as the versions in a playlist have no default, the largest.
     kinds = av.stream.Disposition
     films = [film for film in container.streams.video if not film.disposition & kinds.attached_pic]
     if not films:
-        raise BadData(f"{name}: has no video stream (sound, subtitles or nothing); give a video")
+        raise BadData(f"{name}: has no video stream (sound, subtitles or nothing)")
     stream = max(films, key=lambda film: (
         bool(film.disposition & kinds.default),
         film.width * film.height if film.codec_context else 0,
     ))
     if stream.codec_context is None:
-        raise BadData(f"{name}: this FFmpeg has no decoder for its video (ffprobe names the "
-                      f"codec); the file may be whole: convert it by a program that plays it")
+        raise BadData(f"{name}: this FFmpeg has no decoder for its video")
     stream.thread_type = threads
     return stream
 
@@ -397,8 +400,6 @@ def upright_size(frame: av.VideoFrame, stream, largest: int | None) -> tuple[int
     than `largest`.
     """
     shape = float(stream.sample_aspect_ratio or 1)     # width of a pixel, divided by its height
-    if not 1 / ODDEST_PIXEL <= shape <= ODDEST_PIXEL:
-        shape = 1.0
     sides = [frame.height, frame.width * shape]
     scale = min(1, (largest or inf) / max(sides))
     height, width = [max(1, round(side * scale)) for side in sides]

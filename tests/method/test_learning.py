@@ -13,6 +13,7 @@ import train
 from commands.train_command import Options
 from helpers import tiny, video
 from support.common.disk import read_jsonl
+from support.engine.run import Run
 from test_golden import MODELS, load, read
 from test_narrator import decode
 
@@ -141,7 +142,8 @@ def test_the_loop_schedules_and_clips(tmp_path, monkeypatch, size):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
     options = Options(output=str(tmp_path), warmup=0.2)
-    train.fit("narrator", {"weight": weight}, backward, 10, 2e-4, options)
+    with Run("narrator", options) as run:
+        train.fit({"weight": weight}, backward, 10, 2e-4, options, run)
     rates, decays, norms = zip(*seen)
     cosine = [1e-4 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
     assert rates == pytest.approx([1e-4, 2e-4, *cosine])

@@ -18,7 +18,7 @@ from helpers import (
     ROOT, TOY, assert_same_stream, grouped, kitchen_tokens, lively, narrate, record, small,
     tiny, video,
 )
-from streams.bounds import LIVE_BOUNDS, live_bounds, open_stream
+from streams.bounds import LIVE_BOUNDS, live_bounds, open_stream, tell_of_positions
 from support.common.errors import BadData
 from test_commands import call
 from test_equalities import constant
@@ -268,23 +268,15 @@ ROPES = {
                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 256},
 }
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize("family, changes, says", [
-    ("Llama", {"rope_parameters": DYNAMIC}, "dynamic"),
-    ("Cohere", {"logit_scale": 1.0}, "default"),  # in pairs of neighbours instead of halves
-])
-def test_other_rotations_are_refused(family, changes, says):
-    model = tiny(llm=small(family, **changes), last_k=2, max_position=500)
-    with pytest.raises(BadData, match=f"max_position: .*'{says}'"):
-        open_stream(model)
-
-
-def test_a_live_source_does_without_turning_where_it_cannot():
-    model = tiny(llm=small("Llama", rope_parameters=DYNAMIC))
+def test_where_positions_cannot_be_turned_back():
+    """Rotations in pairs of neighbours instead of halves; a live source does without."""
+    llm = small("Cohere", logit_scale=1.0)
+    with pytest.raises(BadData, match="max_position: .*cannot be turned back"):
+        open_stream(tiny(llm=llm, last_k=2, max_position=500))
+    model = tiny(llm=small("Cohere", logit_scale=1.0))
     assert live_bounds(model).endswith("positions up to inf")
-    assert model.config.max_position is None
     open_stream(model)
 
 
@@ -367,12 +359,26 @@ def test_live_bounds():
     live_bounds(model, {"last_k", "max_segment"})
     config = model.config
     assert (config.last_k, config.max_segment, config.max_position) == (2, 5.0, 16_384)
+    model = tiny(llm=grouped())                     # of 2,048 positions
+    assert live_bounds(model).endswith("positions up to 2048")
     model = tiny()
     assert "memory grows" in live_bounds(model, {"last_k"}) and model.config.max_position is None
     model = tiny(memory="none", prune=False)
     assert "every frame" in live_bounds(model) and model.config.max_segment is None
     with pytest.raises(BadData, match="--keep-newline"):
         live_bounds(tiny(keep_newline=True), {"keep_newline"})
+
+
+def test_positions_that_the_model_was_not_made_for(capsys):
+    """A recording that is too long is told; a live source turns back before."""
+    model = tiny(llm=small("Llama", max_position_embeddings=64))
+    tell_of_positions(model, "a.mp4", 5)
+    assert capsys.readouterr().err == ""
+    tell_of_positions(model, "a.mp4", 6)
+    assert "a.mp4 needs more than the 64 positions" in capsys.readouterr().err
+    assert live_bounds(model).endswith("positions up to 64")
+    tell_of_positions(model, "a.mp4", 6)                # which are turned back now
+    assert capsys.readouterr().err == ""
 
 
 def test_darkness_in_the_kitchen():

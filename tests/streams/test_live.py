@@ -180,6 +180,13 @@ def test_options_of_ffmpeg():
         assert address("camera:2", {})[:2] == ("/dev/video2", "v4l2")
 
 
+def test_what_is_said_of_a_camera_has_the_time_of_day(capsys):
+    """After days, one wants to know when it was away."""
+    Camera("rtsp://me:secret@door/1").say("pictures come again")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d rtsp://door/...: pictures come again\n",
+                        capsys.readouterr().err)
+
+
 # ------------------------------------------------------------------ the newest pictures
 
 @pytest.mark.parametrize("frame_s, sentence_s, latest", [
@@ -332,7 +339,7 @@ def test_a_source_that_goes_bad_is_noticed(messages, monkeypatch):
 
 
 def test_dead_at_the_start(sender, messages):
-    """One line with the reason, and with what else there is."""
+    """One line with the reason."""
     sender.mode = "dead"
     for url, reason in ((sender.url, "503|5XX"), ("rtsp://127.0.0.1:9/x", "refused"),
                         ("nothing://x", "not found")):
@@ -341,10 +348,10 @@ def test_dead_at_the_start(sender, messages):
         assert "\n" not in str(error.value)
     sender.mode = "picture"
     for url in (sender.url, f"{sender.url}.jpg"):
-        with pytest.raises(BadData, match="no pictures .it is one picture; give the address of"):
+        with pytest.raises(BadData, match="no pictures .*; check the source"):
             next(iter(Camera(url)))
     if sys.platform == "linux":
-        with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*lavfi:"):
+        with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*check the source"):
             next(iter(Camera("camera:77")))
     assert not messages
 

@@ -1,15 +1,17 @@
 """What a linear probe reads from memory tokens, in words."""
+import shutil
+
 import pytest
 import torch
 
 from helpers import TOY
 from support.common.errors import BadData
-from toy.probe import PLACES, Probe, in_words, load_probe, recalled, save_probe
+from toy.probe import PLACES, Probe, in_words, load_probe, recalled
 
 
-def test_in_words(tmp_path):
-    """The surest place first, and no mere guess; kept in a file, it says the same."""
-    probe = Probe(4)
+def test_in_words():
+    """The surest place first, and no mere guess."""
+    probe = Probe(4).requires_grad_(False)
     bias = torch.zeros(PLACES, 7 + 7 + 1)
     bias[0, 2] = 9.0                           # place 0: type 2
     bias[0, 7 + 1] = 9.0                       # colour 1
@@ -17,23 +19,20 @@ def test_in_words(tmp_path):
     bias[1, 3] = bias[1, 7 + 2] = 2.5          # place 1, less sure
     bias[3, 3] = bias[3, 7 + 2] = 0.5          # a guess
     bias[2, 0] = bias[2, 7] = 9.0              # sure that there was nothing
-    probe.linear.bias.data.copy_(bias.flatten())
+    probe.linear.weight.zero_()
+    probe.linear.bias.copy_(bias.flatten())
     memory = torch.randn(2, 2)
-    probe.requires_grad_(False)
     said = in_words(probe, memory)
     assert said == "shelf: red bowl (1.00, 8 s); rack: green pan (0.45, 1 s)"
     each = recalled(probe, memory)
     assert len(each) == PLACES
     assert each[0] == ("red bowl", 1.0, 8.0)
     assert each[2][:2] == ("", 1.0)
-    save_probe(probe, str(tmp_path), tmp_path / "probe.safetensors")
-    assert in_words(load_probe(str(tmp_path)), memory) == said
-    assert in_words(Probe(4).requires_grad_(False), memory) == "nothing"
+    probe.linear.bias.zero_()
+    assert in_words(probe, memory) == "nothing"
 
 
-def test_narrators_with_and_without_one(tmp_path):
-    assert load_probe(str(tmp_path)) is None
-    assert load_probe("someone/on-the-hub") is None
+def test_a_damaged_one_is_refused(tmp_path):
     (tmp_path / "probe.safetensors").write_bytes(b"cut")
     with pytest.raises(BadData, match="probe.safetensors is damaged"):
         load_probe(str(tmp_path))
@@ -42,10 +41,7 @@ def test_narrators_with_and_without_one(tmp_path):
 
 def test_one_of_other_weights_is_refused(tmp_path):
     """A narrator that was trained anew in the same folder has other memory tokens."""
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"first")
-    save_probe(Probe(4), str(tmp_path), tmp_path / "probe.safetensors")
-    assert load_probe(str(tmp_path)) is not None
-    weights.write_bytes(b"second")
-    with pytest.raises(BadData, match="made with narrator = .* experiments.knowledge --model"):
+    shutil.copy(TOY / "probe.safetensors", tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"others")
+    with pytest.raises(BadData, match="made with narrator = .*delete it"):
         load_probe(str(tmp_path))

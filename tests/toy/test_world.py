@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from support.common.errors import BadData
 from toy import world
 from toy.world import COLOUR, DOOR, HAND, HELD, OTHER, PLACES, SIZES, TYPE, Kitchen
 
@@ -40,32 +39,28 @@ def narrated(videos: list[Kitchen]) -> list[str]:
 
 # ------------------------------------------------------------- the plain world
 
-def test_a_video_is_a_function_of_its_seed():
+def test_rendering_has_no_state():
+    """In any order, the pixels are the same."""
     first = Kitchen(7)
     second = Kitchen(7)
-    assert first.narrations == second.narrations
-    assert np.array_equal(first.labels(), second.labels())
-    # Rendering has no state: in any order, the pixels are the same.
     for frame in (len(first) - 1, 0, 5, 5, 0, len(first) - 1):
         assert np.array_equal(first.render(frame), second.render(frame))
 
 
 @pytest.mark.parametrize("name, expected, means", [
-    ("plain", "356742fc4215f0f7", [110.71, 103.07, 88.28]),
-    ("idle", "5abcbefa69fafd24", [105.29, 99.39, 85.90]),
-    ("still", "dadd1fd31405432f", [121.23, 112.44, 94.40]),
-    ("night", "83223d686ac9e7a1", [3.92, 3.63, 3.30]),
-    ("hard", "c7d2286c837fafa4", [105.27, 94.58, 85.61]),
-    ("second", "9fda0401937fbf99", [95.32, 85.94, 96.92]),
-    ("overwriting", "d658f9425a0049cc", [109.39, 105.99, 86.23]),
+    ("plain", "0e59f81ee66f4b70", [110.71, 103.07, 88.28]),
+    ("idle", "0369fdf88500c95c", [105.29, 99.39, 85.90]),
+    ("still", "b9be12ce3fd1cbe3", [121.23, 112.44, 94.40]),
+    ("night", "e8ae7a1889f78514", [3.92, 3.63, 3.30]),
+    ("hard", "8ae5c3a7d328b666", [105.27, 94.58, 85.61]),
+    ("second", "0289fd88236a9ca2", [95.32, 85.94, 96.92]),
+    ("overwriting", "58d6fa15d67e1a0f", [109.39, 105.99, 86.23]),
 ])
 def test_the_worlds_stay_as_they_were(name, expected, means):
     """The bundled narrator and all reported numbers are of these videos."""
-    variant = world.WORLDS[name]
-    documents = itertools.islice(world.documents(5, variant), 50)
-    content = hashlib.sha256("\n".join(documents).encode())
-    for seed in (0, 7, 1_000_003, 3_000_001):
-        kitchen = Kitchen(seed, 11, variant)
+    content = hashlib.sha256()
+    for seed in (0, 7, 1_000_003, 2_000_002, 3_000_001):
+        kitchen = Kitchen(seed, 11, world.WORLDS[name])
         narrations = [(n.frame, n.text, n.memory_words) for n in kitchen.narrations]
         content.update(repr(narrations).encode())
         content.update(kitchen.labels().tobytes())
@@ -231,45 +226,6 @@ def test_what_is_overwritten_and_what_is_not_differ_in_nothing_else():
     assert gap <= 4                            # mostly, one thing takes the other's place
 
 
-# ------------------------------------------------------------- documents
-
-def test_vocabulary_is_small_and_shared():
-    texts = list(itertools.islice(world.documents(0), 2000))
-    written = words_of(texts)
-    assert words_of(narrated(plain_videos())) <= written
-    assert len(written) <= 60
-    for text in texts:
-        assert 3 <= len(text.splitlines()) <= 10
-        assert "You " in text
-    assert texts[:9] == list(itertools.islice(world.documents(0), 9))
-    assert texts[:9] != list(itertools.islice(world.documents(1), 9))
-
-
-def test_documents_tell_the_truth():
-    """What is tapped is what the last inventory line of that place says."""
-    checked = 0
-    for text in itertools.islice(world.documents(3), 2000):
-        contents = {}
-        for line in text.splitlines():
-            listed = re.match(r"(?:the )?(\w+): (.+)", line)
-            tapped = re.match(r"You tap the (\w+) hiding the (.+)\.", line)
-            if listed:
-                contents[listed[1]] = listed[2]
-            elif tapped:
-                assert contents[tapped[1]] == tapped[2]
-                checked += 1
-    assert checked > 300
-
-
-# ------------------------------------------------------------- splits
-
-def test_numbers_of_segments():
-    videos = list(world.kitchens("test", 40))
-    assert [video.seed for video in videos] == list(world.SEEDS["test"][:40])
-    counts = {len(video.narrations) - 1 for video in videos}               # less the opening
-    assert counts == {8, 9, 10, 11, 12}
-
-
 # ------------------------------------------------------------- idle time
 
 def stretches(video: Kitchen) -> list[np.ndarray]:
@@ -314,13 +270,6 @@ def test_a_share_of_the_videos_has_idle_time():
 
 # ------------------------------------------------------------- other worlds
 
-def test_worlds_are_found_by_name():
-    assert world.find_world("hard") == world.WORLDS["hard"]
-    assert world.find_world("idle").idle == 1
-    with pytest.raises(BadData, match="choose one of plain, idle"):
-        world.find_world("kitchen")
-
-
 def test_the_second_kitchen_has_other_words():
     """Other colours and verbs; the same things and furniture."""
     second = world.WORLDS["second"]
@@ -328,9 +277,6 @@ def test_the_second_kitchen_has_other_words():
     assert words & words_of(narrated(plain_videos())) == {*world.TYPES, *PLACES, "You", "the"}
     assert words >= set(second.colours)
     assert not set(second.rgb) & set(world.RGB)
-    written = words_of(itertools.islice(world.documents(0, second), 500))
-    assert words <= written
-    assert not written & set(world.COLOURS)
 
 
 @pytest.mark.parametrize("seed, idle", [(1000258, 0.5), (1000530, None), (1000613, 0.5)])

@@ -1,16 +1,14 @@
-"""streams/caches.py: positions that are compacted after a narration, and a sliding window."""
+"""baselines/caches.py: positions that are compacted after a narration, and a sliding window."""
 from argparse import ArgumentTypeError
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from baselines import context_class
-from commands.evaluate_command import kind_of_cache, new_stream
+from baselines.caches import Compacted, Windowed, compared_stream, kind_of_cache
 from helpers import TOY, assert_same_stream, narrate, tiny, video
 from narrator import FRAME, VISUAL
 from stream import Cache, Context
-from streams.caches import Compacted, Windowed
 from support.common.errors import BadData
 from test_evaluate import command
 
@@ -83,7 +81,7 @@ def test_a_window_holds_the_latest_frames(window):
 
 def test_refusals():
     def stream(cache, **changes):
-        return new_stream(tiny(**changes), SimpleNamespace(cache=cache, lookahead=4))
+        return compared_stream(tiny(**changes), cache)
 
     with pytest.raises(BadData, match="--cache 300: a window is for a narrator that keeps every"):
         stream("300")

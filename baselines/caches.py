@@ -13,10 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from narrator import FRAME, NARRATION, VISUAL, Narrator, Tokens, visible
+from baselines import context_class
+from baselines.rotations import rotate_keys, rotation_frequencies
+from narrator import FRAME, VISUAL, Narrator, Tokens, visible
 from stream import Context
-from streams.bounds import rotate_keys, rotation_frequencies
 from support.common.errors import BadData
+from support.common.options import LARGEST, in_range
 
 
 class Compacted(Context):
@@ -94,3 +96,23 @@ class Windowed(Compacted):
                 self.keep(~leaves)
                 return
         raise BadData(f"--cache {self.window}: prompt and sentences leave no room for a frame")
+
+
+# ---------------------------------------------------------------------- the option --cache
+
+
+def kind_of_cache(text: str) -> str:
+    """An argparse type: see `compared_stream`."""
+    if text in ("plain", "compacted", "rotated"):
+        return text
+    says = "plain, compacted, rotated, or a number of tokens"
+    return str(in_range(int, 1, LARGEST, says)(text))
+
+
+def compared_stream(narrator: Narrator, kind: str) -> Context:
+    """A stream whose cache is compacted, compacted and rotated, or a window of so many tokens.
+    BadData if the narrator cannot have that one.
+    """
+    if kind in ("compacted", "rotated"):
+        return context_class(narrator, Compacted)(narrator, rotate=kind == "rotated")
+    return Windowed(narrator, int(kind))

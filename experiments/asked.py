@@ -1,0 +1,281 @@
+"""What a language model is asked about streamed narrations: summaries of videos (paper App. C.4,
+Table 17), and objects that narrations make up (App. C.1).
+
+    python -m experiments.asked summaries --pred out/pred --llm meta-llama/Meta-Llama-3-8B-Instruct \\
+        --gt data/ego4d/annotations/segment_summaries.json
+    python -m experiments.asked objects --pred out/pred --llm Qwen/Qwen3-8B --data egoexo4d
+
+summaries   the model, which was not trained for it, condenses the narrations of each video. A
+            summary is scored against those that people wrote of the same interval (Ego4D). Its task
+            is that of the paper's prompt, in other words and with other examples
+objects     the model names the objects that a sentence says are in use: of each true sentence, and
+            of the predicted one that fits it best (as in `evaluate.py score`). Two objects match if
+            they are one word but for article and plural, or if the model says so
+
+The paper prints CIDEr 11.20, METEOR 17.94 and ROUGE-L 32.63 (hundredths) for FlowNar with
+Llama-3-8B, and not how several annotators' summaries count. Here a video's CIDEr is the mean over
+them, its ROUGE-L and METEOR those with the best one. Of objects it prints one accuracy (FlowNar 36.6 %,
+VideoLLM-online 33.8 %, VideoLLM-MoD 25.8 %), and not its questions. Here object accuracy is the
+share of all predicted objects that match one of their pair's true objects.
+"""
+import argparse
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import evaluate
+from commands.evaluate_command import samples_of
+from data import FPS
+from support.common.devices import device_and_dtype
+from support.common.errors import BadData, command_line
+from support.common.figures import print_table
+from support.common.options import Parser, data_options, json_option
+from support.common.progress import progress
+from support.common.text import one_line
+from support.engine.checkpoint import load_llm
+from support.files.annotations import summarised
+from support.files.narrations import Sentence, is_list_of, paired, read_predictions
+from support.files.tracks import NarratedVideo, Notes
+
+Ask = Callable[[str, int], str]                # (question, longest answer [tokens]) -> answer
+
+SUMMARY = """Below are notes on what a person did, one (seconds, note) each. A machine took them while watching a video:
+some repeat, some are wrong. Find the main activities and write one short summary of them. Leave out what is minor or
+said twice, join what belongs together, keep the order. Write in the past tense, to the person, a sequence of actions:
+[You were in a garden, watered the roses, swept the path and spoke with a neighbour.]
+[You were in an office, sorted letters and typed on a computer.]
+Answer with the summary alone, in square brackets.
+Notes: {notes}
+Summary:"""
+OBJECTS = """\
+List the objects that the person in the sentence touches or uses, as a JSON list of short singular nouns.
+No places, no parts of the body. Answer with the list alone; if there is no object, answer [].
+Sentence: You pour water from the jugs into the glass on the table.
+Objects: ["water", "jug", "glass"]
+Sentence: You walk to the window with your hands up.
+Objects: []
+Sentence: {sentence}
+Objects:"""
+SAME = """\
+Can both words name the same object in a description of a video? Answer yes or no.
+Words: mug, cup
+Answer: yes
+Words: spoon, plate
+Answer: no
+Words: {one}, {other}
+Answer:"""
+
+
+# ------------------------------------------------------------------------------- answers
+
+class Model:
+    """A language model `llm` (folder or hub id) that answers questions, always in the same way.
+
+    BadData if it has no chat template.
+    """
+
+    def __init__(self, llm: str, device: str = "auto"):
+        self.device, dtype = device_and_dtype(device, "auto")
+        model, self.tokenizer = load_llm(llm, dtype)
+        if not self.tokenizer.chat_template:
+            raise BadData(f"{llm}: its tokenizer has no chat template, so it cannot be asked")
+        self.llm = model.to(self.device).eval()
+
+    @torch.no_grad()
+    def ask(self, question: str, tokens: int) -> str:
+        """The answer, of at most so many tokens. It can be empty."""
+        fed = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True,
+            enable_thinking=False, return_dict=True, return_tensors="pt").to(self.device)
+        output = self.llm.generate(**fed, max_new_tokens=tokens, do_sample=False, num_beams=1,
+                                   pad_token_id=self.tokenizer.eos_token_id)
+        answer = output[0, fed["input_ids"].shape[1]:]
+        return self.tokenizer.decode(answer, skip_special_tokens=True).strip()
+
+
+# ------------------------------------------------------------------------------- summaries
+
+def summarise(ask: Ask, narrations: list[Sentence]) -> str:
+    """A summary of narrations, sorted by time; "" of none."""
+    if not narrations:
+        return ""
+    notes = [f"({sentence.time:g}, {one_line(sentence.text)})" for sentence in narrations]
+    answer = ask(SUMMARY.format(notes=", ".join(notes)), 128)
+    # A model that was asked for one pair of brackets may write several, or none.
+    bracketed = " ".join(re.findall(r"\[([^\[\]]+)\]", answer))
+    return one_line(bracketed or answer.strip("[] \n"))
+
+
+def clean_summary(text: str) -> str:
+    """An Ego4D summary without its tags and in the second person:
+
+    "#Summary C was in a room, C's dog sat" -> "You were in a room, your dog sat."
+    Returns "" if nothing is left.
+    """
+    text = re.sub(r"#\s?\w+", "", text)
+    second_person = {"C was": "you were", "C is": "you are", "C has": "you have", "C's": "your",
+                     "C": "you"}               # "C" comes last, because it matches in the others
+    for before, after in second_person.items():
+        text = re.sub(rf"\b{before}\b", after, text)
+    text = text.strip("., \n\t")
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def of_intervals(annotated: list[NarratedVideo]) -> dict[str, list[str]]:
+    """Ego4D's summaries, by the names of streamed intervals (data.py: interval_sample)."""
+    summaries = {}
+    for interval in annotated:
+        first = int(interval.start * FPS)
+        stop = int(interval.end * FPS) + 1
+        cleaned = [clean_summary(text) for text in interval.summaries]
+        summaries[f"{interval.video}_{first}_{stop}"] = [text for text in cleaned if text]
+    return summaries
+
+
+def score_summaries(truth: dict[str, list[str]], summaries: dict[str, str]) -> dict:
+    """CIDEr-D, METEOR (not without Java) and ROUGE-L of summaries, means over videos.
+
+    truth    the references of each video; a video without any is left out
+    Raises BadData if no video has a reference.
+    """
+    pairs = []                                 # (reference, summary)
+    videos = []                                # of each pair
+    for name, references in truth.items():
+        pairs += [(reference, summaries[name]) for reference in references]
+        videos += [name] * len(references)
+    if not pairs:
+        raise BadData("there is nothing to score: no video has a reference")
+    _, scores = evaluate.caption_scores(pairs, evaluate.java_problem() is None)
+
+    measures = {"videos": len(set(videos)), "references": len(pairs)}
+    for measure, of_pairs in scores.items():
+        of_videos = defaultdict(list)          # {video: with each of its references}
+        for name, score in zip(videos, of_pairs):
+            of_videos[name].append(score)
+        several = evaluate.average if measure == "cider" else max
+        measures[measure] = evaluate.average([several(each) for each in of_videos.values()])
+    return measures
+
+
+def run_summaries(args: argparse.Namespace, ask: Ask) -> dict:
+    """Prints the summaries; their scores."""
+    truth = of_intervals(summarised(Path(args.gt), Notes()))
+    truth, predictions = paired(truth, read_predictions(Path(args.pred)), args.gt, args.pred, False)
+    summaries = {}
+    for name, narrations in progress(predictions.items(), "summaries", unit="video"):
+        summaries[name] = summarise(ask, narrations)
+        print(f"{name}: {summaries[name]}")
+    return score_summaries(truth, summaries)
+
+
+# ------------------------------------------------------------------------------- objects
+
+class Reader:
+    """Objects of sentences, by a language model; `unread`: questions without a valid answer."""
+
+    def __init__(self, ask: Ask):
+        self.ask = ask
+        self.unread = set()
+
+    def objects(self, sentence: str) -> list[str]:
+        """The names of a sentence's objects, each once; none of ""."""
+        if not sentence.strip():
+            return []
+        question = OBJECTS.format(sentence=one_line(sentence))
+        # Some models write text around the list: take the first list of strings.
+        for brackets in re.findall(r"\[[^\[\]]*\]", self.ask(question, 128)):
+            try:
+                names = json.loads(brackets)
+            except ValueError:
+                continue
+            if is_list_of(names, str):
+                # in their order, which decides the order of the questions to the model
+                return list(filter(None, dict.fromkeys(map(singular, names))))
+        self.unread.add(question)
+        return []
+
+    def same(self, one: str, other: str) -> bool:
+        question = SAME.format(one=one, other=other)
+        answer = re.match(r"\W*(yes|no)\b", self.ask(question, 8), re.IGNORECASE)
+        if answer is None:
+            self.unread.add(question)
+            return False
+        return answer[1].lower() == "yes"
+
+    def judge(self, truth: str, text: str) -> list[bool]:
+        """Of each object of a predicted sentence ("" for none), whether the true one has it."""
+        true_names = self.objects(truth)
+        right = []
+        for name in self.objects(text):
+            # the model is not asked about a word that is one of the true ones
+            match = name in true_names or any(self.same(other, name) for other in true_names)
+            right.append(match)
+        return right
+
+
+def singular(name: str) -> str:
+    """An object's name in lower case, without article and plural: "The Red Cups" -> "red cup"."""
+    name = re.sub(r"^(the|a|an|your|some) ", "", one_line(name).lower())
+    name = re.sub(r"(?<=[^aeiou])ies$", "y", name)
+    return re.sub(r"(ss|x|ch|sh)es$|([^su])s$", r"\1\2", name)
+
+
+def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
+    """The measures of the videos of a data set."""
+    truths = {sample.name: sample for sample in samples_of(args, streaming=True)}
+    truths, predictions = paired(truths, read_predictions(Path(args.pred)), args.data, args.pred,
+                                 False)
+    reader = Reader(ask)
+    right = []                                 # of each predicted object
+    for name, truth in progress(truths.items(), "objects", unit="video"):
+        if any(truth.annotators):
+            _, pairs = evaluate.measure_video(truth, predictions[name])
+            for sentence, text in pairs:
+                right += reader.judge(sentence.text, text)
+    if reader.unread:
+        print("not understood, and so without objects: answers that make no sense",
+              file=sys.stderr)
+    return {
+        "predicted_objects": len(right),
+        "object_accuracy": evaluate.average(right),
+        "not_understood": len(reader.unread),
+    }
+
+
+# ------------------------------------------------------------------------------- the command line
+
+def run_asked(args: argparse.Namespace) -> None:
+    ask = cache(Model(args.llm).ask)           # no question is asked twice
+    result = args.run(args, ask)
+    print_table([("all", result)])
+    if args.json:
+        print(json.dumps(result))
+
+
+def main() -> None:
+    parser = Parser(prog="python -m experiments.asked",
+                    description="What a language model says of narrations.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    summaries = commands.add_parser("summaries", help="of videos, made of their narrations")
+    summaries.add_argument("--gt", required=True, metavar="FILE",
+                           help="Ego4D's segment_summaries.json, to compare with")
+    summaries.set_defaults(run=run_summaries)
+    objects = commands.add_parser("objects", help="how many of those that are named are in use")
+    data_options(objects)
+    objects.set_defaults(run=run_objects)
+    for command in (summaries, objects):
+        command.add_argument("--pred", required=True, help="predictions, as for evaluate.py score")
+        command.add_argument("--llm", required=True, help="language model: folder or hub id")
+        json_option(command)
+    args = parser.parse_args()
+    command_line(lambda: run_asked(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""experiments/asked.py: what a language model is asked about narrations (Table 17, App. C.1)."""
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import data
+import evaluate
+from experiments import asked
+from helpers import ROOT, TOY, grouped
+from support.common.errors import BadData
+from support.engine.checkpoint import load_tokenizer
+from support.files.narrations import Sentence
+from test_evaluate import command, write
+from toy import world
+
+EGO4D = ROOT / "tests" / "golden" / "data" / "ego4d"
+SUMMARIES = EGO4D / "annotations" / "segment_summaries.json"
+TEMPLATE = ("{% for m in messages %}[{{ m.content }}]{% endfor %}"
+            "{% if add_generation_prompt %}Assistant:{% endif %}"
+            "{% if not enable_thinking %} You{% endif %}")
+
+pytestmark = pytest.mark.usefixtures("no_java")
+
+
+def test_a_language_model_is_asked_by_its_chat_template(tmp_path):
+    """In greedy answers of at most so many tokens, without thinking."""
+    llm, tokenizer = grouped(), load_tokenizer(str(TOY / "llm"))
+    llm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BadData, match="has no chat template"):
+        asked.Model(str(tmp_path), "cpu")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    model = asked.Model(str(tmp_path), "cpu")
+    ids = tokenizer("[What is it?]Assistant: You", add_special_tokens=False, return_tensors="pt")
+    output = llm.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1]:]
+    assert model.ask("What is it?", 20) == tokenizer.decode(output, skip_special_tokens=True).strip()
+    assert len(tokenizer(model.ask("What is it?", 3))["input_ids"]) <= 4
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """{part of a question: answer} of a model in place of the command's. No question is asked twice."""
+    known = {}
+
+    def model(llm):
+        questions = set()
+
+        def ask(question, tokens):
+            assert question not in questions
+            questions.add(question)
+            return next(answer for part, answer in known.items() if part in question)
+
+        return SimpleNamespace(ask=ask)
+
+    monkeypatch.setattr(asked, "Model", model)
+    return known
+
+
+# ------------------------------------------------------------- summaries
+
+def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path, answers):
+    names = [sample.name for sample in data.load_dataset("ego4d", EGO4D, "val", streaming=True)]
+    rows = {name: [{"time": 0.5, "text": "You pick up a cup."}] for name in names}
+    rows[names[0]] = []
+    answers["(0.5, You pick up a cup.)"] = "[You picked up a cup.]"
+    pred = write(tmp_path / "pred.json", rows)
+    line = ["summaries", "--pred", pred, "--llm", "any", "--gt"]
+    printed = command(*line, SUMMARIES, main=asked.main)
+    assert f"{names[0]}: \n" in printed and f"{names[1]}: You picked up a cup.\n" in printed
+    result = command(*line, SUMMARIES, "--json", main=asked.main)
+    assert (result["videos"], result["references"]) == (len(names), 3)
+    content = json.loads(SUMMARIES.read_text())
+    content[next(iter(content))]["1.77, 8.81"]["anno-2"]["summary"] = 3
+    changed = write(tmp_path / "summaries.json", content)
+    assert "summaries.json: expected" in command(*line, changed, main=asked.main, ok=False)
+    line[2] = write(tmp_path / "other.json", {"z": [], "y": []})
+    assert "are not in" in command(*line, SUMMARIES, main=asked.main, ok=False)
+
+
+def test_several_references(monkeypatch):
+    """CIDEr: the mean; ROUGE-L and METEOR: the best of a video's references. A video without any
+    reference is left out."""
+    truth = {"a": ["a b c d", "e f"], "b": ["x y", "x z"], "c": []}
+    monkeypatch.setattr(evaluate, "java_problem", lambda: None)
+    monkeypatch.setattr(evaluate, "meteor", lambda pairs: ([0.5, 0.25, 0, 1], 0.3))
+    result = asked.score_summaries(truth, {"a": "a b c d", "b": "x z", "c": "q"})
+    pairs = [("a b c d", "a b c d"), ("e f", "a b c d"), ("x y", "x z"), ("x z", "x z")]
+    assert result["cider"] == pytest.approx(sum(evaluate.cider(pairs)) / 4)
+    assert (result["rouge_l"], result["meteor"]) == (1, 0.75)
+    assert (result["videos"], result["references"]) == (2, 4)
+    with pytest.raises(BadData, match="no video has a reference"):
+        asked.score_summaries({"a": []}, {"a": "You left."})
+
+
+@pytest.mark.parametrize("raw, cleaned", [
+    ("#Summary C was in a room, C's dog barked. ", "You were in a room, your dog barked."),
+    ("#Summary", ""),
+    ("#summary C was with lady X; Car C is red", "You were with lady X; Car you are red."),
+])
+def test_summaries_in_the_second_person(raw, cleaned):
+    assert asked.clean_summary(raw) == cleaned
+
+
+@pytest.mark.parametrize("answer, text", [
+    ("Here it is:\n[You were in a kitchen\nand left.]\n[You ran.]",
+     "You were in a kitchen and left. You ran."),
+    ("You [ran] off", "ran"), ("[You ran.", "You ran."), ("You\nran.", "You ran."), ("[ ]", "")])
+def test_the_summary_in_an_answer(answer, text):
+    assert asked.summarise(lambda question, tokens: answer, [Sentence(1, "You run.")]) == text
+
+
+# ------------------------------------------------------------- objects
+
+@pytest.mark.parametrize("name, singular", [
+    ("The Red Cups", "red cup"), ("glasses", "glass"), ("glass", "glass"), ("a bus", "bus"),
+    ("berries", "berry"), ("boxes", "box"), (" dishes ", "dish"), ("vases", "vase"), ("the", "the")])
+def test_one_word_but_for_article_and_plural(name, singular):
+    assert asked.singular(name) == singular
+
+
+@pytest.mark.parametrize("answer, names, unread", [
+    ('["cups", "", "sink", "cup"]', ["cup", "sink"], 0),
+    ('Sure: [1] then ["cup"] ["pan"]', ["cup"], 0),
+    ("[]", [], 0),
+    ("cup, sink", [], 1),
+    ('["cup"', [], 1),
+    ("[[[[" * 1000, [], 1),
+])
+def test_lists_in_answers(answer, names, unread):
+    reader = asked.Reader(lambda question, tokens: answer)
+    assert reader.objects("You {wash} the\ncup.") == names
+    assert len(reader.unread) == unread
+    assert reader.objects(" ") == []
+
+
+@pytest.mark.parametrize("answer, same, unread", [
+    ("Yes.", True, 0), (" **no**, they", False, 0), ("Nope", False, 1), ("", False, 1)])
+def test_yes_or_no(answer, same, unread):
+    reader = asked.Reader(lambda question, tokens: answer)
+    assert reader.same("mug", "cup") is same
+    assert len(reader.unread) == unread
+
+
+def test_the_objects_of_a_data_set(tmp_path, answers):
+    """Equal objects are not asked about; others are compared with the true ones."""
+    kitchen = next(world.kitchens("val", 1))
+    times = [(narration.frame + 1) / world.FPS for narration in kitchen.narrations]
+    rows = [{"time": time, "text": f"Sentence {n}"} for n, time in enumerate(times)]
+    pred = write(tmp_path / "p.json", {f"toy-{kitchen.seed}": rows})
+    answers |= {"Sentence: Sentence 0\n": '["the cups", "basin", "dog"]',
+                "Sentence: Sentence 1\n": "none that I know", "Sentence: Sentence": "[]",
+                "Sentence: ": '["cup", "sink"]', "sink, basin": "yes", ", ": "no"}
+    result = command("objects", "--pred", pred, "--data", "toy", "--split", "val", "--limit", 1,
+                     "--llm", "any", "--json", main=asked.main)
+    assert result == {"predicted_objects": 3, "object_accuracy": pytest.approx(2 / 3),
+                      "not_understood": 1}
