@@ -32,7 +32,6 @@ from support.engine.start import start_memory
 
 FILE = RESULTS / "ablation.jsonl"
 SEEDS = (0, 1, 2)
-STEPS = 800
 BATCH = 16                      # fresh videos for every step
 TEST = 256                      # videos, the same for all
 RATE = 0.003                    # from step 50 on; it falls in the last fifth
@@ -54,11 +53,12 @@ SHOWS = torch.cat([BASIS[:1], BASIS[1] + BASIS[2:2 + THINGS]])
 PLACES = BASIS[2 + THINGS:]
 
 
-# for how many frames each place shows its first thing, and its last; how many places
+# for how many frames each place shows its first thing, and its last; how many places; steps
 TASKS = {
-    "overwriting": ((1, 8), (1, 8), 4),
-    "long, then brief": ((9, 16), (1, 3), 4),
-    "one thing, 8 places": ((0, 0), (1, 16), 8),
+    "overwriting": ((1, 8), (1, 8), 4, 800),
+    "long, then brief": ((9, 16), (1, 3), 4, 800),
+    "the same, 2,400 steps": ((9, 16), (1, 3), 4, 2400),
+    "one thing, 8 places": ((0, 0), (1, 16), 8, 800),
 }
 
 
@@ -70,7 +70,7 @@ def draw_videos(
 ) -> tuple[Tensor, Tensor]:
     """Tokens x [B, T, P, D], and what each place showed last [B, P], from 1 to THINGS. At the end a
     place is hidden, for LONGEST_GAP frames at most."""
-    first, last, places = TASKS[task]
+    first, last, places, _ = TASKS[task]
 
     def draw(least: int, most: int) -> Tensor:
         return torch.randint(least, most + 1, (videos, 1, places), generator=generator)
@@ -131,8 +131,9 @@ def train_arm(seed: int, task: str, arm: str) -> list[float]:
         state = memory.step(x.flatten(1, 2), memory.initial_state(len(x)))
         return to_thing(memory.read(state)).mT
 
-    for step in range(1, STEPS + 1):
-        optimizer.param_groups[0]["lr"] = RATE * min(1, step / 50, 5 * (1 - step / STEPS))
+    *_, steps = TASKS[task]
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = RATE * min(1, step / 50, 5 * (1 - step / steps))
         # half of the trained places have been hidden for less long: those are learned first
         x, thing = draw_videos(task, BATCH, generator, shortest_gap=1)
         loss = F.cross_entropy(scores(x), thing)

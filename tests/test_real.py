@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import data
 import narrator as nar
@@ -49,7 +50,13 @@ def model(tmp_path_factory):
     """FlowNar-C on SmolLM2's tokenizer and weights; the language model is in a folder, too."""
     torch.manual_seed(0)
     folder = str(tmp_path_factory.mktemp("smol"))
-    real_parts.make_llm(folder)
+    source = {"pretrained_model_name_or_path": SMOL.parent, "gguf_file": SMOL.name}
+    quantised = AutoModelForCausalLM.from_pretrained(**source)
+    config = LlamaConfig(**quantised.config.to_dict() | {"quantization_config": None})
+    llm = LlamaForCausalLM(config)
+    llm.load_state_dict(quantised.state_dict())
+    llm.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
     llm, tokenizer = checkpoint.load_llm(folder)
     config = nar.Config(llm=folder, width=32, memory_tokens=4, memory_heads=2,
                         memory_dropout=0.0, lora_rank=4, lora_alpha=8, lora_dropout=0.0, last_k=2)

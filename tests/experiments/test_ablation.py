@@ -12,7 +12,7 @@ from test_evaluate import command
 
 @pytest.mark.parametrize("name", ablation.TASKS)
 def test_the_answer_is_what_was_shown_last(name):
-    first, stays, places = ablation.TASKS[name]
+    first, stays, places, _ = ablation.TASKS[name]
     x, last = ablation.draw_videos(name, 100, torch.Generator().manual_seed(0))
     shows = ablation.SHOWS
     shown = (x - ablation.PLACES[:places]) @ shows.T - shows.square().sum(1) / 2
@@ -40,7 +40,8 @@ def test_each_arm_is_what_its_name_says():
 def test_a_training_is_carried_out_once(monkeypatch, tmp_path):
     file = tmp_path / "ablation.jsonl"
     arms = {name: ablation.ARMS[name] for name in ("CLAM", "+ write strength")}
-    values = {"FILE": file, "STEPS": 2, "TEST": 8, "SEEDS": (0, 1), "ARMS": arms,
+    tasks = {name: (*task[:3], 2) for name, task in ablation.TASKS.items()}
+    values = {"FILE": file, "TASKS": tasks, "TEST": 8, "SEEDS": (0, 1), "ARMS": arms,
               "present_commit": lambda: "0123456789"}
     for name, value in values.items():
         monkeypatch.setattr(ablation, name, value)
