@@ -48,7 +48,7 @@ def test_a_training_is_carried_out_once(monkeypatch, tmp_path):
     table = command(main=ablation.main)
     assert table.count("seeds 2 and 2") == len(ablation.TASKS)
     kept = file.read_text().splitlines()
-    assert len(kept) == 12 and len(read_jsonl(file)[0]["videos"]) == 8
+    assert len(kept) == 4 * len(ablation.TASKS) and len(read_jsonl(file)[0]["videos"]) == 8
     file.write_text("\n".join(kept[1:]) + "\n")
     lines_of.cache_clear()
     assert command(main=ablation.main) == table                         # the same numbers again
