@@ -1,0 +1,88 @@
+"""Passes of fixed shapes (streams/graphs.py), on a processor: the narrations of the plain form."""
+import random
+
+import pytest
+import torch
+
+import narrator as nar
+import stream
+from helpers import grouped, tiny
+from streams import graphs
+from streams.bounds import open_stream
+from streams.graphs import use_graphs
+from streams.suspend import pack, unpack
+from support.common.errors import BadData
+
+import baselines  # noqa: F401  its memories are in the table, too
+
+
+def setting(seed):
+    """A narrator, a video and how it is streamed, drawn from a seed."""
+    chance = random.Random(seed)
+    memory = chance.choice(["clam", "clam", *sorted(nar.MEMORIES)])
+    given = {"memory": memory, "grid": chance.choice([0, 1, 3]),
+             "last_k": chance.choice([None, 0, 2]), "refractory": chance.choice([0.0, 1.0]),
+             "theta": chance.choice([0.5, 0.99]), "max_new_tokens": chance.choice([1, 3, 12]),
+             "max_segment": chance.choice([None, 3.0]), "max_position": chance.choice([None, 150])}
+    if memory == "none" and chance.random() < 0.5:
+        given |= {"prune": False, "last_k": None, "max_segment": None}
+    if memory != "none":
+        given["memory_tokens"] = chance.choice([1, 3, 10])
+    if given["last_k"] is None:
+        given["max_position"] = None
+    llm = grouped() if chance.random() < 0.4 else None
+    model = tiny(seed, llm=llm, **given)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(chance.randint(2, 30), model.config.J, model.config.width, generator=generator)
+    options = {"lookahead": chance.randint(1, 8), "guesses": chance.randint(0, 4)}
+    return model, x, options
+
+
+def assert_same(made, expected):
+    assert [d.frame for d in made] == [d.frame for d in expected]
+    for one, other in zip(made, expected):
+        assert (one.narration and one.narration.tokens) == (other.narration and other.narration.tokens)
+        assert (one.position, one.text_tokens, one.pruned) == (
+            other.position, other.text_tokens, other.pruned)
+        assert one.p_skip == pytest.approx(other.p_skip, abs=1e-5)
+
+
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 6 else ()) for seed in range(60)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_narrations_are_those_of_the_plain_form(seed, monkeypatch):
+    """With a capacity that has to double; half-way through, suspended and resumed."""
+    monkeypatch.setattr(graphs, "CAPACITY", 16)
+    model, x, options = setting(seed)
+    plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
+    whole = use_graphs(open_stream(model, **options))
+    assert_same(list(stream.narrate(model, x, context=whole)), plain)
+
+    middle = len(x) // 2
+    first = use_graphs(open_stream(model, lookahead=1))
+    begun = []
+    for decision in stream.narrate(model, x, context=first):
+        begun.append(decision)
+        if decision.frame + 1 == middle:
+            break
+    first.take_back()
+    second = use_graphs(open_stream(model, **options))
+    unpack(second, *pack(first))
+    assert_same(begun + list(stream.narrate(model, x[middle:], context=second)), plain)
+
+
+def test_narrators_of_other_passes_are_refused():
+    model = tiny(memory="none", prune=False, mod_keep=0.2)
+    with pytest.raises(BadData, match="--graphs is for narrators with one memory"):
+        use_graphs(open_stream(model))
+
+
+@pytest.mark.cuda
+def test_graphs_give_the_narrations_of_the_plain_form():
+    for seed in range(12):
+        model, x, options = setting(seed)
+        model.to("cuda")
+        plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
+        with_graphs = use_graphs(open_stream(model, **options))
+        assert_same(list(stream.narrate(model, x, context=with_graphs)), plain)
