@@ -22,6 +22,7 @@ from narrator import Narrator, VisionEncoder, load
 from stream import Decision, narrate
 from streams.ahead import GUESSED_WORDS
 from streams.bounds import Bounded, live_bounds, open_stream, tell_of_positions
+from streams.graphs import use_graphs
 from streams.inputs import Input, files_locked, inputs_of
 from streams.live import Camera, is_live, paced, source_option
 from streams.page import SMALL
@@ -96,6 +97,8 @@ class Stream:
                 guesses=0 if args.explain else GUESSED_WORDS,
                 clock=(lambda: self.video.time) if live else None,
             )
+            if args.graphs:
+                use_graphs(self.context, encoder)
             if not state.resume(self.context, encoder):
                 return
             self.first_frame = self.context.frame
@@ -395,6 +398,9 @@ def speed_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")
+    parser.add_argument(
+        "--graphs", action="store_true",
+        help="record what a GPU computes as CUDA graphs (not yet measured on a GPU)")
 
 
 def make_parser() -> Parser:

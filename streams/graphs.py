@@ -15,10 +15,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from narrator import Narrator
-from stream import Context
 from streams.ahead import Ahead, GrowingCache
 from support.common.errors import BadData
 
@@ -139,33 +138,39 @@ def padded_size(tokens: int) -> int:
     return 1 << (tokens - 1).bit_length()
 
 
-def use_graphs(context: Ahead) -> Context:
-    """Let a new stream compute by passes of fixed shapes, and its narrator's memory and head by
-    graphs. BadData for VideoLLM-MoD, whose shapes depend on the frame, and for two memories.
+def use_graphs(context: Ahead, encoder: nn.Module | None = None) -> Ahead:
+    """Let a new stream compute by passes of fixed shapes, and its narrator's memory and head, and
+    the vision encoder, by graphs. BadData for VideoLLM-MoD, whose shapes depend on the frame, and
+    for two memories.
     """
     narrator = context.narrator
     if type(narrator) is not Narrator:
         raise BadData("--graphs is for narrators with one memory, and not for VideoLLM-MoD")
     context.cache = FixedCache(context.cache.largest, narrator)
-    plain = narrator.run
+    if not isinstance(narrator.logits, Recorded):           # its first stream
+        record_parts(narrator, context.queries)
+    if encoder is not None and not isinstance(encoder.forward, Recorded):
+        encoder.forward = Recorded(encoder.forward)
+    return context
+
+
+def record_parts(narrator: Narrator, queries) -> None:
+    """Passes go to the cache, if it is a FixedCache; head and memory are recorded.
+
+    queries     of the memory: the same for all streams
+    """
+    plain_run = narrator.run
 
     def run(e: Tensor, positions: Tensor, sees=None, cache=None) -> Tensor:
         if isinstance(cache, FixedCache):
             return cache.run(e, positions)
-        return plain(e, positions, sees, cache)
+        return plain_run(e, positions, sees, cache)
 
     narrator.run = run
     narrator.logits = Recorded(narrator.logits)
     memory = narrator.memory
     if memory.M:
-        queries = context.queries               # the same for the whole stream
         plain_read = memory.read
         read = Recorded(lambda state: plain_read(state, queries))
         memory.step = Recorded(memory.step)
         memory.read = lambda state, queries=None: read(state)
-    return context
-
-
-def encoder_as_graph(encoder: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A vision encoder: pictures uint8 [T, H, W, 3] -> X [T, J, D]."""
-    return Recorded(encoder)

@@ -79,6 +79,7 @@ def test_narrators_of_other_passes_are_refused():
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_graphs_give_the_narrations_of_the_plain_form():
     for seed in range(12):
         model, x, options = setting(seed)
