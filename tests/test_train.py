@@ -6,6 +6,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest

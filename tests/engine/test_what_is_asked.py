@@ -120,7 +120,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
     (setting(intermediate_size=8), "are mismatched: .*mlp"),
     (setting(model_type="of_tomorrow"), "cannot be loaded: .*of_tomorrow"),
     (setting(num_attention_heads=3), "cannot be loaded"),
-    (written("config.json", POINTER), "config.json: is not JSON; it is a Git LFS pointer"),
+    (written("config.json", POINTER), "config.json: is a Git LFS pointer"),
     (written("model.safetensors", POINTER), "model.safetensors is a Git LFS pointer"),
     (written("model.safetensors", ""), "model.safetensors is empty"),
     (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
