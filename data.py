@@ -35,6 +35,7 @@ from support.common.devices import rank
 from support.common.errors import BadData
 from support.common.memory import without_collection
 from support.common.options import DATASETS, dataset_folder
+from support.common.progress import say_as_one
 from support.files import annotations, own_videos
 from support.files.features import Features, FromFrame, Store, check_fit, encode_pictures
 from support.files.tracks import BEYOND, NarratedVideo, Notes, assign_frames, at_frames, frame_at
@@ -150,23 +151,32 @@ def check_sample(sample: Sample, config) -> None:
     check_fit(sample.name, sample.fps, shape, config)
 
 
-def encoder_of(samples: list[Sample]) -> str | None:
-    """The vision model that made the features of the samples; None if no file says it.
+def header_of_all(samples: list[Sample]) -> dict[str, str]:
+    """What the features of the samples say of the vision model that made them; {} if no file says
+    anything.
 
     Raises BadData if there are several. The same model may lie in several folders.
     """
-    encoders = {}                           # the last part of its path: the encoder, and a sample
+    encoders = {}                           # a vision model: what a file says, and a sample
     for sample in samples:
-        encoder = getattr(sample.read, "encoder", None)
-        if encoder:
-            encoders.setdefault(Path(encoder).name, (encoder, sample.name))
+        header = getattr(sample.read, "header", None)
+        if header:
+            model = header.get("vision_mark") or Path(header["vision"]).name
+            encoders.setdefault(model, (header, sample.name))
     if len(encoders) > 1:
-        made = ", ".join(f"of {sample} by {encoder}" for encoder, sample in encoders.values())
+        made = ", ".join(f"of {sample} by {header['vision']}, {model}"
+                         for model, (header, sample) in encoders.items())
         raise BadData(f"the features are of several vision models ({made}); encode with one")
     if not encoders:
-        return None
-    (encoder, _), = encoders.values()
-    return encoder
+        return {}
+    (header, _), = encoders.values()
+    return header
+
+
+def tell_of_unknown_encoder(header: dict[str, str]) -> None:
+    if "vision_mark" not in header:
+        say_as_one("the features do not say which vision model made them; that it is one and the "
+                   "narrator's is not compared")
 
 
 # ------------------------------------------------------ Ego4D, EgoExo4D, EPIC-Kitchens-100

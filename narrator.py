@@ -59,6 +59,9 @@ class Config:
     # hub ids or folders; relative folders are inside the checkpoint
     llm: str = "meta-llama/Llama-3.2-1B-Instruct"
     vision: str = "google/siglip-large-patch16-384"
+    # what these are, wherever they lie (checkpoint.py: mark_of_model); None: not known
+    llm_mark: str | None = None
+    vision_mark: str | None = None
     # frames (§3.1)
     grid: int = 3                 # J = 1 CLS + grid^2 pooled patch tokens; 0: CLS alone
     width: int = 1024             # D
@@ -422,6 +425,7 @@ class Narrator(nn.Module):
         self.layout = Layout(tokenizer, config.J, self.memory.M, config.keep_newline, vocabulary)
         lora.add_lora(llm, config.lora_rank, config.lora_alpha, config.lora_dropout)
         self.is_merged = False
+        self.mark = ""            # of its checkpoint's weights; "": it was not loaded
 
     def embed(
         self,
@@ -617,6 +621,7 @@ class Narrator(nn.Module):
         if encoder.width != config.width:
             raise BadData(f"the vision model gives features of width {encoder.width}, "
                           f"the narrator needs {config.width}")
+        checkpoint.check_mark(config, "vision")
         return encoder
 
 

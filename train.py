@@ -236,12 +236,17 @@ def narrator_for(options: Recipe, sample: data.Sample, dtype: torch.dtype) -> na
     """A narrator for features like the sample's; its first weights are still to be set."""
     J, width = sample.read(0, 1).shape[1:]
     config = new_config(options, J, width, fps=sample.fps)
-    return nar.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
+    narrator = nar.new_narrator(*checkpoint.load_llm(config.llm, dtype), config)
+    checkpoint.check_mark(config, "llm")
+    return narrator
 
 
 def pretrained(options: Recipe, dtype: torch.dtype = torch.float32) -> nar.Narrator:
     """The narrator of --init, with the options that were given."""
     given = {name: value for name, value in settings_of(options).items() if name in options.given}
+    for kind in nar.Config.MODEL_NAMES:
+        if kind in given:
+            given[f"{kind}_mark"] = None        # it may be another one: there is a training
     return nar.load(options.init, dtype=dtype, **given)
 
 

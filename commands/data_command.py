@@ -6,7 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from data import PAPER, load_dataset, number_of_words, statistics
+from data import (
+    PAPER, header_of_all, load_dataset, number_of_words, statistics, tell_of_unknown_encoder,
+)
 from narrator import Config, VisionEncoder, make_config
 from support.common.devices import device_and_dtype
 from support.common.errors import command_line
@@ -16,7 +18,9 @@ from support.common.options import (
 )
 from support.common.processes import process_group
 from support.common.progress import progress
-from support.engine.checkpoint import load_tokenizer, read_checkpoint, read_config, token_ids
+from support.engine.checkpoint import (
+    check_mark, load_tokenizer, read_checkpoint, read_config, token_ids,
+)
 from support.engine.cpu import speed_up
 from support.engine.run import portable_path
 from support.files import own_videos
@@ -59,6 +63,7 @@ def stats_command(options: argparse.Namespace) -> None:
         samples = list(toy_samples(options.root, split, options.limit))
     else:
         samples = load_dataset(options.data, options.root, split, options.limit)
+        tell_of_unknown_encoder(header_of_all(samples))
     unit = "words"
     count = number_of_words
     if options.llm:
@@ -93,6 +98,8 @@ def stats_command(options: argparse.Namespace) -> None:
 def encode_command(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("vision", "fps", "grid")
              if getattr(options, name) is not None}
+    if "vision" in given:
+        given["vision_mark"] = None             # it may be another one than that of --model
     config = Config(**given)
     if options.model:
         config = read_config(read_checkpoint(options.model), make_config, None, given)
@@ -107,13 +114,20 @@ def encode_command(options: argparse.Namespace) -> None:
         videos = options.videos
         output = Path(options.output)
 
+    check_mark(config, "vision")
+
     def load() -> VisionEncoder:
         encoder = VisionEncoder(config.vision, config.grid, *device_and_dtype(options.device))
         speed_up(encoder)
         return encoder
 
-    settings = {"vision": config.vision, "fps": str(config.fps), "grid": str(config.grid)}
-    encode_videos(videos, output, load, settings, options.batch, renew=bool(options.data))
+    settings = {
+        "vision_mark": config.vision_mark,
+        "fps": str(config.fps),
+        "grid": str(config.grid),
+    }
+    encode_videos(videos, output, load, settings, config.vision, options.batch,
+                  renew=bool(options.data))
     print(f"{output}: {len(videos)} videos")
 
 

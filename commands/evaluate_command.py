@@ -28,7 +28,9 @@ from support.common.options import (
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
-from support.common.seal import digest_of, digest_of_model, digest_of_samples
+from support.common.seal import (
+    digest_of, digest_of_features, digest_of_model, digest_of_samples,
+)
 from support.engine.cpu import speed_up
 from support.files.features import check_encoder
 from support.files.narrations import paired, read_predictions, read_truth
@@ -125,7 +127,7 @@ def narrator_and_samples(args: argparse.Namespace, model: str, streaming: bool =
     if args.data == "toy":
         vision = narrator.vision_encoder(narrator.llm.dtype)
     samples = list(samples)
-    check_encoder(data.encoder_of(samples), narrator.config.vision)
+    check_encoder(data.header_of_all(samples), narrator.config)
     data.check_sample(samples[0], narrator.config)          # the others when it is their turn
     return narrator, vision, samples
 
@@ -165,7 +167,10 @@ def evaluate_each(
 
     Rows of data sets are kept in any case, those of the toy if --output says where.
     """
-    check_equal(settings | {"the videos": digest_of_samples(samples)})
+    check_equal(settings | {
+        "the videos": digest_of_samples(samples),
+        "their features": digest_of_features(samples),
+    })
     kept = None
     folder = args.output
     if folder is None and args.data != "toy":
@@ -198,15 +203,15 @@ def evaluate_each(
                          f"figures are of the others: {first} ({problem}){others}")
 
 
-def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator,
-                     vision: nar.VisionEncoder | None) -> dict:
-    """What the rows of both protocols depend on, wherever the videos lie."""
-    return asdict(narrator.config) | {
+def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
+    """What the rows of both protocols depend on, wherever videos and models lie."""
+    settings = {name: value for name, value in asdict(narrator.config).items()
+                if name not in narrator.config.MODEL_NAMES}
+    return settings | {
         "split": split_of(args),
         "world": args.world,
         "dtype": str(next(narrator.llm.parameters()).dtype),
         "weights": digest_of_model(narrator),
-        "vision_weights": digest_of_model(vision) if vision else None,
     }
 
 
@@ -230,7 +235,7 @@ def run_stream(args: argparse.Namespace):
     longest = max(samples, key=lambda sample: sample.num_frames)
     tell_of_positions(narrator, longest.name, longest.num_frames)
     new_stream(narrator, args)                      # refuses what cannot be
-    settings = settings_of_rows(args, narrator, vision)
+    settings = settings_of_rows(args, narrator)
     settings |= {"static": args.static, "cache": args.cache}
     narrator = narrator.merge()
     speed_up(narrator)
@@ -263,7 +268,7 @@ def run_teacher(args: argparse.Namespace):
     """PPL, TimeDiff (s), Fluency, LM-Correctness: means over samples. Shared under torchrun."""
     check_outputs(args)
     narrator, vision, samples = narrator_and_samples(args, args.model)
-    settings = settings_of_rows(args, narrator, vision)
+    settings = settings_of_rows(args, narrator)
     settings |= {"reply_theta": args.reply_theta, "max_frames": args.max_frames}
     speed_up(narrator)
 

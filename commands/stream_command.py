@@ -99,7 +99,7 @@ class Stream:
             )
             if args.graphs:
                 use_graphs(self.context, encoder)
-            if not state.resume(self.context, encoder):
+            if not state.resume(self.context):
                 return
             self.first_frame = self.context.frame
             stack.callback(self.report, time.perf_counter())

@@ -11,7 +11,7 @@ import torch
 
 import narrator as nar
 from baselines.options import BaselineOptions
-from data import Sample, check_sample, encoder_of
+from data import Sample, check_sample, header_of_all, tell_of_unknown_encoder
 from narrator import Config, Narrator
 from support.common.devices import device_and_dtype, is_first_here, rank
 from support.common.disk import check_writable
@@ -161,6 +161,9 @@ def check_init(options: Options) -> None:
     """BadData if an option that was given contradicts the weights of --init."""
     files = checkpoint.read_checkpoint(options.init)
     config = checkpoint.read_config(files, nar.make_config, None, {})
+    if config.llm_mark is None:
+        say_as_one(f"{options.init}: does not say on which language model it was trained; that it "
+                   f"is this one is not compared")
     given = options.given - FREE
     for name, value in settings_of(options).items():
         trained = getattr(config, name, getattr(Options, name))
@@ -254,9 +257,9 @@ def train_on_files(options: Options) -> None:
         first_weights(narrator, options.start, videos)
     warn_of_longest(narrator, samples)
     narrator.to(device)
+    look_through(narrator, header_of_all([*samples, *held_out]), options)
     begin_together(narrator, samples, held_out, options)
     speed_up(narrator, learns=True)
-    look_through(narrator, encoder_of([*samples, *held_out]), options)
     if options.checkpointing:
         narrator.llm.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -301,11 +304,19 @@ def steps_to_validation(options: Options, videos: int) -> int:
     return steps_per_epoch * max(1, round(options.epochs / 10))
 
 
-def look_through(narrator: Narrator, made_by: str | None, options: Options) -> None:
-    """The vision model of a new narrator is that of the features, unless --vision is given."""
+def look_through(narrator: Narrator, header: dict[str, str], options: Options) -> None:
+    """The vision model of a new narrator is that of the features. --vision says where it is.
+
+    header      what the features say of it
+    """
+    config = narrator.config
     if not options.init:
-        narrator.config.vision = options.vision or made_by or narrator.config.vision
-    check_encoder(made_by, narrator.config.vision)
+        config.vision = options.vision or header.get("vision") or config.vision
+        config.vision_mark = header.get("vision_mark")
+    if options.vision and Path(options.vision).is_dir():
+        checkpoint.check_mark(config, "vision")
+    check_encoder(header, config)
+    tell_of_unknown_encoder(header)
 
 
 def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) -> None:

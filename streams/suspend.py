@@ -13,10 +13,10 @@ A live source cannot be seen again. Therefore it is also saved after each narrat
 restarted, and its output files keep every whole line. No two processes share a file: it is locked
 until the stream or its process ends (inputs.py).
 
-A state that does not belong to this stream is refused. That is a state with another source,
-tokenizer, connector or memory, or with other settings that shape the cache; thresholds and bounds
-may differ. The language model and the vision model are tested by their answers to the prompt and to
-a test picture. So no large file is hashed, and device and dtype may differ.
+A state that does not belong to this stream is refused. That is a state with another source, narrator,
+language model or vision model, or with other settings that shape the cache; thresholds and bounds may
+differ. Each is known by its mark (support/common/seal.py). So no large file is hashed, and device and
+dtype may differ.
 
 The format is safetensors, with the numbers as JSON in the metadata; no pickle. A digest of
 everything shows damage.
@@ -27,12 +27,10 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -53,8 +51,7 @@ FORMAT = 4
 # seconds between two saves, roughly; a live source is also saved after each narration
 EVERY = 60.0
 
-# Settings of a narrator that are not compared: thresholds and bounds, and what the models' answers
-# tell.
+# Settings of a narrator that are not compared: thresholds and bounds, and what its mark tells.
 FREE = ("theta", "theta_low", "refractory", "max_new_tokens", "max_segment", "max_position",
         "lora_rank", "lora_alpha", "lora_dropout", "memory_dropout")
 
@@ -70,8 +67,7 @@ class State:
     """The state file of an input. Without a path, it does nothing.
 
     context         the stream, from `resume` on
-    about           whose stream it is, and its dtype, from `resume` on
-    answers         the models' answers to a test (`model_answers`), from `resume` on
+    whose           whose stream it is, from `resume` on
     writers         its output files, from the moment when they are open
     camera          the live source, from `live_frames` on
     saved_files     `Writers.written` at the moment of the save; None in a new stream
@@ -91,28 +87,21 @@ class State:
 
     # ------------------------------------------------------------------ resume
 
-    def resume(self, context: Bounded, encoder: Callable[[Tensor], Tensor] | None) -> bool:
+    def resume(self, context: Bounded) -> bool:
         """Load the file, if it exists, into a new Context; returns whether anything is left to
         narrate.
-
-        encoder     the vision model, or None: pictures uint8 [B, H, W, 3] -> frame tokens
 
         Raises BadData if the file is damaged or belongs to another stream. Nothing is written then.
         """
         self.context = context
         if self.path is None:
             return True
-        narrator = context.narrator
-        self.about = {
-            "whose": identity(narrator, self.given.source, self.given.live),
-            "dtype": str(narrator.llm.dtype),
-        }
-        self.answers = model_answers(narrator, encoder)
+        self.whose = identity(context.narrator, self.given.source, self.given.live)
         if not self.path.exists():
             return True
         header, tensors = read_state(self.path)
         with expecting(self.path, "a state of this program"):
-            refuse_if_changed(str(self.path), header["whose"], self.about["whose"],
+            refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
             name = without_secrets(self.given.source)
             if header["done"]:
@@ -122,8 +111,6 @@ class State:
                                       f"not there; delete the state to narrate it again")
                 say(f"{self.path}: {name} is narrated to its end; delete it to begin anew")
                 return False
-            exact = header["dtype"] == self.about["dtype"] == "torch.float32"
-            check_model_answers(self.path, tensors, self.answers, 1e-3 if exact else 5e-2)
             if not self.given.live:
                 check_files(self.path, self.given, header["files"])
             unpack(context, header["stream"], tensors)
@@ -174,19 +161,23 @@ class State:
         """Write the file; done: the recording is narrated to its end."""
         if self.camera is not None and self.camera.taken:
             self.live_clock = self.camera.wall - self.camera.time
-        now = {"done": done, "live": self.live_clock, "files": self.writers.written()}
-        write_state(self.path, self.context, self.about | now, self.answers)
+        header = {
+            "whose": self.whose,
+            "done": done,
+            "live": self.live_clock,
+            "files": self.writers.written(),
+        }
+        write_state(self.path, self.context, header)
         self.save_time = time.monotonic()
 
 
 # ---------------------------------------------------------------------- the file
 
-def write_state(path: str | Path, context: Bounded, header: dict,
-                extra: dict[str, Tensor]) -> None:
-    """Write a Context with nothing read ahead, a header (for JSON), and extra tensors to a file."""
+def write_state(path: str | Path, context: Bounded, header: dict) -> None:
+    """Write a Context with nothing read ahead, and a header (for JSON), to a file."""
     numbers, tensors = pack(context)
     # safetensors refuses tensors that share memory
-    tensors = {name: tensor.clone() for name, tensor in (tensors | extra).items()}
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     text = json.dumps(header | {"format": FORMAT, "stream": numbers})
     about = {"state": text, "digest": digest_of(text, sorted(tensors.items()))}
     write_tensors(path, tensors, about)
@@ -276,20 +267,11 @@ def tensors_of(context: Bounded) -> tuple[str, ...]:
 # ---------------------------------------------------------------------- whose state it is
 
 def identity(narrator, source: str, live: bool) -> dict:
-    """What must be the same when a stream is resumed: {name used in messages: value}.
-
-    The language model and the vision model are not in it; see `model_answers`.
-    """
-    vocabulary = json.dumps(narrator.layout.tokenizer.get_vocab(), sort_keys=True)
-    same = {
-        "source": source_signature(source, live),
-        "tokenizer": sha256(vocabulary.encode()).hexdigest()[:12],
-    }
+    """What must be the same when a stream is resumed: {name used in messages: value}."""
+    same = {"source": source_signature(source, live), "narrator": narrator.mark}
     for name, value in asdict(narrator.config).items():
         if name not in FREE and name not in narrator.config.MODEL_NAMES:
             same[name] = value
-    # the connector, the memory, and what baselines add; LoRA is merged, and tested by its answers
-    same["connector or memory"] = digest_of("", sorted(narrator.trainable().items()))[:12]
     return same
 
 
@@ -307,38 +289,6 @@ def source_signature(source: str, live: bool) -> str:
         return name
     behind_user = source.rpartition("@")[2]                     # a password may be changed
     return f"{name} {digest_of(behind_user)[:12]}"
-
-
-@torch.no_grad()
-def model_answers(narrator, encoder: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
-    """The models' answers to a test: the logits [V] after the prompt, and the tokens [J, D] of a
-    test picture.
-    """
-    e = narrator.embed(narrator.layout.prompt)
-    hidden = narrator.run(e, torch.arange(len(e)))
-    answers = {"proof.language": narrator.logits(hidden[-1:])[0]}
-    if encoder is not None:
-        pixels = torch.arange(48 * 64 * 3).remainder(251).to(torch.uint8)
-        answers["proof.vision"] = encoder(pixels.view(1, 48, 64, 3))[0]
-    return answers
-
-
-def check_model_answers(path: Path, saved: dict[str, Tensor], present: dict[str, Tensor],
-                        tolerance: float) -> None:
-    """BadData if a model's answer differs from the saved one by more than a relative tolerance."""
-    for name, answer in present.items():
-        now = answer.float().cpu()
-        before = saved[name].float()
-        # a constant added to all logits changes no probability
-        now = now - now.mean()
-        before = before - before.mean()
-        if now.shape != before.shape or not (now - before).norm() <= tolerance * before.norm():
-            if name == "proof.language":
-                which = "language model, or with another LoRA"
-            else:
-                which = "vision model"
-            raise BadData(f"{path}: was saved with another {which}; "
-                          f"give the same, or another --state")
 
 
 def check_files(path: Path, given: Input, saved: dict) -> None:

@@ -239,7 +239,7 @@ def test_what_is_already_in_the_folder(videos, tmp_path):
     other = tmp_path / "other" / Path(videos[0]).name
     other.parent.mkdir()
     write_video(other, [np.zeros((32, 32, 3), np.uint8)] * 3, 2.0)
-    with pytest.raises(BadData, match="was made with size = .*; delete it, or choose"):
+    with pytest.raises(BadData, match="was made with video = .*; delete it, or choose"):
         encode([str(other)], tmp_path)
     with pytest.raises(BadData, match="another of the videos is named"):
         encode([videos[0], str(other)], tmp_path / "x")
@@ -400,13 +400,14 @@ def test_usage(tmp_path, monkeypatch, arguments):
 
 
 def test_features_of_several_vision_models_are_refused(tmp_path):
-    samples = [SimpleNamespace(name=name, read=SimpleNamespace(encoder=encoder))
-               for name, encoder in (("a", None), ("b", "siglip"), ("c", "siglip"))]
-    assert data.encoder_of(samples) == "siglip"
-    assert data.encoder_of(samples[:1]) is None
-    # one machine has it in another folder
-    samples.append(SimpleNamespace(name="e", read=SimpleNamespace(encoder="/models/siglip")))
-    assert data.encoder_of(samples) == "siglip"
-    samples.append(SimpleNamespace(name="d", read=SimpleNamespace(encoder="dinov2")))
-    with pytest.raises(BadData, match="of b by siglip, of d by dinov2"):
-        data.encoder_of(samples)
+    """By their marks, wherever they lay; without marks, by the last part of their names."""
+    for names, headers in (("siglip /models/siglip dinov2", [{}] * 3),
+                           ("a /b/c a", [{"vision_mark": mark} for mark in ("1f", "1f", "2e")])):
+        said = [{}, *({"vision": name} | header for name, header in zip(names.split(), headers))]
+        samples = [SimpleNamespace(name=name, read=SimpleNamespace(header=header))
+                   for name, header in zip("abcd", said)]
+        assert data.header_of_all(samples[:1]) == {}
+        assert data.header_of_all(samples[:3]) == said[1]
+        with pytest.raises(BadData, match="of b by (siglip, siglip, of d by dinov2, dinov2|"
+                                          "a, 1f, of d by a, 2e)"):
+            data.header_of_all(samples)

@@ -261,9 +261,9 @@ def test_decoding_overlaps_encoding(monkeypatch, tmp_path):
             meanwhile.append(len(decoded) - before)
             return torch.full((len(pictures), 10, 8), float(len(meanwhile)))
 
-    settings = {"vision": "v", "fps": "2.0", "grid": "3"}
+    settings = {"vision_mark": "0a", "fps": "2.0", "grid": "3"}
     video = ROOT / "toy" / "kitchen.mp4"
-    encode_videos([str(video)], tmp_path, Encoder, settings, batch=16)
+    encode_videos([str(video)], tmp_path, Encoder, settings, "v", batch=16)
     assert sum(meanwhile) > 100
     x = load_file(tmp_path / "kitchen.safetensors")["features"]
     assert x.dtype == torch.bfloat16 and len(x) == len(decoded)

@@ -231,7 +231,7 @@ def one_step(tmp_path_factory):
 
 @pytest.mark.parametrize("change, message", [
     ({"lr": 2e-3}, "lr = 0.001, here 0.002"),
-    ({"data": "ek100"}, "data = ego4d, here ek100"),
+    ({"batch": 3}, "batch = 2, here 3"),
     ({"save_every": 7, "val_limit": 0, "checkpointing": True, "device": "cpu"}, None),
 ])
 def test_resume_with_other_settings_is_refused(one_step, change, message):

@@ -29,7 +29,7 @@ from support.common.disk import write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import progress
 from support.engine import checkpoint
-from support.engine.run import Run
+from support.engine.run import Run, made_of
 from support.engine.start import first_weights
 from support.files.features import encode_pictures
 from toy import world
@@ -53,6 +53,8 @@ def train_toy(options: Recipe):
         videos = scenes(narrator.vision_encoder(), narrator.layout, kitchens)
     else:
         narrator, videos = new_toy(options, kitchens)
+    options.made_of = made_of(narrator, options)
+    if not options.init:
         before_narrating(options, narrator, videos)
     reads = [video.read for video in videos]
     videos_of = in_order(reads, options.batch, options.seed)
@@ -75,6 +77,8 @@ def new_toy(options: Recipe,
     J = 1 + options.grid ** 2
     config = new_config(options, J, encoder.width)
     narrator = nar.new_narrator(*checkpoint.load_llm(options.llm), config)
+    for kind in nar.Config.MODEL_NAMES:
+        checkpoint.check_mark(config, kind)
     videos = scenes(encoder, narrator.layout, kitchens)
     first_weights(narrator, options.start, [video.read for video in videos])
     if options.freeze_memory:

@@ -1,7 +1,9 @@
-"""Is this still what it was made from? States, predictions, trainings, features and probes keep what
-they were made from, and are refused where that has changed.
+"""Is this still what it was made from? States, predictions, trainings, narrators, features and probes
+keep what they were made from, and are refused where that has changed.
 
-What is kept is a dict of names and values: settings, and digests of what has no short name.
+What is kept is a dict of names and values: settings, and digests of what has no short name. A digest
+of a large file is its mark: of some of its bytes, wherever it lies. Where nothing is kept, as by the
+authors' checkpoints and features, nothing is compared.
 """
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from collections.abc import Container, Iterable, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -18,6 +21,7 @@ from support.common.disk import hash_tensors
 from support.common.errors import BadData
 
 ENDS = 2 ** 20                          # bytes at each end of a file of which the digest is
+PLACE = 4096                            # bytes at each place of a tensor of which its mark is
 
 
 def refuse_if_changed(
@@ -75,13 +79,49 @@ def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
     """
     hashed = sha256()
     for sample in samples:
+        # plain tuples: a data set has millions of sentences
+        sentences = [[(sentence.time, sentence.text) for sentence in rows]
+                     for rows in sample.annotators]
         about = (sample.name, sample.num_frames, sample.fps, sample.origin, sample.start,
-                 sample.end, sample.annotators)
+                 sample.end, sentences)
         hashed.update(repr(about).encode())
         if frames:
             pictures_or_features = sample.frames() if sample.source else sample.tokens()
             hash_tensors(hashed, (("", torch.as_tensor(frame)) for frame in pictures_or_features))
     return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
+
+
+def digest_of_features(samples: Sequence) -> str:
+    """Of the marks of the features of samples."""
+    marks = [getattr(sample.read, "mark", None) for sample in samples]
+    return f"{len(marks)} of hash {digest_of(str(marks))[:16]}"
+
+
+def marks_of_tensors(path: Path) -> dict[str, str]:
+    """{name of a tensor in a .safetensors file: its dtype, shape, and a digest of three places}. No
+    more of it is read.
+    """
+    marks = {}
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            start, stop = tensor["data_offsets"]
+            data = digest_of_places(file, 8 + size + start, 8 + size + stop)
+            marks[name] = f"{tensor['dtype']} {tensor['shape']} {data}"
+    return marks
+
+
+def digest_of_places(file: BinaryIO, start: int, stop: int) -> str:
+    """Of the first, the middle and the last bytes between two places of a file, and their number."""
+    hashed = sha256(str(stop - start).encode())
+    for place in (start, (start + stop - PLACE) // 2, stop - PLACE):
+        place = max(start, place)
+        file.seek(place)
+        hashed.update(file.read(min(PLACE, stop - place)))
+    return hashed.hexdigest()
 
 
 def digest_of_file(path: str | Path) -> str:

@@ -11,6 +11,7 @@ neither its code (trust_remote_code) nor kernels that its settings name.
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -23,9 +24,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support.common.devices import quiet
-from support.common.disk import expecting, read_json, write_json, write_tensors
+from support.common.disk import expecting, read_json, read_text, write_json, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say_as_one
+from support.common.seal import digest_of, marks_of_tensors, refuse_if_changed
 from support.common.signatures import what_is
 from support.engine.cpu import is_large, multiplies_bf16
 from support.engine.lora import TARGETS
@@ -99,7 +101,7 @@ def read_config(files: CheckpointFiles, make_config: Callable, llm: str | None, 
     """The settings of a checkpoint, as narrator.py's Config.
 
     make_config  makes it from settings by name
-    llm         another base language model
+    llm         where the base language model is
     changes     {setting: value}: these replace the values of the files
     """
     settings = files.narrator
@@ -150,6 +152,9 @@ def build_narrator(narrator_class: type, files: CheckpointFiles, config, device:
     compare(shapes, files.weights, files.folder / WEIGHTS)
     narrator = narrator_class(llm, tokenizer, config)
     load_parameters(narrator.trainable(), files.weights, files.folder / WEIGHTS)
+    check_mark(config, "llm")
+    weights = marks_of_tensors(files.folder / WEIGHTS)
+    narrator.mark = digest_of(json.dumps(weights, sort_keys=True))[:12]
     return narrator.to(device).eval()
 
 
@@ -365,6 +370,50 @@ def fetched(source: str, kind: str) -> Path:
             f"{first_line(error)[:150]} (is the name right, is the licence accepted at "
             f"https://huggingface.co/{name}, are you logged in by `hf auth login`, and can the hub "
             f"be reached?)") from error
+
+
+# of a model's settings, what changes with the program that wrote it, and how it is stored
+OF_FILES = ("transformers_version", "dtype", "torch_dtype")
+# the first that is there has the words of a language model
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def mark_of_model(source: str, kind: str) -> str:
+    """What a frozen model is: a digest of its settings, of three places of each tensor, and of its
+    tokenizer, or of how its pictures are scaled. Nothing is loaded.
+
+    source, kind    as in `model_folder`
+    """
+    def compared(settings: dict) -> dict:
+        return {name: value for name, value in settings.items()
+                if not name.startswith("_") and name not in OF_FILES}
+
+    folder = model_folder(source, kind)
+    settings = json.loads(read_text(folder / "config.json"), object_hook=compared)
+    tensors = {}
+    for file in folder.glob("model*.safetensors"):
+        with reading(file):
+            tensors |= marks_of_tensors(file)
+    if kind == "vision":
+        beside = str(pixel_settings(folder))
+    else:
+        file = next((folder / name for name in TOKENIZERS if (folder / name).exists()), None)
+        beside = digest_of(read_text(file)) if file else ""
+    return digest_of(json.dumps([settings, tensors, beside], sort_keys=True))[:12]
+
+
+def check_mark(config, kind: str) -> None:
+    """BadData if a model of a narrator's settings is not the one with which it was made, as far as
+    that is known. From then on it is known.
+    """
+    source = getattr(config, kind)
+    kept = getattr(config, f"{kind}_mark")
+    present = mark_of_model(source, kind)
+    if kept is not None:
+        title, option, _ = MODELS[kind]
+        refuse_if_changed("the narrator", {title: kept}, {title: present},
+                          f"{source} is another one; give the one of that mark by {option}")
+    setattr(config, f"{kind}_mark", present)
 
 
 # settings that name code or kernels, which are code, of the hub

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
@@ -30,14 +29,18 @@ from support.common.processes import (
     tell_others, tensor_from_first, together,
 )
 from support.common.progress import progress, say, say_as_one
-from support.common.seal import digest_of_model, refuse_if_changed
+from support.common.seal import (
+    digest_of_features, digest_of_file, digest_of_model, digest_of_samples, refuse_if_changed,
+)
 from support.engine.run_options import RunOptions
 
 T = TypeVar("T")
 
 # options that may differ from those of the state, on --resume
-MAY_CHANGE = {"given", "videos", "memory_target", "output", "device", "resume", "save_every",
+MAY_CHANGE = {"given", "made_of", "memory_target", "output", "device", "resume", "save_every",
               "val_limit", "checkpointing"}
+# and those of which only what they lead to is compared (`made_of`)
+MAY_CHANGE |= {"data", "root", "llm", "vision", "init", "look", "dtype"}
 
 
 def portable_path(source: str, folder: str | Path = "") -> str:
@@ -93,37 +96,41 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     """All processes get the first one's trainable weights. Different if something else that they
     must have in common is not the same: settings, videos, kind of device, frozen weights.
     """
-    options.videos = hash_of_samples(samples)
+    options.made_of = made_of(narrator, options) | {
+        "the training videos": digest_of_samples(samples),
+        "their features": digest_of_features(samples),
+    }
     _, processes = rank()
     if processes == 1:
         return
-    weight = next(narrator.llm.parameters())
-    facts = {
-        "the training videos": options.videos,
-        "the validation videos": hash_of_samples(held_out),
-        "--device": weight.device.type,
-        "--dtype": weight.dtype,
-    }
-    for name, value in asdict(narrator.config).items():
-        facts[f"the setting {name} of the narrator:"] = value
-    check_equal(facts)
+    check_equal(options.made_of | {
+        "the validation videos": digest_of_samples(held_out),
+        "the features of these": digest_of_features(held_out),
+        "--device": next(narrator.llm.parameters()).device.type,
+    })
     weights_from_first(narrator.trainable())
     check_equal({"the weights, of hash": digest_of_model(narrator)})
+
+
+def made_of(narrator: nn.Module, options: RunOptions) -> dict:
+    """What a training is made of, but for its videos: it must be the same in all processes and when
+    it is resumed, wherever it lies.
+    """
+    made = {"--dtype": str(next(narrator.llm.parameters()).dtype)}
+    for name, value in asdict(narrator.config).items():
+        if name not in narrator.config.MODEL_NAMES:
+            made[f"the narrator's {name}"] = value
+    if options.init:
+        made["--init"] = narrator.mark
+    if options.look:
+        made["--look"] = digest_of_file(options.look)
+    return made
 
 
 def weights_from_first(parameters: dict[str, Tensor]) -> None:
     """All processes get the first one's weights: GPUs of several kinds round differently."""
     for weight in parameters.values():
         tensor_from_first(weight)
-
-
-def hash_of_samples(samples: Sequence) -> str:
-    """What the samples are, but for their frames."""
-    hashed = sha256()
-    for sample in samples:
-        about = (sample.name, sample.num_frames, sample.narrations)
-        hashed.update(repr(about).encode())
-    return f"{len(samples)} of hash {hashed.hexdigest()[:16]}"
 
 
 # ------------------------------------------------------------------ one training
@@ -184,8 +191,7 @@ class Run:
         self.settings = settings_of_run(self.options) | {
             "steps": number,
             "weights": sum(p.numel() for p in parameters.values()),
-            "videos": self.options.videos,
-        }
+        } | self.options.made_of
         for p in parameters.values():
             p.grad = torch.zeros_like(p)                       # all processes have some to sum
         self.random = torch.get_rng_state()                    # after the steps that are done

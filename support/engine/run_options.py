@@ -57,8 +57,8 @@ class RunOptions:
     # not an option: the names of those that were given. With --init, only these replace the
     # settings of the checkpoint
     given: frozenset[str] = frozenset()
-    # not an option: which training videos there are, from `begin_together`
-    videos: str = ""
+    # not an option: what is compared on --resume, beside options (run.py: made_of)
+    made_of: dict = field(default_factory=dict)
 
     output: str = option("out/narrator", "folder of the checkpoint, the log and the loss curve")
     root: str | None = option(None, "folder of the data set; default data/NAME")

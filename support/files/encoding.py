@@ -12,17 +12,18 @@ from support.common.iterate import prefetch
 from support.common.locks import Locked, locked
 from support.common.processes import KnownToAll, check_equal, in_shares, my_share, together
 from support.common.progress import progress, say
-from support.common.seal import digest_of, refuse_if_changed, what_differs
+from support.common.seal import digest_of, digest_of_file, refuse_if_changed, what_differs
 from support.files.features import encode_batches, read_header
 from support.files.video import Video
 
 
 def encode_videos(videos: list[str], output: Path, load: Callable, settings: dict[str, str],
-                  batch: int, renew: bool = False) -> None:
+                  vision: str, batch: int, renew: bool = False) -> None:
     """Write the features of videos, one bf16 file per video.
 
     load        makes the encoder (narrator.py: VisionEncoder); called if there is a video to encode
-    settings    of the encoder: vision, fps, grid
+    settings    of the encoder: vision_mark, fps, grid
+    vision      its folder or hub id, which is not compared
     batch       frames that are encoded at once
     renew       encode videos again that have changed, or whose files were made with other settings
 
@@ -34,29 +35,33 @@ def encode_videos(videos: list[str], output: Path, load: Callable, settings: dic
     `renew`) is of another video or was made with other settings.
     """
     check_writable(output / "features.safetensors")
-    headers = {}                               # file of features: what it says of itself
-    for source in map(Path, videos):
-        features = output / f"{source.stem}.safetensors"
-        if features in headers:
-            raise BadData(f"{source}: another of the videos is named {source.stem}; features are "
-                          f"kept by that name")
-        headers[features] = settings | file_size(source)
-    names = [features.stem for features in headers]
+    sources = {}                               # file of features: its video
+    for source in videos:
+        name = Path(source).stem
+        features = output / f"{name}.safetensors"
+        if features in sources:
+            raise BadData(f"{source}: another of the videos is named {name}; features are kept by "
+                          f"that name")
+        sources[features] = source
+    names = [features.stem for features in sources]
     check_equal(settings | {"videos": f"{len(names)} of hash {digest_of(str(names)):.16}"})
 
-    mine = my_share([*zip(videos, headers)])
-    to_do = together(lambda: [(source, features) for source, features in mine
-                              if not is_made(features, headers[features], renew)])
+    mine = {features: settings | mark_of_video(sources[features])
+            for features in my_share([*sources])}
+    to_do = together(lambda: [features for features, wanted in mine.items()
+                              if not is_made(features, wanted, renew)])
 
     def encode_missing() -> list[str]:
         """-> the videos that could not be encoded."""
         encoder = load() if to_do else None
         failed = []
-        for source, features in progress(to_do, "encoding", unit="video"):
+        for features in progress(to_do, "encoding", unit="video"):
+            source = sources[features]
             try:
                 with locked(output, features.stem):
-                    if not is_made(features, headers[features], renew):
-                        encode_video(source, features, encoder, headers[features], batch)
+                    if not is_made(features, mine[features], renew):
+                        header = mine[features] | {"vision": vision}
+                        encode_video(source, features, encoder, header, batch)
             except (UnreadableVideo, Locked) as error:
                 say(str(error))
                 failed.append(source)
@@ -87,9 +92,9 @@ def encode_video(source: str, features: Path, encoder: Callable, header: dict[st
     write_tensors(features, {"features": x}, header | {"duration": str(len(x) / fps)})
 
 
-def file_size(video: str | Path) -> dict[str, str]:
+def mark_of_video(video: str | Path) -> dict[str, str]:
     """For the header of a video's features: it shows whether the video has changed."""
-    return {"size": str(Path(video).stat().st_size)}
+    return {"video": digest_of_file(video)}
 
 
 def is_made(features: Path, wanted: dict[str, str], renew: bool) -> bool:

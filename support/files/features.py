@@ -27,7 +27,7 @@ from torch import Tensor
 from support.common.disk import expecting, is_number, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
-from support.common.progress import say_as_one
+from support.common.seal import digest_of, refuse_if_changed
 from support.common.signatures import what_is
 from support.files.video import Video
 
@@ -101,7 +101,7 @@ def header_of(path: Path) -> dict[str, str]:
         return {}
     with reading(path), safe_open(path, "pt") as file:
         header = file.metadata() or {}
-    is_ours = {"vision", "grid", "fps", "duration", "size"} <= header.keys()
+    is_ours = {"vision", "grid", "fps", "duration"} <= header.keys()
     return header if is_ours else {}
 
 
@@ -122,17 +122,22 @@ def check_fit(name: str, fps: float, shape: Sequence[int] | None, config) -> Non
                           f"{config.vision}")
 
 
-def check_encoder(made_by: str | None, looks_through: str) -> None:
+def check_encoder(header: dict[str, str], config) -> None:
     """BadData if features are of another vision model than the narrator looks through, as far as it
-    is known. One model may lie in several folders, and on the hub: a line says where they differ.
+    is known: by its mark, or else by the last part of its name.
+
+    header      of the features; {} says nothing
     """
-    if made_by is None or Path(made_by).resolve() == Path(looks_through).resolve():
+    if not header:
         return
-    problem = f"the features were made by {made_by}, and the narrator looks through {looks_through}"
-    if Path(made_by).name != Path(looks_through).name:
-        raise BadData(f"{problem}; encode the videos again (data.py encode --model)")
-    say_as_one(f"{problem}: unless these are the same, encode the videos again (data.py encode "
-               f"--model)")
+    made_by, mark = header["vision"], header.get("vision_mark")
+    advice = (f"they are of {made_by}, and the narrator looks through {config.vision}; encode the "
+              f"videos again (data.py encode --model)")
+    if mark and config.vision_mark:
+        refuse_if_changed("the features", {"vision model": mark},
+                          {"vision model": config.vision_mark}, advice)
+    elif Path(made_by).name != Path(config.vision).name:
+        raise BadData(f"the features are those of another vision model: {advice}")
 
 
 def check_shape(path: Path, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
@@ -165,7 +170,7 @@ def load_features(spec: str, config=None) -> Tensor:
         check_features(path, x)
         if config is not None:
             check_fit(spec, float(header.get("fps", config.fps)), x.shape, config)
-            check_encoder(header.get("vision"), config.vision)
+            check_encoder(header, config)
     return x
 
 
@@ -282,6 +287,16 @@ class Features:
             self.check_rows(shape[0])
         return tuple(shape)
 
+    @cached_property
+    def mark(self) -> str:
+        """Of the shape, and of the first, middle and last frame. (A file that was damaged elsewhere
+        and is whole again keeps its mark, and a training goes on.)
+        """
+        with open_features(self.path, None) as frames:
+            rows = self.rows()
+            chosen = [("", frames[row:row + 1]) for row in (0, rows // 2, rows - 1)]
+            return digest_of(str(self.shape), chosen)[:12]
+
     def check_rows(self, rows: int) -> None:
         """BadData if the index says something else: frames would be taken for those of other times.
         """
@@ -326,9 +341,14 @@ class FromFrame:
         return self.features.shape
 
     @property
-    def encoder(self) -> str | None:
-        """The vision model that made them, if it is known."""
-        return self.features.header.get("vision")
+    def header(self) -> dict[str, str]:
+        """What the file says of itself; {} of files of other programs."""
+        return self.features.header
+
+    @property
+    def mark(self) -> str:
+        """Of the whole file (Features.mark)."""
+        return self.features.mark
 
 
 def read_header(path: Path) -> Features:

@@ -22,7 +22,7 @@ from support.common.disk import read_json, read_text
 from support.common.errors import BadData
 from support.common.seal import refuse_if_changed
 from support.files.cues import read_cues
-from support.files.encoding import file_size
+from support.files.encoding import mark_of_video
 from support.files.features import Features, feature_file, read_header
 from support.files.narrations import READ, rows_of_video, sentences_of
 from support.files.tracks import (
@@ -166,14 +166,14 @@ def read_folder(
     narrated = []
     for name in choose_split(folder, list(files), split)[:limit]:
         narration_file, video = files[name]
-        wanted = settings | file_size(video) if video else settings
+        wanted = settings | mark_of_video(video) if video else settings
         path = feature_file(folder, name)
         encode = f"python data.py encode --data {folder} --model MODEL"
         if not path.exists():
             raise BadData(f"{path}: is missing: {encode}")
         features = read_header(path)
         refuse_if_changed(str(path), features.header, wanted, f"encode again: {encode}")
-        settings = {key: features.header[key] for key in ("vision", "fps", "grid")}
+        settings = {key: features.header.get(key) for key in ("vision_mark", "fps", "grid")}
         sentences = read_sentences(narration_file, notes)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
         check_on_video(placed, features, narration_file)

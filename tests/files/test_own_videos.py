@@ -24,6 +24,7 @@ from streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files import own_videos
+from support.files.encoding import mark_of_video
 from support.files.features import read_header
 from support.files.narrations import read_predictions
 from toy.files import toy_samples
@@ -67,11 +68,11 @@ def make_folder(folder, frames, text="time,text\n0.5,You look.\n4,You sit.\n", w
     """
     (folder / "features").mkdir(parents=True, exist_ok=True)
     for name, count in frames.items():
-        (folder / f"{name}.mp4").write_bytes(b"a video")       # 7 bytes
+        (folder / f"{name}.mp4").write_bytes(b"a video")
         (folder / f"{name}.csv").write_text(text)
         x = torch.arange(float(count))[:, None, None].expand(count, 10, width).contiguous()
-        header = {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2),
-                  "size": "7"} | settings
+        header = {"vision": "v", "fps": "2.0", "grid": "3", "duration": str(count / 2)} | settings
+        header |= mark_of_video(folder / f"{name}.mp4")
         save_file({"features": x}, folder / "features" / f"{name}.safetensors", header)
     return folder
 
@@ -437,8 +438,8 @@ def test_features_of_other_settings_or_videos_are_refused(tmp_path):
     with pytest.raises(BadData, match="b.safetensors was made with fps = 4.0, here 2.0; "
                                       "encode again: python data.py encode --data"):
         samples(folder)
-    (folder / "a.mp4").write_bytes(b"another video")
-    with pytest.raises(BadData, match=r"a.safetensors was made with size = .*, here 13"):
+    (folder / "a.mp4").write_bytes(b"A video")             # of the same size
+    with pytest.raises(BadData, match=r"a.safetensors was made with video = 7 bytes, .*, here 7"):
         samples(folder)
     own_videos.feature_file(folder, "a").unlink()
     with pytest.raises(BadData, match="a.safetensors: is missing: python data.py encode"):

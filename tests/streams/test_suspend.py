@@ -22,13 +22,13 @@ from narrator import Config
 from streams import suspend
 from streams.bounds import open_stream
 from streams.inputs import Input
-from streams.suspend import model_answers, read_state, unpack, write_state
+from streams.suspend import read_state, unpack, write_state
 from support.common.seal import digest_of
 from support.common.disk import read_jsonl as rows_of
 from support.common.errors import BadData
 from support.files.features import open_frames
 from test_commands import call
-from test_live import Eyes, arguments, at_every_frame, narrate_live
+from test_live import arguments, at_every_frame, narrate_live
 
 ONLINE = {"memory": "none", "prune": False}
 
@@ -55,7 +55,7 @@ def narrate_in_parts(model, x, path, share, lookahead, restarts=()):
             if step.frame + 1 in restarts:
                 context.restart()
             if not context.guessed and numbers.random() < share:
-                write_state(path, context, {}, {})
+                write_state(path, context, {})
                 header, tensors = read_state(path)
                 context = open_stream(model, lookahead=lookahead)
                 unpack(context, header["stream"], tensors)
@@ -124,15 +124,11 @@ def test_another_dtype(tmp_path):
     context = open_stream(model)
     steps = narrate(model, x, context=context)
     list(islice(steps, 12))
-    write_state(tmp_path / "s", context, {}, model_answers(model, None))
+    write_state(tmp_path / "s", context, {})
 
     in_bfloat16 = copy.deepcopy(model)
     in_bfloat16.llm.to(torch.bfloat16)
     header, tensors = read_state(tmp_path / "s")
-    answers = model_answers(in_bfloat16, None)
-    suspend.check_model_answers("s", tensors, answers, 5e-2)
-    with pytest.raises(BadData, match="another language model"):
-        suspend.check_model_answers("s", tensors, answers, 1e-6)
     resumed = open_stream(in_bfloat16)
     unpack(resumed, header["stream"], tensors)
     assert resumed.cache.keys[0].dtype == torch.bfloat16
@@ -353,27 +349,17 @@ def another(name, value):
     return lambda half: setattr(half.model.config, name, value)
 
 
-@torch.no_grad()
-def other_weights(parameter):
-    return lambda half: half.model.get_parameter(parameter).data.mul_(1.2)
-
-
 def cut_off(name, size):
     return lambda half: os.truncate(half.folder / name, size)
 
 
-LANGUAGE = "language model, or with another LoRA"
 OF_ANOTHER_STREAM = {
     "last_k = 2, here 3": another("last_k", 3),
     "fps = ": another("fps", 3.0),
     "source = ": lambda half: setattr(half, "source", half.folder / "y.safetensors"),
-    "tokenizer = ": lambda half: half.model.layout.tokenizer.add_tokens(["zzz"]),
+    "llm_mark = None, here 0a": another("llm_mark", "0a"),
+    "narrator = , here 0a": lambda half: setattr(half.model, "mark", "0a"),
     "was saved with --jsonl --srt --vtt --trace;": lambda half: half.files.pop("vtt"),
-    "connector or memory = ": other_weights("memory.z"),
-    "memory = ": other_weights("connector.2.bias"),
-    LANGUAGE: other_weights("llm.lm_head.weight"),
-    "language model": other_weights("llm.model.layers.0.mlp.up_proj.weight"),
-    "another language model": other_weights("llm.model.layers.1.mlp.down_proj.weight"),
     "srt: is missing, or not": lambda half: (half.folder / "srt").unlink(),
     "jsonl: is missing, or not": cut_off("jsonl", 30),
     # it would be cut off where the state goes on
@@ -394,18 +380,6 @@ def test_addresses_are_told_apart_and_not_shown():
     assert one == same != other
     assert one.startswith("rtsp://nvr/... ")
     assert not any(word in one for word in ("secret", "hidden", "ch1"))
-
-
-def test_another_vision_model():
-    """Its answer to a test picture is compared, with the tolerance of another dtype."""
-    model, _ = lively(frames=2)
-
-    def answers(scale):
-        return model_answers(model, lambda pictures: Eyes()(pictures) * torch.arange(32) * scale)
-
-    suspend.check_model_answers("s", answers(1.01), answers(1), 5e-2)
-    with pytest.raises(BadData, match="another vision model"):
-        suspend.check_model_answers("s", answers(2), answers(1), 5e-2)
 
 
 def rewritten(change):
