@@ -169,7 +169,7 @@ def evaluate_each(
     """
     check_equal(settings | {
         "the videos": digest_of_samples(samples),
-        "their features": digest_of_features(samples),
+        "the features": digest_of_features(samples),
     })
     kept = None
     folder = args.output

@@ -97,7 +97,7 @@ FEATURES = scaled("own", "features", "a.safetensors")
 
 
 @pytest.mark.parametrize("name, replace, named", [
-    ("train --resume", FEATURES, "their features = "),
+    ("train --resume", FEATURES, "the features = "),
     ("train --resume", features_of_another_encoder, "vision model = "),
     ("train --resume", LLM, "language model = "),
     ("train --resume", scaled("narrator", "adapter_model.safetensors"), "--init = "),

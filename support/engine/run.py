@@ -98,14 +98,14 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
     """
     options.made_of = made_of(narrator, options) | {
         "the training videos": digest_of_samples(samples),
-        "their features": digest_of_features(samples),
+        "the features": digest_of_features(samples),
     }
     _, processes = rank()
     if processes == 1:
         return
     check_equal(options.made_of | {
         "the validation videos": digest_of_samples(held_out),
-        "the features of these": digest_of_features(held_out),
+        "the features for validation": digest_of_features(held_out),
         "--device": next(narrator.llm.parameters()).device.type,
     })
     weights_from_first(narrator.trainable())
