@@ -35,7 +35,7 @@ from support.common.options import (
     DEFAULT_MODEL, Parser, config_changes, frame_rate, in_range, model_options,
     non_negative_int, positive_float, positive_int, trigger_options,
 )
-from support.common.progress import progress, say
+from support.common.progress import progress, say, say_when
 from support.common.text import without_secrets
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
@@ -152,6 +152,10 @@ class Stream:
         if encoder is not None:
             largest = 2 * encoder.image_size
         options = dict(args.source_option)
+        if options:
+            names = ", ".join(options)                  # their values may be secret
+            say_when(f"{without_secrets(source)}: FFmpeg is given {names}, and ignores what it "
+                     f"does not know")
         skip = self.first_frame                         # of a recording: these are narrated already
         open_video = partial(Video, options=options)
         if self.given.live:

@@ -48,12 +48,13 @@ CAMERAS = {
     "darwin": ("avfoundation", "{}"),
     "win32": ("dshow", "video={}"),
 }
-# Options of FFmpeg: do not hold pictures back
+# Options of FFmpeg: do not hold pictures back, nor leave 20 of them out to measure their rate
 LIVE_OPTIONS = {
     "fflags": "nobuffer+discardcorrupt",
     "flags": "low_delay",
     "analyzeduration": "1000000",
     "probesize": "1000000",
+    "fpsprobesize": "0",
 }
 # Further ones, for a format or a protocol
 OPTIONS = {
@@ -181,6 +182,7 @@ class Camera:
         # of the thread
         self.reformatter = VideoReformatter()
         self.due = -inf                             # when the next picture is wanted
+        self.newest_at = 0.0                        # when the newest came, or else it was opened
 
     def __iter__(self) -> Iterator[np.ndarray]:
         self.thread.start()
@@ -273,10 +275,11 @@ class Camera:
             reason = "it ended"
             try:
                 yield from self._watch()
-            except av.error.ExitError:
-                reason = f"nothing came for {PATIENCE:g} s"
             except av.FFmpegError as error:
                 reason = error.strerror
+                # FFmpeg was told to wait no longer, which of rtsp it calls invalid data
+                if uptime() - self.newest_at > PATIENCE:
+                    reason = f"nothing came for {PATIENCE:g} s"
             except (BadData, IndexError) as error:  # IndexError: as in video.py
                 reason = str(error)
             has_ended = self.source == "-" and self.decoded > 0          # a pipe stays so
@@ -298,11 +301,12 @@ class Camera:
         file, form, options = self.address
         # whoever writes into a pipe may rest
         timeout = None if self.source == "-" else (PATIENCE, PATIENCE)
+        self.newest_at = uptime()
         with av.open(file, format=form, options=options, timeout=timeout,
                      metadata_errors="replace") as container:
             # one thread for each slice: with one for each frame, decoding holds some back
             stream = video_stream(container, "it", "SLICE")
-            newest_at = uptime()
+            self.newest_at = uptime()
             is_back = self.decoded == 0             # whether it is known that pictures come
             for packet in container.demux():
                 if self.closed.is_set():
@@ -313,13 +317,13 @@ class Camera:
                     self.reconnects += 1
                     self.say("pictures come again")
                 for frame in frames:
-                    newest_at = uptime()
+                    self.newest_at = uptime()
                     self.decoded += 1
-                    if self._is_due(newest_at):
+                    if self._is_due(self.newest_at):
                         size = upright_size(frame, stream, self.largest)
                         picture = to_rgb(frame, stream, self.reformatter, size)
-                        yield newest_at, time.time(), picture
-                if uptime() - newest_at > PATIENCE:
+                        yield self.newest_at, time.time(), picture
+                if uptime() - self.newest_at > PATIENCE:
                     raise BadData(f"nothing that can be decoded for {PATIENCE:g} s")
 
     def _is_due(self, now: float) -> bool:
