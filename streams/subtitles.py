@@ -14,6 +14,7 @@ from support.common.progress import say
 from support.common.text import one_line
 from support.files.cues import srt_text
 
+ENDS = {"jsonl": b"\n", "srt": b"\n\n", "vtt": b"\n\n", "trace": b"\n"}       # of a line or cue
 TAIL = 2 ** 20          # bytes at the end of a file in which its last line or cue is looked for
 
 
@@ -140,14 +141,25 @@ def end_half(form: str, path: str) -> int:
     with open(path, "rb") as file:
         file.seek(max(0, size - TAIL))
         end = file.read()
-    line_break = b"\n\n" if form in ("srt", "vtt") else b"\n"
-    half = end.rpartition(line_break)[2]
+    half = end.rpartition(ENDS[form])[2]
     if b"\r" in half:
         raise BadData(f"{path}: has other line breaks than those of this program (LF), which would "
                       f"append to it; choose another name")
     if half:
         say(f"{path}: its last line or cue is not whole, and is cut off")
     return size - len(half)
+
+
+def written_since(given: Input, sizes: dict[str, int]) -> dict[str, int]:
+    """How many lines or cues each file has that came after it had its size in `sizes`."""
+    counts = dict.fromkeys(WRITTEN, 0)
+    for form, size in sizes.items():
+        path = given.files.get(form)
+        if path and os.path.isfile(path):
+            with open(path, "rb") as file:
+                file.seek(size)
+                counts[form] = file.read().count(ENDS[form])
+    return counts
 
 
 def hash_of_end(path: str, size: int) -> str:

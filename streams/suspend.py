@@ -38,7 +38,7 @@ from narrator import Tokens
 from streams.bounds import Bounded
 from streams.inputs import WRITTEN, Input
 from streams.live import Camera, uptime
-from streams.subtitles import Writers, hash_of_end
+from streams.subtitles import Writers, hash_of_end, written_since
 from support.common.disk import expecting, write_tensors
 from support.common.errors import BadData, first_line
 from support.common.progress import say
@@ -111,7 +111,12 @@ class State:
                                       f"not there; delete the state to narrate it again")
                 say(f"{self.path}: {name} is narrated to its end; delete it to begin anew")
                 return False
-            if not self.given.live:
+            if self.given.live:
+                # its files keep what came after the save: no number comes twice
+                newer = written_since(self.given, header["files"]["bytes"])
+                header["stream"]["frame"] += newer.pop("trace")
+                header["stream"]["segment"] += max(newer.values())
+            else:
                 check_files(self.path, self.given, header["files"])
             unpack(context, header["stream"], tensors)
             self.saved_files = header["files"]

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
@@ -19,7 +18,6 @@ import av
 import pytest
 
 from commands import stream_command
-from commands.explain import restarted
 from helpers import ROOT, TOY, copy_packets, tiny
 from streams import live, suspend
 from streams.live import Camera, address, is_live
@@ -150,19 +148,15 @@ def until(condition, seconds: float = 10):
 # ------------------------------------------------------------------ names
 
 def test_what_is_live():
-    for source in ("camera", "camera:1", "camera:USB 2.0", "/dev/video0", "rtsp://a/b",
-                   "RTSPS://a", "rtmp://a", "srt://a", "udp://@:5000", "rtp://a", "tcp://a:1",
-                   "lavfi:testsrc"):
-        assert is_live(source), source
-        assert not is_pipe_or_url(source), source
-    for source in ("a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a",
-                   "file:///a.mp4"):
-        assert not is_live(source), source
-        assert not is_pipe_or_url(source), source
-    for source in ("-", "http://a/b.mp4", "HTTPS://a"):
-        assert not is_live(source), source
-        assert is_live(source, True), source
-        assert is_pipe_or_url(source), source
+    live_ones = ["camera", "camera:1", "camera:USB 2.0", "/dev/video0", "rtsp://a/b", "RTSPS://a",
+                 "rtmp://a", "srt://a", "udp://@:5000", "rtp://a", "tcp://a:1", "lavfi:testsrc"]
+    files = ["a.mp4", "./camera", "cameras/a.mp4", r"C:\a.mp4", "a:b.mp4", "x.safetensors:a",
+             "file:///a.mp4"]
+    if_asked = ["-", "http://a/b.mp4", "HTTPS://a"]
+    every = live_ones + files + if_asked
+    assert [source for source in every if is_live(source)] == live_ones
+    assert [source for source in every if is_pipe_or_url(source)] == if_asked
+    assert all(is_live(source, True) for source in if_asked)
     with pytest.raises(BadData, match="--live"):
         is_live("a.mp4", True)
 
@@ -178,13 +172,6 @@ def test_options_of_ffmpeg():
     if sys.platform == "linux":
         assert address("camera", {})[:2] == ("/dev/video0", "v4l2")
         assert address("camera:2", {})[:2] == ("/dev/video2", "v4l2")
-
-
-def test_what_is_said_of_a_camera_has_the_time_of_day(capsys):
-    """After days, one wants to know when it was away."""
-    Camera("rtsp://me:secret@door/1").say("pictures come again")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d rtsp://door/...: pictures come again\n",
-                        capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------ the newest pictures
@@ -244,65 +231,6 @@ def arguments(*words):
     return stream_command.make_parser().parse_args(["x", "--lookahead=1", *words])
 
 
-def now_and_then(**changes):
-    """A narrator that narrates when 0.6 s have passed since the last time."""
-    model = tiny(last_k=2, fps=10.0, theta=1.0, theta_low=0.0, refractory=0.5, **changes)
-    model.config.max_new_tokens = 2
-    return model
-
-
-def test_dies_and_comes_back(sender, monkeypatch, messages, tmp_path):
-    """Narrated again soon after, at the right times; the state is kept, the segment begins anew."""
-    monkeypatch.setattr(live, "OUTAGE", 2.0)
-    files = {"jsonl": str(tmp_path / "a.jsonl"), "trace": str(tmp_path / "a.trace")}
-    run = stream_command.Stream(Input(sender.url, "", files, live=True))
-    steps = []                                 # (decision, row, time, gap before the frame)
-    back = None                                # the time at which the camera is well again
-    for decision, row in run.decisions(now_and_then(), Eyes(), arguments("--live")):
-        now = time.monotonic()
-        steps.append((decision, row, now, run.video.gap))
-        if len(steps) == 9:
-            sender.mode = "dead"
-            back = now + 2.5
-            threading.Timer(2.5, setattr, (sender, "mode", "ok")).start()
-        if back and now > back and len(steps) > 25:
-            break
-    run.video.close()
-
-    first_again = next(now for _, _, now, _ in steps if now > back)
-    assert first_again - back < 5
-    assert run.video.reconnects == 1
-    assert steps[0][3] == inf
-    after_gap, = [k for k, (_, _, _, gap) in enumerate(steps) if 2 < gap < inf]
-    _, row_before_gap, _, _ = steps[after_gap - 1]
-    restarts = [k for k, (decision, _, _, _) in enumerate(steps)
-                if restarted(decision, run.context.layout)]
-    # a segment that had just ended need not be restarted
-    assert restarts == ([after_gap] if row_before_gap is None else [])
-
-    rows = rows_of(tmp_path / "a.jsonl")
-    assert [row["n"] for row in rows] == list(range(len(rows)))                # one stream, not two
-    assert len(rows) > 3
-    outages = 0
-    for row, later in zip(rows, rows[1:]):
-        assert later["end"] - row["end"] > 0.5
-        if later["start"] > row["end"] + 2:
-            outages += 1                       # no sentence reaches back over it
-        else:
-            assert later["start"] == row["end"]
-    assert outages == 1
-    wall = [datetime.fromisoformat(row["wall"]).timestamp() for row in rows]
-    assert wall[-1] - wall[0] == pytest.approx(rows[-1]["end"] - rows[0]["end"], abs=0.6)
-    assert abs(wall[-1] - time.time()) < 5
-    texts = [text.split(" (")[0] for _, _, text in messages[:2]]
-    assert texts == ["no pictures", "pictures come again"]
-    run.video.report()
-    _, _, report = messages[-1]
-    assert re.search(r"decoded, \d+ taken, \d+ dropped; 1 reconnects; "
-                     r"sentences at most \d+.\d+ s late$", report)
-    assert "time" in rows_of(tmp_path / "a.trace")[0]
-
-
 def test_a_source_that_goes_bad_is_noticed(messages, monkeypatch):
     """Within the time of patience and a second; when it is well again, pictures come again. Three
     sources at a time, each bad in another way."""
@@ -354,14 +282,6 @@ def test_dead_at_the_start(sender, messages):
         with pytest.raises(BadData, match=r"/dev/video77: no pictures \(No such .*check the source"):
             next(iter(Camera("camera:77")))
     assert not messages
-
-
-def test_given_up(messages):
-    """After --retries attempts without a picture."""
-    source = Camera("lavfi:testsrc=size=64x48:rate=25:duration=0.2", fps=25, retries=0)
-    with pytest.raises(BadData, match="no pictures at attempt 1 .it ended.; check the source"):
-        list(source)
-    assert source.taken > 0
 
 
 def test_pauses_between_attempts_grow_up_to_the_longest(monkeypatch, messages):
@@ -422,7 +342,7 @@ def narrate_live(folder, model, names, count, eyes=Eyes()):
 
 def test_a_camera_goes_on(tmp_path):
     """It is saved after each narration. Numbers go on, and so does time, by the wall clock. Even
-    with an old state, no sentence reaches back to before the start."""
+    with an old state, no sentence reaches back to before the start, and no number comes twice."""
     model = at_every_frame()
     names = ("jsonl", "trace", "state")
     first_run, before = narrate_live(tmp_path, model, names, 6)
@@ -440,7 +360,7 @@ def test_a_camera_goes_on(tmp_path):
     (tmp_path / "state").write_bytes(old_state)
     time.sleep(0.2)                                     # loading a model takes longer
     _, [(step, row)] = narrate_live(tmp_path, model, names, 1)
-    assert step.frame == 6 and row["start"] > after[-1][1]["end"]
+    assert step.frame == row["n"] == 9 and row["start"] > after[-1][1]["end"]
 
 
 def test_a_camera_appends(tmp_path):
@@ -658,24 +578,19 @@ def test_a_recording_waits_for_whoever_reads_it(sender):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["ok", "frozen", "stdin"])
-def test_interrupted_at_any_moment(sender, tmp_path, mode):
-    """Also while it waits for the first picture: soon, and with whole files."""
+@pytest.mark.parametrize("mode", ["frozen", "stdin"])
+def test_interrupted_while_it_waits_for_the_first_picture(sender, tmp_path, mode):
     sender.mode = mode
     source = ["-"] if mode == "stdin" else [sender.url, "--live"]
-    jsonl = tmp_path / "n.jsonl"
-    words = [sys.executable, "stream.py", *source, *MODEL, "--jsonl", str(jsonl)]
+    words = [sys.executable, "stream.py", *source, *MODEL, "--jsonl", str(tmp_path / "n.jsonl")]
     process = subprocess.Popen(words, cwd=ROOT, text=True, stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    if mode == "ok":
-        until(jsonl.exists, 60)                 # it is made when the first picture comes
-    else:
-        time.sleep(8)
+    until((tmp_path / ".n.jsonl.lock").exists, 60)
+    time.sleep(2)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert time.monotonic() - began < 5         # 0.3 to 0.8 on a quiet machine
     assert process.returncode == 130, errors
     assert "Traceback" not in errors and "interrupted" in errors, errors
-    if jsonl.exists():
-        rows_of(jsonl)
+    assert not (tmp_path / "n.jsonl").exists()
