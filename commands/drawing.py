@@ -1,18 +1,13 @@
 """python narrator.py: draw the training mask of a short sequence (Fig. 4), or list its tokens."""
 from __future__ import annotations
 
-from torch import Tensor
-
 from baselines.narration_memory import HISTORY
 from narrator import (
-    FRAME, INSTRUCTION, MEMORY, NARRATION, PROMPT, SYSTEM, Layout, Tokens, attention_mask, visible,
+    FRAME, INSTRUCTION, MEMORY, PROMPT, SYSTEM, Layout, Tokens, attention_mask, visible,
 )
 from support.common.errors import command_line
-from support.common.figures import pyplot, save_figure
 from support.common.options import Parser, non_negative_int
 
-# What a token is, with its colour, here and on the page (streams/page.html)
-COLOURS = {"prompt": "#8a8f98", "memory": "#2f9e6e", "frames": "#4a7fc1", "narration": "#d08a2e"}
 LEGEND = "p prompt, u instruction, x frame, m memory, A: Assistant:, y narration, $ end of text"
 LEGEND_OF_MASK = """\
 p prompt, u instruction, x frame, m memory, A Assistant:, y0 narration 0,
@@ -71,39 +66,7 @@ def three_segments() -> tuple[Layout, Tokens]:
     return layout, layout.sequence(narrations)
 
 
-def parts(tokens: Tokens) -> list[str]:
-    """The part that each token is of, a name of COLOURS; memory and frames with their brackets."""
-    names = []
-    for i, kind in enumerate(tokens.kind):
-        if kind == PROMPT:
-            names.append("prompt")
-        elif kind == NARRATION:
-            names.append("narration")
-        elif MEMORY in tokens.ids[i - 1:i + 2]:         # itself, or next to its bracket: M = 1
-            names.append("memory")
-        else:
-            names.append("frames")
-    return names
-
-
-def plot_mask(mask: Tensor, tokens: Tokens, names: list[str], png: str):
-    """The mask as a picture: what a query sees, in the colours of the keys."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(8, 8))
-    for key, part in enumerate(parts(tokens)):
-        queries = mask[:, key].nonzero()[:, 0]
-        axes.scatter([key] * len(queries), queries, 110, COLOURS[part], marker="s")
-    axes.set(xticks=range(len(names)), xticklabels=names, xlabel="keys",
-             yticks=range(len(names)), yticklabels=names, ylabel="queries")
-    axes.tick_params(labelsize=8)
-    axes.invert_yaxis()
-    for part, colour in COLOURS.items():
-        axes.scatter([], [], 110, colour, marker="s", label=part)
-    axes.legend(title="training mask")
-    save_figure(figure, png)
-
-
-def draw_mask(last_k: int | None, png: str | None):
+def draw_mask(last_k: int | None):
     """Print the mask of a short sequence: rows are queries, columns keys."""
     layout, tokens = three_segments()
     kept = "all narrations" if last_k is None else f"the last {last_k} narrations"
@@ -117,8 +80,6 @@ def draw_mask(last_k: int | None, png: str | None):
     for row, name, segment in zip(mask.tolist(), short, tokens.segment):
         cells = "".join("■ " if seen else "· " for seen in row)
         print(f"{segment} {name:2} {cells}".rstrip())
-    if png:
-        plot_mask(mask, tokens, names, png)
 
 
 def list_tokens(last_k: int | None):
@@ -141,11 +102,8 @@ def main():
                         help="keep only the last k narrations (FlowNar-C)")
     parser.add_argument("--tokens", action="store_true",
                         help="list the tokens of the sequence instead")
-    parser.add_argument("--png", metavar="FILE", help="also write the mask as a picture")
     args = parser.parse_args()
-    if args.tokens and args.png:
-        parser.error("--png draws the mask: leave out --tokens")
     if args.tokens:
         command_line(lambda: list_tokens(args.last_k))
     else:
-        command_line(lambda: draw_mask(args.last_k, args.png))
+        command_line(lambda: draw_mask(args.last_k))

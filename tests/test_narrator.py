@@ -1,13 +1,10 @@
 """The narrator (§3.1, 3.2, 3.5): layout, visibility rule, LoRA, frame tokens."""
 import json
+import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 from safetensors.torch import save_file
 from transformers import (
     ConvNextConfig, ConvNextModel, LlamaConfig, LlamaForCausalLM, SiglipVisionConfig,
@@ -17,7 +14,7 @@ from transformers import (
 import narrator as nar
 from narrator import load, make_config
 from commands import drawing
-from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
+from helpers import GOLDEN, TOY, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine import attention, checkpoint
 from support.engine.lora import LoRALinear, add_lora
@@ -108,23 +105,8 @@ def test_spaces_are_cleaned_up_as_published(tmp_path, capfd, asked, decoded):
     assert capfd.readouterr().err == ""
 
 
-def test_the_trigger_needs_a_token_of_its_own():
-    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
-    tokenizer.unk_token = ","
-    with pytest.raises(BadData, match="does not know ','"):
-        nar.Layout(tokenizer, 1, 1)
-
-
-def test_the_first_token_is_one_of_the_model():
-    tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
-    vocabulary = len(tokenizer)
-    tokenizer.add_special_tokens({"bos_token": "<new>"})
-    with pytest.raises(BadData, match=f"the beginning of a text the token {vocabulary}"):
-        nar.Layout(tokenizer, 1, 1, vocabulary=vocabulary)
-
-
 def test_tokens_that_the_model_does_not_have():
-    """Of the fixed pieces, of the end of text, and of a narration."""
+    """Of the fixed pieces, of beginning and end of text, and of a narration; or not for [SKIP]."""
     tokenizer = checkpoint.load_tokenizer(str(TOY / "llm"))
     words = tokenizer(" You wash the pan.", add_special_tokens=False)["input_ids"]
     largest = max(nar.Layout(tokenizer, 1, 1).prompt)
@@ -141,6 +123,12 @@ def test_tokens_that_the_model_does_not_have():
     tokenizer.get_vocab = lambda: vocabulary
     with pytest.raises(BadData, match=f"its end of text the token {added}"):
         nar.Layout(tokenizer, 1, 1, vocabulary=added)
+    tokenizer.add_special_tokens({"bos_token": "<new>"})
+    with pytest.raises(BadData, match=f"the beginning of a text the token {added + 1}"):
+        nar.Layout(tokenizer, 1, 1, vocabulary=added)
+    tokenizer.unk_token = ","
+    with pytest.raises(BadData, match="does not know ','"):
+        nar.Layout(tokenizer, 1, 1)
 
 
 def test_hidden_frames_have_no_influence():
@@ -164,7 +152,7 @@ def test_hidden_frames_have_no_influence():
     ("fps", 0), ("fps", float("nan")), ("theta", 1.7), ("theta_low", -0.1), ("last_k", -3),
     ("memory_heads", 0), ("memory_tokens", 0), ("grid", -1), ("width", -1), ("refractory", -1),
     ("refractory", float("inf")), ("lora_rank", 0), ("lora_dropout", 2), ("max_new_tokens", 0),
-    ("narration_memory", -1),
+    ("narration_memory", -1), ("max_segment", 0.0), ("max_position", 0),
     # of another type, or none of the choices
     ("memory", None), ("memory", 5), ("memory", "clamm"), ("readout", "last"), ("prune", 1),
     ("last_k", 2.5), ("fps", True), ("llm", None), ("narration_memory", None),
@@ -176,25 +164,20 @@ def test_every_setting_is_checked(name, value):
         make_config(**{name: value})
 
 
-def test_last_k_needs_pruning():
-    """last_k without pruning is an error, never silently without effect."""
-    with pytest.raises(BadData, match="last_k = 2"):
-        nar.Config(memory="none", prune=False, last_k=2)
-
-
-@pytest.mark.parametrize("last_k, prune", [
-    (None, True), (2, True), (0, False), (None, False),
-])
-def test_a_narration_memory_stands_for_past_narrations(last_k, prune):
-    with pytest.raises(BadData, match="last_k = ") as caught:
-        make_config(narration_memory=4, last_k=last_k, prune=prune)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_narration_memory_needs_heads_that_fit():
-    message = "narration_memory: width 128 is not a multiple of twice 3 heads"
+@pytest.mark.parametrize("settings, message", [
+    ({"memory": "none", "prune": False, "last_k": 2}, "last_k = 2"),
+    ({"memory": "none", "prune": False, "max_segment": 30.0}, "max_segment"),
+    ({"max_position": 1000}, "max_position needs last_k"),
+    ({"max_position": 230, "last_k": 1, "keep_newline": True}, "max_position needs"),
+    # a narration memory stands for past narrations, and divides the language model's width
+    ({"narration_memory": 4}, "last_k = None"),
+    ({"narration_memory": 4, "last_k": 2}, "last_k = 2"),
+    ({"narration_memory": 4, "last_k": 0, "width": 12, "memory_heads": 3}, "twice 3 heads"),
+], ids=str)
+def test_settings_that_contradict_each_other(settings, message):
+    """They are an error, never silently without effect."""
     with pytest.raises(BadData, match=message):
-        tiny(width=12, memory_heads=3, narration_memory=4, last_k=0)
+        tiny(**settings)
 
 
 @pytest.mark.parametrize("start", ["authors", "mimetic"])
@@ -252,6 +235,8 @@ def test_a_training_step_over_a_bf16_base_with_grouped_queries(tmp_path):
     loss.backward()
     optimizer.step()
     assert loss.isfinite()
+    assert {name.split("lora_")[0] == name for name, p in model.llm.named_parameters()
+            if p.grad is not None} == {False}               # the base is frozen
     changed = [name for name, p in model.trainable().items() if not torch.equal(p, before[name])]
     assert len(changed) > 0.9 * len(before)
     assert {p.dtype for p in model.trainable().values()} == {torch.float32}
@@ -335,16 +320,6 @@ def test_merged_lora_is_lora(dtype):
     assert model.llm.lm_head.weight is not table
 
 
-def test_only_adapter_connector_and_memory_learn():
-    model = tiny()
-    x, narrations = video(model)
-    loss, _ = model.loss(x, narrations)
-    loss.backward()
-    learned = {name for name, p in model.named_parameters() if p.grad is not None}
-    assert {name.split(".")[0] for name in learned} == {"llm", "connector", "memory"}
-    assert all("lora_" in name for name in learned if name.startswith("llm."))
-
-
 def test_the_loss_in_parts_is_the_whole():
     """Value and gradients. The last part is shorter."""
     torch.manual_seed(0)
@@ -381,6 +356,7 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
     with torch.no_grad():
         output = model(pixel_values=(frame.movedim(3, 1) / 255 - 0.5) / 0.25)
     assert torch.allclose(x[:, 0], output.pooler_output, atol=1e-5)
+    assert torch.equal(x[:, :1], nar.VisionEncoder(str(tmp_path), grid=0)(frame))
     patches = output.last_hidden_state.view(6, 6, 16)
     row_1_column_2 = patches[2:4, 4:6].mean((0, 1))
     assert torch.allclose(x[0, 1 + 3 + 2], row_1_column_2, atol=1e-5)
@@ -404,16 +380,6 @@ def test_other_vision_models_are_refused(tmp_path):
             nar.VisionEncoder(str(tmp_path))(torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
 
 
-def test_without_pooled_patches_a_frame_is_its_cls_token(tmp_path):
-    vision_folder(tmp_path)
-    frames = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
-    cls = nar.VisionEncoder(str(tmp_path), grid=0)(frames)
-    tokens = nar.VisionEncoder(str(tmp_path), grid=3)(frames)
-    assert cls.shape == (2, 1, 16)
-    assert torch.equal(cls, tokens[:, :1])
-    assert nar.Config(grid=0).J == 1
-
-
 def test_letterbox_keeps_the_aspect_ratio():
     frames = torch.ones(2, 30, 60, 3)
     square = nar.letterbox(frames, 20)
@@ -423,26 +389,26 @@ def test_letterbox_keeps_the_aspect_ratio():
     assert square[:, :, 15:].max() == 0
 
 
-def test_draws_figure_4(tmp_path):
-    png = tmp_path / "mask.png"
-    command = [sys.executable, "narrator.py", "--last-k", "1", "--png", png]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("■") > 100
-    assert "A Assistant:" in process.stdout
-    assert max(map(len, process.stdout.splitlines())) <= 80     # of a terminal
-    picture = imread(png)[..., :3]
-    for colour in drawing.COLOURS.values():        # each kind of token can be told apart
-        assert (abs(picture - to_rgb(colour)).max(-1) < 0.01).sum() > 1000, colour
+# ------------------------------------------------------------------ python narrator.py
 
-
-def test_lists_the_tokens(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["narrator.py", "--tokens", "--last-k", "1"])
+def rows_of(monkeypatch, capsys, *options):
+    monkeypatch.setattr("sys.argv", ["narrator.py", "--last-k", "1", *options])
     with pytest.raises(SystemExit) as end:
         drawing.main()
     assert not end.value.code
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines if line[:8].strip().isdigit()]
+    return [line.split() for line in lines if re.match(r" *\d+ ", line)]
+
+
+def test_draws_figure_4(monkeypatch, capsys):
+    _, tokens = drawing.three_segments()
+    mask = nar.attention_mask(tokens, 1).tolist()
+    rows = rows_of(monkeypatch, capsys)
+    assert [[cell == "■" for cell in row[2:]] for row in rows] == mask
+
+
+def test_lists_the_tokens(monkeypatch, capsys):
+    rows = rows_of(monkeypatch, capsys, "--tokens")
     assert [row[0] for row in rows] == [str(i) for i in range(33)]
     assert rows[15][1:4] == ["[SKIP]", "1", "visual"]
     assert rows[7][-1] == rows[11][-1] == "removed"
