@@ -40,7 +40,7 @@ from support.common.text import without_secrets
 from support.engine.compiled import compile_narrator
 from support.engine.cpu import speed_up
 from support.files.features import check_inputs, is_features, open_frames
-from support.files.video import ENCODER, Video, is_pipe_or_url
+from support.files.video import Video, is_pipe_or_url
 
 PROBE = "probe.safetensors"             # what says what the memory of the toy's narrator holds
 LOOKAHEAD = 4                           # frames in one pass, of a recording
@@ -353,8 +353,8 @@ def output_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--html", metavar="FILE",
         help=f"also write a page that plays the video with its narrations: one file with a small "
-             f"copy of the video in it, without sound; of a video above {SMALL / 1e6:g} MB (or "
-             f"where PyAV has no {ENCODER}), a page that refers to the video")
+             f"copy of the video in it, without sound; of a video above {SMALL / 1e6:g} MB, a page "
+             f"that refers to the video")
     parser.add_argument(
         "--explain", action="store_true", help="print what each frame fed, decided and pruned")
     parser.add_argument(
@@ -387,10 +387,6 @@ def endless_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--max-position", type=positive_int, metavar="N",
         help="beyond position N, turn back to the prompt (default: live 16384, else never)")
-    parser.add_argument(
-        "--keep-newline", action="store_true", default=None,
-        help="with --last-k: keep every newline, as the authors' code does (the cache then "
-             "grows)")
 
 
 def speed_options(parser: argparse._ArgumentGroup) -> None:

@@ -169,16 +169,12 @@ def live_bounds(narrator: Narrator, given: Container[str] = ()) -> str:
     """Give a narrator's settings the bounds of a live source; returns a line that reports them.
 
     given       names of settings that the user has given, which stay
-
-    Raises BadData if the user wants every newline kept.
     """
     config = narrator.config
     if not config.prune:
         return ("nothing is removed from the context (VideoLLM-online): "
                 "memory grows with every frame")
-    if config.keep_newline and "keep_newline" in given:
-        raise BadData("--keep-newline keeps a token of every narration for ever; "
-                      "leave it out for a live source")
+    # every newline that is kept is one token more, for ever
     config.keep_newline = False
     narrator.layout.keep_newline = False
     positions = min(LIVE_BOUNDS["max_position"], most_positions(narrator.llm))

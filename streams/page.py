@@ -23,12 +23,10 @@ from math import isnan, nan
 from pathlib import Path
 from urllib.parse import quote
 
-import av
-
 from support.common.disk import check_distinct, expecting, read_jsonl, write_text
-from support.common.errors import BadData, command_line, say_once
+from support.common.errors import BadData, command_line
 from support.common.options import Parser
-from support.files.video import COPY_SIZE, ENCODER, Video, small_copy
+from support.files.video import COPY_SIZE, Video, small_copy
 
 KEPT = 172_800                          # rows that a page has at most: a day at 2 frames a second
 SENTENCES_KEPT = 20_000
@@ -143,10 +141,7 @@ def video_source(video: Path, page: Path, embed: bool = False) -> str:
     says so; else from the video's address, relative to the page.
     """
     if embed or video.stat().st_size <= SMALL:
-        if ENCODER in av.codecs_available:
-            return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
-        say_once(f"{page}: refers to {video}, which has to stay where it is: PyAV has no {ENCODER} "
-                 f"here to make a small copy")
+        return f"data:video/mp4;base64,{base64.b64encode(small_copy(video)).decode()}"
     return video_address(video, page)
 
 
@@ -158,22 +153,18 @@ def video_address(video: Path, page: Path) -> str:
 
 # ---------------------------------------------------------------------- files of stream.py
 
-def read_record(narrations: Path, trace: Path | None, video: Path | None = None) -> Record:
+def read_record(narrations: Path, trace: Path, video: Path | None = None) -> Record:
     """Read stream.py's --jsonl and --trace of one video.
 
     BadData if a line lacks a field, or if the files are not of the same stream.
     """
     record = Record()
     sentences = read_jsonl(narrations)
-    rows = read_jsonl(trace) if trace else []
+    rows = read_jsonl(trace)
     with expecting(narrations, "the --jsonl of stream.py"):
         first = sentences[0]
         record.fps = (first["frame"] + 1) / first["end"]        # frame f ends at (f + 1) / fps
         sentence_at = {sentence["frame"]: sentence for sentence in sentences}
-        if trace is None:
-            for sentence in sentences:
-                record.add_narration(sentence)
-            return record
 
     with expecting(trace, "the --trace of stream.py"):
         record.sizes = rows[0]["sizes"]
@@ -197,8 +188,7 @@ def main():
                     description="Make a page of a video and its narrations.")
     parser.add_argument("video", help="a video that browsers play, such as .mp4 (H.264)")
     parser.add_argument("narrations", help="stream.py's --jsonl")
-    parser.add_argument("--trace", metavar="FILE",
-                        help="stream.py's --trace: shows p([SKIP]) and the cache, too")
+    parser.add_argument("--trace", metavar="FILE", required=True, help="stream.py's --trace")
     parser.add_argument("--embed", action="store_true",
                         help=f"put a copy of the video into the page, as is done anyway with a "
                              f"video of at most {SMALL / 1e6:g} MB: at most {COPY_SIZE} pixels "
@@ -210,8 +200,8 @@ def main():
         video = Path(args.video)
         output = Path(args.output)
         Video(video)                                # BadData if it is missing, or no video
-        check_distinct(video, args.narrations, args.trace or "", output)
-        record = read_record(Path(args.narrations), args.trace and Path(args.trace), video)
+        check_distinct(video, args.narrations, args.trace, output)
+        record = read_record(Path(args.narrations), Path(args.trace), video)
         source = video_source(video, output, args.embed)
         write_text(output, make_page(video.name, record.content(), source))
         print(f"written: {output}")

@@ -108,7 +108,7 @@ class Browser:
                 return answer["result"]
         raise TimeoutError(method)
 
-    def tab(self, url: str, width: int = 1280, height: int = 800, dark: bool = False):
+    def tab(self, url: str, width: int = 1280, height: int = 800):
         """A new tab with a loaded page, on which nothing moves by itself."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -119,7 +119,7 @@ class Browser:
         tab.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
                 deviceScaleFactor=1, mobile=False)
         tab.ask("Emulation.setEmulatedMedia",
-                features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+                features=[{"name": "prefers-color-scheme", "value": "light"},
                           {"name": "prefers-reduced-motion", "value": "reduce"}])
         tab.open(url)
         return tab
@@ -171,12 +171,9 @@ class Tab:
         }})()""")
         self.press(*middle)
 
-    def key(self, key: str, shift: bool = False):
-        event = json.dumps({"key": key, "shiftKey": shift, "bubbles": True})
+    def key(self, key: str):
+        event = json.dumps({"key": key, "bubbles": True})
         self.js(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {event}))")
-
-    def type(self, text: str):
-        self.ask("Input.insertText", text=text)
 
     def problems(self) -> list[str]:
         """Exceptions, and errors and warnings of the browser and of the console."""

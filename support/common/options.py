@@ -134,8 +134,8 @@ def trigger_options(parser: ArgumentParser):
 def config_changes(args: Namespace) -> dict:
     """The settings of a narrator (narrator.py: Config) that the command line changes."""
     changes = {}
-    for name in ("fps", "theta", "theta_low", "refractory", "last_k", "keep_newline",
-                 "max_segment", "max_position", "vision"):
+    for name in ("fps", "theta", "theta_low", "refractory", "last_k", "max_segment",
+                 "max_position", "vision"):
         value = getattr(args, name, None)                # None: the command lacks it, or not given
         if value is not None:
             changes[name] = value

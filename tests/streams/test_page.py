@@ -11,12 +11,8 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import av
 import numpy as np
@@ -102,16 +98,6 @@ def page_of(source="rtsp://user:secret@10.0.0.7/door?password=x", html=None) -> 
     return serve.Page(Input(str(source), "", {"html": html}, live="://" in str(source)))
 
 
-def test_a_client_that_knows_more_than_there_is_gets_nothing():
-    """Its events were those of the command before a restart."""
-    page = page_of()
-    page.events.extend("abcd")
-    page.count = 4
-    page.ended = True
-    for known, events in ((7, []), (4, []), (2, ["c", "d"]), (0, ["a", "b", "c", "d"])):
-        assert page.wait(known) == (events, 4, True)
-
-
 def feed(page: serve.Page, trace: list[dict], said: list[dict]):
     """Tell a page rows of a trace with their sentences."""
     page.record.sizes = {"prompt": 41, "memory": 12, "frame": 11}
@@ -124,9 +110,7 @@ def feed(page: serve.Page, trace: list[dict], said: list[dict]):
 # ---------------------------------------------------------------------- what is in the cache
 
 @pytest.mark.parametrize("changes", [
-    {"last_k": 10},
     {"last_k": 2},
-    {"last_k": 1},
     {"last_k": 0},
     {"last_k": None},
     {"last_k": 2, "memory": "none"},
@@ -181,16 +165,12 @@ def test_a_record_is_bounded(trace, said, monkeypatch):
 
 @pytest.mark.parametrize("change, message", [
     (lambda said, trace: said.pop(), "differ"),
-    (lambda said, trace: said[1].update(frame=1), "differ"),
-    (lambda said, trace: said[0].pop("text"), "--trace of stream.py"),
     (lambda said, trace: said[0].update(end="x"), "--jsonl of stream.py"),
     (lambda said, trace: said.clear(), "--jsonl of stream.py"),
     (lambda said, trace: trace.pop(3), "lines are missing"),
     (lambda said, trace: trace.extend(trace[:9]), "of several streams"),
     (lambda said, trace: trace[5].update(p_skip="x"), "--trace of stream.py"),
-    (lambda said, trace: trace[0].update(kept="a"), "--trace of stream.py"),
-], ids=["a sentence less", "another frame", "no text", "no time", "empty", "a row less", "two runs",
-        "no number", "no kept"])
+], ids=["a sentence less", "no time", "empty", "a row less", "two runs", "no number"])
 def test_files_that_do_not_fit_get_one_line(trace, said, tmp_path, change, message):
     said = [dict(sentence) for sentence in said]
     trace = [dict(row) for row in trace]
@@ -210,17 +190,18 @@ def video_of(page: str, path: Path) -> bytes | str:
 
 def test_command_line(kitchen, tmp_path, monkeypatch):
     """A small video is in the page, as a copy with the same pictures; a large one only with
-    --embed. Without an encoder, the page refers to the video, and that is said."""
+    --embed."""
     jsonl = kitchen / "jsonl"
     page = tmp_path / "p.html"
 
     def run(*words):
+        words = *words, "--trace", kitchen / "trace"
         return call(player, [str(word) for word in words])
 
     def written():
         return video_of(page.read_text(), tmp_path / "copy.mp4")
 
-    assert run(KITCHEN, jsonl, "--trace", kitchen / "trace", "-o", page)[0] == 0
+    assert run(KITCHEN, jsonl, "-o", page)[0] == 0
     assert page.stat().st_size < 400_000
     assert len(written()) < KITCHEN.stat().st_size / 4
     copies = list(Video(tmp_path / "copy.mp4"))
@@ -236,10 +217,6 @@ def test_command_line(kitchen, tmp_path, monkeypatch):
     assert len(embedded(page.read_text())["said"]) == len(read_jsonl(jsonl))
     assert run(source, jsonl, "--embed", "-o", page)[0] == 0
     assert len(written()) > 1000
-    monkeypatch.setattr(player, "ENCODER", "none_such")
-    code, printed = run(source, jsonl, "--embed", "-o", page)
-    assert code == 0 and "has to stay where it is: PyAV has no none_such" in printed
-    assert written() == "a%20%26%20b%27.mp4"
 
     assert run(tmp_path / "none.mp4", jsonl, "-o", page)[0] == 1
     assert run(jsonl, jsonl, "-o", page)[0] == 1           # no video
@@ -316,10 +293,13 @@ def told(sentence: dict) -> float:
 
 @needs_chromium
 def test_page(kitchen, said, browser):
-    """Lines, keys and curve seek; the line is lit, the caption shown; nothing else is loaded, no
-    error."""
-    tab = browser.tab((kitchen / "page.html").as_uri())
+    """It opens at a time. Lines, keys and curve seek; the line is lit, the caption shown; nothing
+    else is loaded, no error."""
+    tab = browser.tab((kitchen / "page.html").as_uri() + "#t=60")
     tab.wait(VIDEO_READY)
+    wait_for_second(tab, 60)
+    tab.js("location.hash = '#t=1:01.5', 0")
+    wait_for_second(tab, 61.5)
     tab.js("window.v = document.querySelector('video'), 0")
     tab.click("#list button", 20)
     wait_for_second(tab, told(said[20]))
@@ -350,31 +330,6 @@ def test_page(kitchen, said, browser):
     assert tab.problems() == []
     assert all(address.startswith(("file:", "data:", "blob:")) for address in tab.requests())
     tab.close()
-
-
-@needs_chromium
-@pytest.mark.parametrize("where", ["file", "http"])
-def test_page_opens_at_a_time_from_anywhere(kitchen, tmp_path, browser, where):
-    """The page alone, in another folder; #t=60 and #t=1:01.5 say where."""
-    page = tmp_path / "elsewhere" / "any name.html"
-    page.parent.mkdir()
-    page.write_bytes((kitchen / "page.html").read_bytes())
-    url = page.as_uri()
-    handler = partial(SimpleHTTPRequestHandler, directory=page.parent)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        if where == "http":
-            url = f"http://127.0.0.1:{server.server_port}/any%20name.html"
-        tab = browser.tab(url + "#t=60")
-        tab.wait(VIDEO_READY)
-        wait_for_second(tab, 60)
-        tab.js("location.hash = '#t=1:01.5', 0")
-        wait_for_second(tab, 61.5)
-        tab.js("document.querySelector('video').play()")
-        tab.wait("document.querySelector('video').currentTime > 61.8")
-        assert tab.problems() == []
-        tab.close()
-        server.shutdown()
 
 
 @needs_chromium
@@ -447,11 +402,10 @@ def test_what_the_memory_knows(kitchen, trace, said, browser):
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [390, 1280])
-def test_tour(width, kitchen, trace, browser):
-    """Each stop shows its moment and says what is to see there; on a phone, the part of which it
-    speaks comes into sight."""
-    tab = browser.tab((kitchen / "page.html").as_uri(), width, 844)
+def test_tour(kitchen, trace, browser):
+    """Each stop shows its moment and says what is to see there, and the part of which it speaks comes
+    into sight."""
+    tab = browser.tab((kitchen / "page.html").as_uri(), 1280, 844)
     tab.wait(VIDEO_READY)
     stops = tab.js("document.querySelectorAll('#stops button').length")
     assert 4 <= stops <= 6                              # without an error, there is none to show
@@ -461,8 +415,6 @@ def test_tour(width, kitchen, trace, browser):
         tab.wait(f"document.querySelectorAll('#stops button')[{stop}].ariaCurrent === 'step'")
         seen.append(tab.js("document.querySelector('#stop').textContent"))
         assert tab.js("document.querySelectorAll('.look').length") == 1
-        top = tab.js("document.querySelector('.look').getBoundingClientRect().top")
-        assert 0 < top < 700 or width > 390
     assert len(set(seen)) == stops
     assert f"{trace[-1]['position']:,}" in seen[-1]     # without pruning, every token that was fed
     for stop in seen:                                   # the panel has what the tour says
@@ -476,7 +428,7 @@ def test_tour(width, kitchen, trace, browser):
     fullest = int(re.search(r"more than (\d+) tokens", seen[-1])[1])
     assert largest < fullest < largest + 60             # before a pruning
     axis = tab.js("[...document.querySelectorAll('#labels text')].map(e => e.textContent)")
-    assert str(largest) in axis or width == 390         # there, the curves are folded away
+    assert str(largest) in axis
     wait_for_second(tab, 151.8)
     tab.close()
 
@@ -612,16 +564,18 @@ def test_hostile_text_stays_text(trace, said, tmp_path, browser):
 
 @needs_chromium
 def test_live(trace, said, browser, monkeypatch, tmp_path):
-    """A sentence is on the page at once. When the server has died and comes back, the page is
-    loaded again, with the sentences from before."""
+    """Who comes before the stream misses nothing, and a sentence is on the page at once. When the
+    server has died and comes back, the page is loaded again, with the sentences from before."""
     monkeypatch.setattr(serve, "Server", Mortal)
     texts = [narration["text"] for narration in said]
     frames = [narration["frame"] for narration in said]
     page = page_of()
-    feed(page, trace[:frames[12]], said)
     url = serve.serve(page, 0)
     tab = browser.tab(url)
-    tab.wait(READY + " && document.querySelector('#state').textContent === 'live'")
+    tab.wait(READY + " && document.querySelector('#state').textContent === 'waiting for pictures'")
+    feed(page, trace[:frames[12]], said)
+    tab.wait("document.querySelector('#state').textContent === 'live'")
+    tab.wait(f"({SHOWN}).length === 12")
     assert tab.js(SHOWN) == texts[:12]
     began = time.monotonic()
     feed(page, trace[frames[12]:frames[13]], said)
@@ -643,21 +597,6 @@ def test_live(trace, said, browser, monkeypatch, tmp_path):
     feed(resumed, trace[frames[15]:], said)
     tab.wait(f"({SHOWN}).length === {len(texts)}")
     assert [text for text in tab.problems() if "ERR_" not in text] == []
-    tab.close()
-
-
-@needs_chromium
-def test_who_comes_before_the_stream_misses_nothing(trace, said, browser, tmp_path):
-    """The server is there before the model is loaded, and before earlier sentences are read."""
-    frames = [narration["frame"] for narration in said]
-    page = page_of()
-    tab = browser.tab(serve.serve(page, 0))
-    tab.wait(READY + " && document.querySelector('#state').textContent === 'waiting for pictures'")
-    page.remember(str(lines(tmp_path / "n.jsonl", said[:11])))
-    feed(page, trace[frames[11]:frames[15]], said)
-    tab.wait(f"({SHOWN}).length === 15")
-    assert tab.js(SHOWN) == [narration["text"] for narration in said[:15]]
-    assert tab.problems() == []
     tab.close()
 
 
@@ -809,35 +748,12 @@ def test_no_other_page_may_show_the_camera(headers, code):
         assert ask(url, path, **headers)[0] == code
 
 
-def test_many_viewers_come_at_once(trace, said):
-    page = page_of()
-    feed(page, trace, said)
-    url = serve.serve(page, 0)
-    began = time.monotonic()
-    with ThreadPoolExecutor(200) as viewers:
-        answers = list(viewers.map(lambda _: ask(url, "/")[0], range(200)))
-    assert answers == [200] * 200
-    assert time.monotonic() - began < 10                        # 0.5 s where the machine is quiet
-
-
 def listener(url: str, after: int) -> socket.socket:
     """A client that has asked for events, and reads none yet."""
     host, port = host_and_port(url)
     client = socket.create_connection((host, port))
     client.sendall(f"GET /events?after={after} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     return client
-
-
-def test_a_page_is_made_once_for_all_who_ask(trace, said):
-    page = page_of()
-    feed(page, trace, said)
-    url = serve.serve(page, 0)
-    answers = [ask(url, "/") for _ in range(3)]
-    feed(page, trace[:20], said)
-    answers.append(ask(url, "/"))
-    assert {embedded(body.decode())["live"]["after"] for _, _, body in answers} == {304}
-    time.sleep(1.1)
-    assert embedded(ask(url, "/")[2].decode())["live"]["after"] == 324
 
 
 def test_nobody_delays_the_stream(trace, said, monkeypatch, capfd):
@@ -857,7 +773,8 @@ def test_nobody_delays_the_stream(trace, said, monkeypatch, capfd):
         client.close()
 
     page.__exit__()                                     # the stream ends
-    for after, rows in ((3030, 10), (10, 50), (3040, 0)):
+    # the last one knows more than there is: its events were those before a restart
+    for after, rows in ((3030, 10), (10, 50), (3040, 0), (9999, 0)):
         answer = b""
         client = listener(url, after)
         while piece := client.recv(65536):
