@@ -134,7 +134,10 @@ class Ahead(Context):
             logits = self.read_ahead(tokens, x)
         total = logits.sum() if x is None else logits.sum() + self.state.sum()
         if not math.isfinite(total):
-            raise BadData(f"frame {self.frame}: the model's numbers are not finite; "
+            also = ""
+            if x is not None and self.guessed:
+                also = ", or at one that was read ahead"
+            raise BadData(f"at frame {self.frame}{also}, the model's numbers are not finite; "
                           f"try --dtype bfloat16 or float32")
         return logits
 
@@ -164,10 +167,6 @@ class Ahead(Context):
         lengths = torch.tensor([len(tokens), *map(len, guesses)])
         ends = lengths.cumsum(0) - 1
         logits, *further = self.narrator.logits(hidden[ends.to(e.device)])
-        if not math.isfinite(logits.sum()):
-            # A damaged frame spoils its whole pass; the frames before it are good alone.
-            self.take_back()
-            return super().feed(tokens, None if x is None else x[0])
         self.position += len(tokens)
         self.cache.tokens += tokens
         self.guessed = deque(zip(guesses, further))

@@ -40,11 +40,9 @@ COMMANDS = [
 # An input that is missing, an output that cannot be written, a model that is not there.
 CANNOT_WORK = [
     "evaluate.py stream --data toy --root nowhere",
-    "evaluate.py stream --data ek100 --root nowhere",
     "evaluate.py stream --data toys",
     "evaluate.py stream --data toy --output p.json/new",
     "evaluate.py stream --data toy --vision owner/nowhere",
-    "evaluate.py teacher --data toy --vision ./nowhere",
     "evaluate.py teacher --data toy --per-video p.json/new.json",
     "evaluate.py stream --data toy --model toys",
     "evaluate.py score --pred p.json --gt p.json --per-video p.json",
