@@ -132,6 +132,8 @@ class VisionEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, frames: Tensor) -> Tensor:
+        if frames.dtype != torch.uint8:
+            raise BadData(f"pictures are uint8, from 0 to 255, not {frames.dtype}")
         device, dtype = self.model.device, self.model.dtype
         pixels = letterbox(frames.to(device).float() / 255, self.image_size)    # [T, 3, S, S]
         pixels = (pixels - self.mean) / self.std

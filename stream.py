@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from narrator import VISUAL, Config, Narrator, Tokens, visible
+from support.common.errors import BadData
 from support.common.text import one_line
 
 
@@ -178,6 +179,8 @@ class Context:
         """Line 4: the frame tokens X_t [J, D], one frame after the other, and the time of each."""
         for x in frames:
             assert len(x) == self.layout.J, f"a frame has {len(x)} tokens, not {self.layout.J}"
+            if not x.isfinite().all():
+                raise BadData(f"frame {self.frame}: its tokens are not finite")
             self.time = (self.frame + 1) / self.narrator.config.fps
             yield x.to(self.narrator.connector[0].weight)   # of its device and dtype
 

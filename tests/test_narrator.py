@@ -353,6 +353,8 @@ def test_frame_tokens_are_cls_and_pooled_patches(tmp_path):
     frame = torch.randint(0, 256, (1, 48, 48, 3), dtype=torch.uint8)
     x = encoder(frame)
     assert x.shape == (1, 10, 16)
+    with pytest.raises(BadData, match="uint8, from 0 to 255, not torch.float32"):
+        encoder(frame / 255)
     with torch.no_grad():
         output = model(pixel_values=(frame.movedim(3, 1) / 255 - 0.5) / 0.25)
     assert torch.allclose(x[:, 0], output.pooler_output, atol=1e-5)

@@ -154,14 +154,13 @@ def test_commands_are_found():
 
 # ------------------------------------------------------------- from Python
 
-def python_of(page: str) -> str:
-    """The blocks of Python of a page, one after the other."""
-    return "\n".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL))
+def blocks_of_python(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
 
 
 def test_the_readmes_python_narrates(tmp_path, capsys):
     """At most eight lines after the imports; here with the beginning of the kitchen."""
-    program = python_of("README.md")
+    program = "\n".join(blocks_of_python("README.md"))
     lines = [line for line in program.splitlines() if line and "import" not in line]
     assert len(lines) <= 8
     start = tmp_path / "start.mp4"
@@ -178,7 +177,8 @@ def test_the_readmes_python_narrates(tmp_path, capsys):
 def test_the_page_on_python_runs(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     torch.manual_seed(0)                                   # its pictures are noise
-    exec(compile(python_of("docs/python.md"), "docs/python.md", "exec"), {})
+    for block in blocks_of_python("docs/python.md"):       # each alone
+        exec(compile(block, "docs/python.md", "exec"), {})
     told = capsys.readouterr().out
     assert "0.0 0.5 You look" in told
     assert "'f1': 1.0" in told and "10.0" in told

@@ -560,6 +560,14 @@ def test_damaged_weights_end_the_stream(parameter):
             assert context.state.isfinite().all()
 
 
+def test_frames_that_are_not_finite_are_refused():
+    model = tiny()
+    x, _ = video(model)
+    x[3, 1] = float("nan")
+    with pytest.raises(BadData, match="frame 3: its tokens are not finite"):
+        list(stream.narrate(model, x))
+
+
 # ------------------------------------------------------------------ pace
 
 def test_pace(tmp_path, monkeypatch):
