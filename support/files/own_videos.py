@@ -48,10 +48,13 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     encoded = {file.stem for file in folder.glob("features/*.safetensors")}
     listed = {name: (file, videos.get(name)) for name, file in narrations.items()
               if name in videos or name in encoded}
+    inside = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*"))
+              if file.suffix.lower() in VIDEOS]
     silent = [file.name for name, file in videos.items() if name not in listed]
     alone = [file.name for name, file in narrations.items() if name not in listed]
     notes.add("videos without narrations left out", len(silent), silent)
     notes.add("files of narrations without a video left out", len(alone), alone)
+    notes.add("videos in folders inside left out", len(inside), inside)
     if not listed:
         raise BadData(notes.after(f"{folder}: has no video with narrations beside it, "
                                   f"such as a.mp4 and a.srt, .vtt, .csv or .json"))
@@ -125,6 +128,7 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
     else:
         narrations = read_cues(path, notes)
     sentences = [narration for narration in narrations if narration.text]
+    notes.add(f"sentences in {path.suffix} files", len(sentences))
     notes.add("narrations without words left out", len(narrations) - len(sentences))
     if not sentences:
         raise BadData(f"{path}: has no narrations; write some, or move its video away")
@@ -143,7 +147,9 @@ def to_encode(folder: Path, notes: Notes) -> list[str]:
     """
     videos = list_videos(folder, notes)
     for narration_file, _ in videos.values():
-        read_sentences(narration_file, notes)
+        of_file = Notes()
+        read_sentences(narration_file, of_file)
+        notes.add_of_file(of_file, narration_file.name)
     choose_split(folder, list(videos), "all")
     return [str(video) for _, video in videos.values() if video]
 
@@ -174,10 +180,12 @@ def read_folder(
         features = read_header(path)
         refuse_if_changed(str(path), features.header, wanted, f"encode again: {encode}")
         settings = {key: features.header.get(key) for key in ("vision_mark", "fps", "grid")}
-        sentences = read_sentences(narration_file, notes)
+        of_file = Notes()
+        sentences = read_sentences(narration_file, of_file)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
         check_on_video(placed, features, narration_file)
-        placed = one_frame_each(placed, features.frames - 1, notes)
+        placed = one_frame_each(placed, features.frames - 1, of_file)
+        notes.add_of_file(of_file, narration_file.name)
         sentences = at_frames(placed, features.fps)
         narrated.append((NarratedVideo([sentences], name=name, video=name), features))
     return narrated

@@ -10,6 +10,7 @@ from support.common.text import one_line
 
 
 HALF_A_MILLISECOND = 0.000501                  # and what floats add
+EXAMPLES = 12
 BEYOND = "narrations beyond the end of their video left out"
 
 
@@ -44,16 +45,21 @@ class Notes:
         self.counts[what] += n
         self.examples[what] += examples
 
+    def add_of_file(self, others: Notes, name: str) -> None:
+        """What was counted in one file: with its name."""
+        for what, n in others.counts.items():
+            self.add(what, n, [f"{name}: {n}"] if n else [])
+
     def after(self, beginning: str) -> str:
         """A line: its beginning, and what was counted."""
         return "; ".join(filter(None, [beginning, str(self)]))
 
     def __str__(self) -> str:
-        """One line, with the first examples."""
+        """One line, with the first EXAMPLES."""
         parts = []
         for what, n in self.counts.most_common():
-            examples = self.examples[what][:3]
-            if len(self.examples[what]) > 3:
+            examples = self.examples[what][:EXAMPLES]
+            if len(self.examples[what]) > EXAMPLES:
                 examples.append("...")
             in_brackets = f" ({', '.join(examples)})" if examples else ""
             if n:
