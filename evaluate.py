@@ -250,9 +250,11 @@ def caption_scores(pairs: list[Pair],
                    with_meteor: bool) -> tuple[dict[str, float], dict[str, list[float]]]:
     """All scores of the corpus, and all scores of each pair; both by name.
 
-    CIDEr-D and ROUGE-L of the corpus are means over its pairs; METEOR has a way of its own.
+    CIDEr-D and ROUGE-L of the corpus are means over its pairs; METEOR has a way of its own. exact
+    (not in the paper): whether the two are the same.
     """
     each = {"cider": cider(pairs), "rouge_l": rouge_l(pairs)}
+    each["exact"] = [true == predicted for true, predicted in pairs]
     corpus = {name: average(scores) for name, scores in each.items()}
     if with_meteor:
         each["meteor"], corpus["meteor"] = meteor(pairs)

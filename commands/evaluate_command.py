@@ -23,8 +23,8 @@ from support.common.disk import check_distinct, check_writable, file_name, write
 from support.common.errors import BadData, command_line
 from support.common.figures import print_table
 from support.common.options import (
-    DEFAULT_MODEL, Parser, config_changes, data_options, json_option, model_options, positive_int,
-    probability, trigger_options,
+    DEFAULT_MODEL, Parser, config_changes, data_options, json_option, model_options,
+    non_negative_int, positive_int, probability, trigger_options,
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
@@ -86,6 +86,16 @@ def measures_of(truths: dict[str, NarratedVideo],
         for name, matched in pairs.items():
             each[name] |= recall_of_words(matched)
     return result, each
+
+
+def print_sentences(truth: NarratedVideo, predicted: list[Sentence]) -> None:
+    """Those that are true and those that were written, in order of time."""
+    rows = [(sentence.time, "written", sentence.text) for sentence in predicted]
+    for annotator in truth.annotators:
+        rows += [(sentence.time, "true", sentence.text) for sentence in annotator]
+    print(truth.name)
+    for time, whose, text in sorted(rows):
+        print(f"{time:8.1f} s  {whose:7}  {text}")
 
 
 def print_measures(args: argparse.Namespace, result: dict, each: dict[str, dict],
@@ -157,7 +167,7 @@ def evaluate_each(
     samples: list[data.Sample],
     make: Callable[[data.Sample], list[dict]],
     measure: Callable[[dict[str, list[dict]]], Measured],
-) -> None:
+) -> dict[str, list[dict]]:
     """Make rows of each video, and print the measures of all. BadData at the end if some could not
     be made.
 
@@ -201,6 +211,7 @@ def evaluate_each(
         others = f", and {len(failed) - 1} more that are named above" if len(failed) > 1 else ""
         raise KnownToAll(f"{len(failed)} of {len(samples)} videos could not be evaluated, the "
                          f"figures are of the others: {first} ({problem}){others}")
+    return rows
 
 
 def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
@@ -250,7 +261,10 @@ def run_stream(args: argparse.Namespace):
         predictions = {name: evaluate.to_predictions(rows[name]) for name in rows}
         return measures_of({name: truths[name] for name in rows}, predictions)
 
-    evaluate_each(args, settings, samples, narrate, measure)
+    rows = evaluate_each(args, settings, samples, narrate, measure)
+    if rank()[0] == 0:
+        for name in list(rows)[:args.show]:
+            print_sentences(truths[name], evaluate.to_predictions(rows[name]))
 
 
 def new_stream(narrator: nar.Narrator, args: argparse.Namespace) -> Context:
@@ -361,6 +375,8 @@ def main():
                        help="for comparison: after each narration compact positions (compacted: "
                             "as App. B.3 warns of; rotated: and rotate kept keys), or, without a "
                             "memory, keep the prompt and the latest N tokens (a number)")
+    streams.add_argument("--show", type=non_negative_int, default=0, metavar="N",
+                         help="print the sentences of N videos, true and written")
     streams.set_defaults(run=run_stream)
 
     teacher = commands.add_parser("teacher", help="teacher-forced protocol: PPL, TimeDiff, Fluency, "

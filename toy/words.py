@@ -1,5 +1,5 @@
-"""What the toy measures of narrations beside the paper's scores: whole sentences, and the words that
-only visual memory can give."""
+"""What the toy measures of narrations beside the paper's scores: the words that only visual memory can
+give, and the sentences without them."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -53,21 +53,18 @@ def memory_share(videos: Iterable[NarratedVideo]) -> float:
 def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | None]:
     """Measures of pairs (true sentence, predicted text); None where there is nothing to measure.
 
-    exact                   share of sentences that equal their match
     memory_words            share of the words that need memory that the match contains
-    exact_without_memory    as exact, of sentences without such words
+    exact_without_memory    share of the sentences without such words that equal their match
     words_once              as memory_words, where the place has shown nothing else
     words_replaced          as memory_words, where the place had shown another thing before
     words_before            share of that other thing's words that the match contains
     """
-    exact = []
     exact_without_memory = []
     memory_words = []
     once = []
     replaced = []
     before = []
     for sentence, text in pairs:
-        exact.append(sentence.text == text)
         if not sentence.memory_words:
             exact_without_memory.append(sentence.text == text)
         words = text.rstrip(".").split()
@@ -81,7 +78,6 @@ def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | N
             once += right
         before += [word in words for word in sentence.before if word not in sentence.memory_words]
     return {
-        "exact": share(exact),
         "memory_words": share(memory_words),
         "exact_without_memory": share(exact_without_memory),
         "words_once": share(once),
