@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import Field, dataclass, fields
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -30,7 +31,8 @@ from support.engine.run_options import FurtherOptions, RunOptions, ToyOptions, f
 from support.engine.start import first_weights
 from support.files.features import check_encoder
 from streams.late import late
-from streams.starts import from_anywhere, streamed_f1
+from streams.learned import tell_learned
+from streams.starts import from_anywhere
 from train import (
     Read, Recipe, in_order, load_samples, mean_loss, narrator_for, number_of_steps, pretrained,
     read_example, save, settings_of, train,
@@ -78,7 +80,7 @@ QUICK = {
 OWN = {"batch": 2, "start": "mimetic"}
 RATE = Recipe.lr
 EPOCHS = 10.0
-LEAST_STEPS = 150                              # to learn new words
+LEAST_STEPS = 600                              # to learn new words
 NEW_WORDS = 2.0                                # loss of a token, in nats
 
 
@@ -279,7 +281,8 @@ def train_on_files(options: Options) -> None:
     with Run("narrator", options, validate, every) as run:
         train(narrator, videos_of, steps, options, run)
     if has_own_videos:
-        tell_f1(narrator, held_out)
+        tell_learned(narrator, samples, "training videos")
+        tell_learned(narrator, held_out, "held-out videos")
 
     # save
     process, _ = rank()
@@ -320,20 +323,21 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
 
 
 def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) -> None:
-    """Set epochs and learning rate for own videos, unless they are given."""
-    loss = mean_loss(narrator, videos[:8])
+    """Set epochs and learning rate for own videos, unless they are given, and say how long it takes.
+    """
+    measured = videos[:8]
+    begin = perf_counter()
+    loss = mean_loss(narrator, measured)
+    seconds = (perf_counter() - begin) / len(measured)
     width = narrator.llm.config.hidden_size
     chosen = length_of_training(loss, len(videos), options.batch, width)
     for name in chosen.keys() - options.given:
         setattr(options, name, chosen[name])
-    say_as_one(f"loss before training: {loss:.2f}; {options.epochs:.3g} epochs, peak learning "
-               f"rate {options.lr:.2g}")
-
-
-def tell_f1(narrator: Narrator, held_out: list[Sample]) -> None:
-    f1 = streamed_f1(narrator, held_out)
-    if f1 is not None:
-        say_as_one(f"streamed from the start of the files, the held-out videos have F1 {f1:.3f}")
+    steps = number_of_steps(options, len(videos))
+    # a backward pass takes about twice as long as a forward pass
+    minutes = 3 * seconds * options.batch * steps / 60
+    say_as_one(f"loss before training: {loss:.2f}; {steps} steps ({options.epochs:.4g} epochs), "
+               f"about {minutes:.0f} minutes, peak learning rate {options.lr:.2g}")
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:

@@ -5,34 +5,43 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+import torch
+from torch import Tensor
 
 import narrator as nar
 from data import Sample
-from evaluate import measure_video, of_each, self_conditioned, to_predictions
 from support.engine.run import order
 from support.files.features import FromFrame
 from support.files.tracks import Sentence, frame_at, time_of
-from train import Read, read_example
+from train import Example, Read, read_example
 
-VIDEOS = 8              # that are streamed when a training has ended
+
+@dataclass
+class Rest(Example):
+    """What is left of a video. Its first sentence is the one before it: it is given, not learned, as
+    one picture cannot tell it.
+    """
+    def loss(self, narrator: nar.Narrator) -> tuple[Tensor, int]:
+        hidden, labels, tokens = narrator(self.x, self.narrations)
+        labels[torch.tensor(tokens.segment) == 0] = -100
+        return narrator.loss_of(hidden, labels)
 
 
 def sample_from(sample: Sample, frame: int) -> Sample:
-    """A sample from another frame of its file on. As in a stream, the first frame has a sentence:
-    that in which it lies, which is said again at its own time.
+    """A sample from another frame of its file on. As in a stream, the first frame has a sentence: the
+    latest one, or, before the first one, that one, which is said again at its own time.
     """
     fps = sample.fps
     end = sample.read.first + sample.num_frames
-    sentences = [sentence for sentence in sample.annotators[0]
-                 if frame_at(sentence.time, fps) >= frame]
-    present = sentences[0]
-    if frame_at(present.time, fps) > frame:
-        sentences.insert(0, Sentence(time_of(frame, fps), present.text))
+    before = [sentence for sentence in sample.annotators[0] if frame_at(sentence.time, fps) <= frame]
+    after = sample.annotators[0][len(before):]
+    latest = before[-1] if before else after[0]
     return replace(
         sample,
-        annotators=[sentences],
+        annotators=[[Sentence(time_of(frame, fps), latest.text), *after]],
         read=FromFrame(sample.read.features, frame),
         start=frame / fps,
         num_frames=end - frame,
@@ -40,13 +49,18 @@ def sample_from(sample: Sample, frame: int) -> Sample:
 
 
 def draw_start(sample: Sample, chance: random.Random) -> int:
-    """A frame of the file: that of the first sentence, the first one, or (half of the time) any up to
+    """A frame of the file: that of the first sentence, the first one, or (half of the time) any before
     the last sentence.
     """
     first = sample.read.first
     last, _ = sample.narrations[-1]
-    anywhere = chance.randint(0, first + last)
+    anywhere = chance.randint(0, max(first, first + last - 1))
     return chance.choice([first, 0, anywhere, anywhere])
+
+
+def read_rest(sample: Sample, layout: nar.Layout) -> Rest:
+    video = read_example(sample, layout)
+    return Rest(video.x, video.narrations)
 
 
 def from_anywhere(
@@ -61,30 +75,9 @@ def from_anywhere(
         videos = []
         for index in order(len(samples), batch, step, seed):
             sample = samples[index]
-            sample = sample_from(sample, draw_start(sample, chance))
-            videos.append(partial(read_example, sample, layout))
+            start = draw_start(sample, chance)
+            read = read_rest if start > sample.read.first else read_example
+            videos.append(partial(read, sample_from(sample, start), layout))
         return videos
 
     return videos_of
-
-
-# ------------------------------------------------------ what has been learned
-
-
-def streamed_f1(narrator: nar.Narrator, samples: list[Sample]) -> float | None:
-    """The mean F1 of videos that are streamed from the start of their files, as stream.py does;
-    None without videos.
-    """
-    def f1_of(sample: Sample) -> float:
-        whole = replace(
-            sample,
-            read=FromFrame(sample.read.features, 0),
-            start=0.0,
-            num_frames=sample.read.first + sample.num_frames,
-        )
-        predicted = to_predictions(self_conditioned(narrator, whole))
-        alignment, _ = measure_video(sample, predicted)
-        return alignment["f1"]
-
-    made, _ = of_each(samples[:VIDEOS], f1_of, "streaming")
-    return sum(made.values()) / len(made) if made else None

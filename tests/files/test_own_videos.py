@@ -19,7 +19,7 @@ import train
 from narrator import load
 from commands import data_command, evaluate_command, train_command
 from helpers import TOY, tiny, video
-from streams.starts import draw_start, sample_from
+from streams.starts import draw_start, from_anywhere, sample_from
 from streams.subtitles import srt_cue
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
@@ -106,8 +106,10 @@ def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
 
 
 def test_training_begins_anywhere(toys):
-    """From any frame of a file: a sentence at once, and all that come after it at their own frames.
-    Frames before the first sentence are used, too. The paper's sample is the one that begins there."""
+    """From any frame of a file: the latest sentence at once, and all that come after it at their own
+    frames. Frames before the first sentence are used, too. The paper's sample is the one that begins
+    there. Where the file has had a sentence, the one that is said at once is not learned.
+    """
     _, own = toys
     whole = list(data.load_dataset(str(own), split="all"))[0]
     first, _ = whole.narrations[1]
@@ -118,7 +120,7 @@ def test_training_begins_anywhere(toys):
         part = sample_from(sample, start)
         (frame, text), *others = [(start + frame, text) for frame, text in part.narrations]
         assert frame == start
-        assert text == true[min(frame for frame in true if frame >= start)]
+        assert text == true[max(frame for frame in true if frame <= max(start, first))]
         assert dict(others) == {frame: text for frame, text in true.items() if frame > start}
         assert part.num_frames == first + sample.num_frames - start
         x = part.read(0, 2)
@@ -126,7 +128,16 @@ def test_training_begins_anywhere(toys):
     chance = random.Random(0)
     drawn = Counter(draw_start(sample, chance) for _ in range(400))
     assert drawn[first] > 70 and drawn[0] > 70
-    assert drawn.keys() == set(range(max(true) + 1))
+    assert drawn.keys() == set(range(max(true)))
+
+    model = load(str(TOY))
+    videos_of = from_anywhere([whole], model.layout, 8, 0)
+    for example in [read() for read in videos_of(0)]:
+        _, learned = example.loss(model)
+        is_rest = len(example.x) < whole.num_frames
+        words = [len(model.layout.assistant + ids) + 1 for _, ids in example.narrations]
+        last, _ = example.narrations[-1]
+        assert learned == sum(words[is_rest:]) + last          # each frame but the first decides
 
 
 def test_four_commands(toys, tmp_path, capsys):
@@ -147,14 +158,24 @@ def test_four_commands(toys, tmp_path, capsys):
     log = read_jsonl(out / "narrator-log.jsonl")
     assert [0 < row["val_loss"] < 1 for row in log] == [True] * 4
     said = capsys.readouterr().err
-    f1 = re.search(r"from the start of the files, the held-out videos have F1 ([01]\.\d{3})", said)
-    assert float(f1[1]) > 0.5
+    number = r"(\d+)"
+    for kind, videos in (("training", 2), ("held-out", 1)):
+        told = re.search(rf"{kind} videos, {videos} of {videos} streamed: of {number} sentences "
+                         rf"{number} are in time, {number} exact", said)
+        sentences, in_time, exact = map(int, told.groups())
+        assert sentences >= in_time > sentences / 2 and sentences >= exact > sentences / 2
+        assert said.count(", written: ") >= min(3, sentences - exact)
     assert Path(load(str(out)).config.vision) == TOY / "vision"
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
     result = command("stream", "--data", own, "--model", out, "--json",
                      "--output", tmp_path / "kept")
     assert result["videos"] == 1 and result["f1"] > 0.5
+    assert result["exact"] == pytest.approx(exact / sentences)
+    shown = command("stream", "--data", own, "--model", out, "--show", 1,
+                    "--output", tmp_path / "kept")
+    same = re.findall(r" true +(.+)\n.* written +\1\n", shown)
+    assert exact >= len(same) > sentences / 2
     predictions = tmp_path / "kept" / "predictions"
     name, = read_predictions(predictions)
     assert name in {path.stem for path in own.glob("*.srt")}
@@ -167,7 +188,8 @@ def test_published_weights_are_fine_tuned(tmp_path):
     """--init with a folder of the published format."""
     x = load_file(GOLDEN / "video.safetensors")["video_101"]
     folder = make_folder(tmp_path / "own", {"a": len(x), "b": len(x)},
-                         "time,text\n1,You put the pot.\n5,You talk to a woman.\n", x.shape[2])
+                         "time,text\n1,You put the pot.\n5,You talk to a woman.\n", x.shape[2],
+                         vision=nar.Config.vision)
     train_command.check_and_train(train_command.options_from(data=str(folder), init=str(GOLDEN / "flownar"),
                                       output=str(tmp_path / "out"), device="cpu", epochs=1.0))
     config = load(str(tmp_path / "out")).config
@@ -187,15 +209,15 @@ def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
                                       lora_rank=4))
     config = load(str(out)).config
     assert (config.fps, config.vision) == (1.0, "some/model")
-    fast = make_folder(tmp_path / "fast", {"a": 20, "b": 20}, width=16)
+    fast = make_folder(tmp_path / "fast", {"a": 20, "b": 20}, width=16, vision="some/model")
     message = command("stream", "--data", fast, "--model", out, ok=False)
     assert "2 frames a second, the narrator needs 1" in message
 
 
 @pytest.mark.parametrize("loss, videos, width, epochs, rate", [
     (0.4, 9, 128, 10, 2e-4),                   # known words
-    (6.5, 9, 128, 100 / 3, 8e-4),              # new ones, a small language model
-    (6.5, 9, 2048, 100 / 3, 2e-4),             # a large one
+    (6.5, 9, 128, 400 / 3, 8e-4),              # new ones, a small language model
+    (6.5, 9, 2048, 400 / 3, 2e-4),             # a large one
     (6.5, 500, 4096, 10, 2e-4),
 ])
 def test_length_of_training(loss, videos, width, epochs, rate):
@@ -206,12 +228,13 @@ def test_length_of_training(loss, videos, width, epochs, rate):
 def test_new_words_are_learned_longer(capsys):
     """In small batches. Options that are given stay."""
     model = tiny()
-    examples = [train.Example(*video(model))]
+    examples = [lambda: train.Example(*video(model))]
     options = train_command.options_from(data=".", lr=1e-3)
     assert options.batch == 2
     train_command.choose_length(model, examples, options)
-    assert (options.epochs, options.lr) == (300, 1e-3)
-    assert "300 epochs, peak learning rate 0.001" in capsys.readouterr().err
+    assert (options.epochs, options.lr) == (1200, 1e-3)
+    said = capsys.readouterr().err
+    assert re.search(r"600 steps \(1200 epochs\), about \d+ minutes, peak .* 0.001", said)
 
 
 # ---------------------------------------------------------------------- narrations
@@ -272,9 +295,10 @@ def test_placed_on_frames(tmp_path, capsys):
     assert sample.read(0, 16)[:, 0, 0].tolist() == list(range(4, 20))
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "1 narrations beyond the end of their video moved to its last frame" in err
-    assert "3 narrations moved by a frame or more" in err
-    assert "1 narrations beyond the end of their video left" in err
+    assert "7 sentences in .csv files (a.csv: 7)" in err
+    assert "1 narrations beyond the end of their video moved to its last frame (a.csv: 1)" in err
+    assert re.search(r"3 narrations moved by a frame or more, .* \(a.csv: 3\)", err)
+    assert "1 narrations beyond the end of their video left out (a.csv: 1)" in err
 
     short = data.shorten(sample, 7)
     assert (short.num_frames, len(short.narrations), short.duration) == (6, 4, 10.0)
@@ -385,8 +409,11 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "c.MP4").write_bytes(b"x")
     for name in ("readme.txt", ".a.srt", "c.ass", "a.en.srt", "settings.json"):
         (folder / name).write_text("x")
+    (folder / "more").mkdir()
+    (folder / "more" / "d.mp4").touch()
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
+    assert "1 videos in folders inside left out (more/d.mp4)" in notes
     assert "1 videos without narrations left out (c.MP4)" in notes
     assert "2 files of narrations without a video left out (a.en.srt, settings.json)" in notes
     for first, second in (("a.mov", "a.mp4"), ("a.csv", "a.srt"), ("a.csv", "a.json")):
