@@ -325,9 +325,9 @@ def look_through(narrator: Narrator, header: dict[str, str], options: Options) -
 def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) -> None:
     """Set epochs and learning rate for own videos, unless they are given, and say how long it takes.
     """
-    measured = videos[:8]
+    measured = videos[::max(1, len(videos) // 8)]          # some of all, be they old or new
     begin = perf_counter()
-    loss = mean_loss(narrator, measured)
+    loss = max(mean_loss(narrator, [video]) for video in measured)
     seconds = (perf_counter() - begin) / len(measured)
     width = narrator.llm.config.hidden_size
     chosen = length_of_training(loss, len(videos), options.batch, width)
@@ -336,17 +336,17 @@ def choose_length(narrator: Narrator, videos: Sequence[Read], options: Options) 
     steps = number_of_steps(options, len(videos))
     # a backward pass takes about twice as long as a forward pass
     minutes = 3 * seconds * options.batch * steps / 60
-    say_as_one(f"loss before training: {loss:.2f}; {steps} steps ({options.epochs:.4g} epochs), "
+    say_as_one(f"loss before training: up to {loss:.2f}; {steps} steps ({options.epochs:.4g} epochs), "
                f"about {minutes:.0f} minutes, peak learning rate {options.lr:.2g}")
 
 
 def length_of_training(loss: float, videos: int, batch: int, width: int) -> dict[str, float]:
     """Epochs and peak learning rate for own videos.
 
-    loss        of the narrator before training, a token. Known words (below NEW_WORDS) need little:
-                10 epochs at the paper's rate. New ones need some hundred steps, however few the
-                videos are, and a language model that is narrower than the paper's a higher rate, in
-                proportion to 1 / sqrt(width)
+    loss        of the narrator before training, a token, of the worst video. Known words (below
+                NEW_WORDS) need little: 10 epochs at the paper's rate. New ones need some hundred
+                steps, however few the videos are, and a language model that is narrower than the
+                paper's a higher rate, in proportion to 1 / sqrt(width)
     width       of the language model
     """
     if loss < NEW_WORDS:
