@@ -137,7 +137,7 @@ def narrators(args: argparse.Namespace) -> Iterator[tuple[str, nar.Narrator]]:
         if args.config:
             narrator = random_narrator(LLAMA[args.config], device, dtype, **changes)
         else:
-            toy = load(DEFAULT_MODEL, dtype=dtype)
+            toy = load(DEFAULT_MODEL, dtype=dtype).merge()
             config = make_config(**asdict(toy.config) | changes)
             narrator = new_narrator(toy.llm, toy.layout.tokenizer, config).to(device)
         yield name, narrator.eval().requires_grad_(False).merge()

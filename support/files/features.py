@@ -54,7 +54,7 @@ READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, wi
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading_features(path: Path) -> Iterator[None]:
     """A context in which a file of features is read. BadData names it if it cannot be."""
     if not path.is_file():
         raise BadData(f"{path}: no such file")
@@ -77,7 +77,7 @@ def open_features(path: Path, name: str | None) -> Iterator[Any]:
 
     Raises BadData, which names the file, if it holds no such features, here or while it is used.
     """
-    with reading(path):
+    with reading_features(path):
         if path.suffix.lower() == ".pt":
             x = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
             if not isinstance(x, Tensor):
@@ -99,7 +99,7 @@ def header_of(path: Path) -> dict[str, str]:
     """What a file that `data.py encode` has written says of itself; {} of all other files."""
     if path.suffix.lower() != ".safetensors":
         return {}
-    with reading(path), safe_open(path, "pt") as file:
+    with reading_features(path), safe_open(path, "pt") as file:
         header = file.metadata() or {}
     is_ours = {"vision", "grid", "fps", "duration"} <= header.keys()
     return header if is_ours else {}

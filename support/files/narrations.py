@@ -18,7 +18,7 @@ malformed file raises BadData: one line names the problem.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -150,11 +150,15 @@ def rows_of_video(content) -> list | None:
 
 
 def sentences_of(rows, file: Path, video: str) -> list[Sentence]:
-    """The sentences of one annotator of a video in a file, sorted by time."""
+    """The sentences of one annotator of a video in a file, sorted by time. What is in one line in
+    .json stays as it is: scores count its blanks.
+    """
     sentences = to_sentences(rows, f"{file}, video {video}")
-    if file.suffix.lower() == ".jsonl":
-        return sentences
-    return [replace(sentence, text=one_line(sentence.text)) for sentence in sentences]
+    if file.suffix.lower() != ".jsonl":
+        for sentence in sentences:
+            if not sentence.text.isprintable():
+                sentence.text = one_line(sentence.text)
+    return sentences
 
 
 def to_sentences(rows, where: str) -> list[Sentence]:

@@ -7,7 +7,7 @@ import pytest
 import data
 import evaluate
 from experiments import asked
-from helpers import ROOT, TOY, grouped
+from helpers import ROOT, TOY, golden_data, grouped
 from support.common.errors import BadData
 from support.engine.checkpoint import load_tokenizer
 from support.files.narrations import Sentence
@@ -61,7 +61,8 @@ def answers(monkeypatch):
 # ------------------------------------------------------------- summaries
 
 def test_ego4d_summaries_have_the_names_of_streamed_intervals(tmp_path, answers):
-    names = [sample.name for sample in data.load_dataset("ego4d", EGO4D, "val", streaming=True)]
+    root = golden_data("ego4d", tmp_path / "ego4d")
+    names = [sample.name for sample in data.load_dataset("ego4d", root, "val", streaming=True)]
     rows = {name: [{"time": 0.5, "text": "You pick up a cup."}] for name in names}
     rows[names[0]] = []
     answers["(0.5, You pick up a cup.)"] = "[You picked up a cup.]"

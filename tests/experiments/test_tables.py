@@ -78,13 +78,11 @@ def parsed(words: list[str], monkeypatch):
 
 
 def test_commands_are_understood(monkeypatch):
-    """A command says where its narrator is, and a narrator sees as all others do, or learns that
-    from the narrator that it starts from."""
+    """A command says where its narrator is."""
     for name in paper.TRAININGS:
         options = parsed(train_command(name, 1, "out/tables"), monkeypatch)
         assert (options.data, options.seed) == ("toy", 1)
         assert options.output == f"out/tables/{name}-1"
-        assert bool(options.vision) != bool(options.init)
     for table in ALL_TABLES:
         for experiment in needed(table):
             parsed(evaluate_command(experiment, "out/tables"), monkeypatch)
