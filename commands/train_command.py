@@ -280,14 +280,15 @@ def train_on_files(options: Options) -> None:
     every = steps_to_validation(options, len(videos))
     with Run("narrator", options, validate, every) as run:
         train(narrator, videos_of, steps, options, run)
-    if has_own_videos:
-        tell_learned(narrator, samples, "training videos")
-        tell_learned(narrator, held_out, "held-out videos")
 
     # save
     process, _ = rank()
     if process == 0:
         save(narrator, options)
+    if has_own_videos:
+        tell_learned(narrator, samples, "training videos")
+    if has_own_videos and held_out:
+        tell_learned(narrator, held_out, "held-out videos")
 
 
 def check_samples(samples: list[Sample], config: Config) -> None:
