@@ -363,9 +363,8 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):
         patch.setattr(world.Kitchen, "render", lambda self, frame: 255 - painted(self, frame))
         with pytest.raises(BadData, match=r"toy-0000004\.mp4: is there already, and not this"):
             data_command.run(line)
-    for other in (["toy", "--output", "a.mov"], [*line[:-1], "a.mp4"]):
-        with pytest.raises(BadData, match="a.m"):
-            data_command.run(other)
+    with pytest.raises(BadData, match="a.mov"):
+        data_command.run(["toy", "--output", "a.mov"])
     assert os.listdir(tmp_path) == ["many"]
     mine = tmp_path / "mine.mp4"
     mine.write_bytes(b"a holiday")

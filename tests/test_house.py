@@ -104,22 +104,24 @@ def test_every_file_says_what_it_is(path):
 # folding two thoughts into one line. A commit that needs more raises the number, and says why.
 BUDGET = {
     "the six files": 15_500,                   # each of them is its script
-    "support": 34_000,
-    "experiments": 15_000,                     # a script that trains the small world's memories, too
-    "streams": 13_200,
+    "support": 34_700,                         # marks of what something was made of
+    "experiments": 12_450,
+    "streams": 14_800,                         # passes as CUDA graphs, and what has been learned
     "toy": 14_250,
-    "commands": 12_300,
+    "commands": 12_400,
     "baselines": 6_500,                        # caches that are compared, and moved keys
     "docs": 4_300,
 }
+WHOLE = 114_600
 
 
 def test_no_room_is_larger_than_its_budget():
     nodes = defaultdict(int)
-    for path in CODE:
+    for path in [*CODE, *(ROOT / "docs").glob("*.py")]:
         room = path.relative_to(ROOT).parts[0]
         if room in TOP:
             room = "the six files"
         nodes[room] += sum(1 for _ in ast.walk(ast.parse(path.read_text())))
     over = {room: count for room, count in nodes.items() if count > BUDGET[room]}
     assert not over, f"syntax nodes above the budget: {over}"
+    assert sum(nodes.values()) <= WHOLE
