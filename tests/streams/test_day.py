@@ -43,7 +43,7 @@ def test_a_stream_without_end_is_bounded(hours, tmp_path):
             yield context, decision
             if decision.frame >= save_at and not context.waiting:
                 break
-        write_state(tmp_path / "state", context, {}, {})
+        write_state(tmp_path / "state", context, {})
         header, tensors = read_state(tmp_path / "state")
         context = open_stream(narrator, lookahead=4, guesses=0)
         unpack(context, header["stream"], tensors)

@@ -406,8 +406,8 @@ def test_a_camera_is_interrupted(tmp_path):
     model = at_every_frame(max_segment=30.0)
     model.config.theta = model.config.theta_low = -1.0       # only the first frame is narrated
     names = ("jsonl", "trace", "state")
-    with pytest.raises(KeyboardInterrupt):                   # one picture tests the encoder
-        narrate_live(tmp_path, model, names, None, ThenCtrlC(5 + 1))
+    with pytest.raises(KeyboardInterrupt):
+        narrate_live(tmp_path, model, names, None, ThenCtrlC(5))
     rows = rows_of(tmp_path / "trace")
     assert [row["frame"] for row in rows] == list(range(5))
 
