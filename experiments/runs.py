@@ -9,7 +9,6 @@ made in a tree without changes alone, so that its commit says what has made it.
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple

@@ -137,7 +137,7 @@ class Tab:
 
     def open(self, url: str):
         self.ask("Page.navigate", url=url)
-        self.wait("document.documentElement && document.readyState !== 'loading'")
+        self.wait("document.readyState !== 'loading'")
 
     def js(self, expression: str):
         """The value of an expression; a promise is awaited."""
@@ -147,11 +147,11 @@ class Tab:
         return result["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 30):
-        """The first true value of an expression."""
+        """The first true value of an expression. While a page is loaded, there is no document."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(Gone):
-                value = self.js(expression)
+                value = self.js(f"document.documentElement && ({expression})")
                 if value:
                     return value
             time.sleep(0.02)

@@ -291,7 +291,7 @@ def save_features(root: Path, x_of: dict[str, torch.Tensor]) -> None:
 
 
 def saved_features(root: Path) -> dict[str, torch.Tensor]:
-    return {path.stem: torch.load(path) for path in sorted((root / "features").glob("*.pt"))}
+    return {path.stem: torch.load(path, weights_only=True) for path in sorted((root / "features").glob("*.pt"))}
 
 
 def golden_data(name: str, root: Path) -> Path:

@@ -130,7 +130,7 @@ def test_cache_counts_what_it_holds():
 
 @pytest.mark.parametrize("keep_newline", [False, True])
 def test_published_weights_run_in_constant_memory(keep_newline, tmp_path):
-    """--last-k on a published folder (no narrator.json): the text part stays; --keep-newline
+    """--last-k on a published folder (no narrator.json): the text part stays; keep_newline
     reproduces the leak, one token a narration."""
     tiny(memory_target=False, memory_heads=8).save(tmp_path)
     (tmp_path / "narrator.json").unlink()

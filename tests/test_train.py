@@ -1,6 +1,5 @@
 """Training (§3.5, App. B.6): the recipe, the loop, exact resumption, the command line."""
 import json
-import math
 import operator
 import shutil
 import sys

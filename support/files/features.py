@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,6 @@ from support.common.disk import expecting, is_number, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
 from support.common.seal import digest_of, refuse_if_changed
-from support.common.signatures import what_is
 from support.files.video import Video
 
 # ------------------------------------------------------------------------------------------- files

@@ -2,7 +2,6 @@
 the whole way from videos to a narrator.
 """
 import json
-import os
 import random
 import re
 import shutil
@@ -17,7 +16,7 @@ import data
 import narrator as nar
 import train
 from narrator import load
-from commands import data_command, evaluate_command, train_command
+from commands import data_command, train_command
 from helpers import TOY, tiny, video
 from streams.starts import draw_start, from_anywhere, sample_from
 from streams.subtitles import srt_cue

@@ -1,7 +1,6 @@
 """streams/live.py: sources that are no files, without hardware. Only 127.0.0.1 is contacted."""
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
