@@ -53,7 +53,8 @@ class Recorded:
             self.function(*places)
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # other threads may go on: a camera's
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             output = self.function(*places)
         return graph, places, output
 
@@ -149,8 +150,9 @@ def use_graphs(context: Ahead, encoder: nn.Module | None = None) -> Ahead:
     context.cache = FixedCache(context.cache.largest, narrator)
     if not isinstance(narrator.logits, Recorded):           # its first stream
         record_parts(narrator, context.queries)
-    if encoder is not None and not isinstance(encoder.forward, Recorded):
-        encoder.forward = Recorded(encoder.forward)
+    if encoder is not None and "forward" not in vars(encoder):      # its first stream, too
+        encode = Recorded(encoder.forward)
+        encoder.forward = lambda pictures: encode(pictures.to(encoder.model.device))
     return context
 
 

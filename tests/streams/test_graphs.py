@@ -1,17 +1,19 @@
 """Passes of fixed shapes (streams/graphs.py), on a processor: the narrations of the plain form."""
 import random
+from itertools import islice
 
 import pytest
 import torch
 
 import narrator as nar
 import stream
-from helpers import grouped, tiny
+from helpers import ROOT, TOY, grouped, tiny
 from streams import graphs
 from streams.bounds import open_stream
 from streams.graphs import use_graphs
 from streams.suspend import pack, unpack
 from support.common.errors import BadData
+from support.files.features import open_frames
 
 import baselines  # noqa: F401  its memories are in the table, too
 
@@ -78,12 +80,37 @@ def test_narrators_of_other_passes_are_refused():
         use_graphs(open_stream(model))
 
 
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_graphs_give_the_narrations_of_the_plain_form():
-    for seed in range(12):
-        model, x, options = setting(seed)
-        model.to("cuda")
-        plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
+@gpu
+@pytest.mark.parametrize("memory", nar.MEMORIES)
+def test_graphs_give_the_narrations_of_the_plain_form(memory):
+    model = tiny(memory=memory, last_k=2, theta=0.99, max_segment=3.0).to("cuda")
+    x = torch.randn(60, model.config.J, model.config.width)
+    plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
+    for options in ({"lookahead": 1, "guesses": 0}, {"lookahead": 4}):
         with_graphs = use_graphs(open_stream(model, **options))
         assert_same(list(stream.narrate(model, x, context=with_graphs)), plain)
+
+
+@pytest.mark.cuda
+@gpu
+def test_the_bundled_narrator_from_pictures_by_graphs():
+    """And, with a second stream, by the graphs that the first one has recorded."""
+    model = nar.load(str(TOY), device="cuda").merge()
+    encoder = model.vision_encoder()
+    kitchen = str(ROOT / "toy" / "kitchen.mp4")
+
+    def steps(with_graphs, lookahead):
+        context = open_stream(model, lookahead=lookahead)
+        if with_graphs:
+            use_graphs(context, encoder)
+        frames = open_frames(kitchen, model.config, encoder, lookahead)[0]
+        return list(stream.narrate(model, islice(frames, 90), context=context))
+
+    plain = steps(False, 1)
+    assert len([step for step in plain if step.narration]) > 5
+    assert_same(steps(True, 4), plain)
+    assert_same(steps(True, 1), plain)

@@ -1,0 +1,162 @@
+"""One GPU: frames/s of a narrator of the paper's size, plain and by CUDA graphs (streams/graphs.py), in
+turn (docs/speed.md).
+
+    python -m experiments.gpu --seconds 150
+
+From features and from pictures of 432 x 768, with look-ahead 1 and 4; FlowNar-C with the last ten
+narrations, one of 12 given words every 8 frames. The first frames of a stream are not timed: there it
+records its graphs. One JSON object a line; then where a frame's time goes.
+"""
+import argparse
+import json
+import subprocess
+import time
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+import stream
+from experiments.cost import (
+    given_narrations, llama_1b, make_vision_model, random_frames, random_narrator,
+)
+from narrator import VisionEncoder
+from streams import graphs
+from streams.bounds import open_stream
+from support.common.devices import device_and_dtype, synchronise
+from support.common.options import Parser, device_option, dtype_option, positive_int
+from support.files.features import encode_pictures
+
+FIRST = 48                      # frames that are not timed
+
+
+class Forms:
+    """The plain form of a narrator and of its encoder, and the one by graphs, in turn."""
+
+    def __init__(self, narrator, encoder):
+        self.narrator = narrator
+        self.encoder = encoder
+        self.modules = (narrator, narrator.memory, encoder)
+        self.plain = [dict(vars(module)) for module in self.modules]
+        graphs.use_graphs(open_stream(narrator, lookahead=1, guesses=0), encoder)
+        self.recorded = [dict(vars(module)) for module in self.modules]
+
+    def open(self, form: str, lookahead: int):
+        for module, attributes in zip(self.modules, getattr(self, form)):
+            vars(module).clear()
+            vars(module).update(attributes)
+        context = open_stream(self.narrator, lookahead=lookahead, guesses=0)
+        if form == "recorded":
+            graphs.use_graphs(context, self.encoder)
+        return context
+
+
+def clock_of_gpu() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,utilization.gpu",
+             "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.strip()
+
+
+def measure(forms: Forms, form: str, source: str, lookahead: int, frames: int, pictures) -> dict:
+    narrator = forms.narrator
+    context = forms.open(form, lookahead)
+    x = random_frames(narrator, FIRST + frames)
+    if source == "pictures":
+        some = islice(cycle(pictures), FIRST + frames)
+        x = encode_pictures(some, forms.encoder, lookahead)
+    given = given_narrations(narrator, FIRST + frames)
+    p_skip = []
+    for decision in stream.narrate(narrator, x, given=given, context=context):
+        p_skip.append(decision.p_skip)
+        if decision.frame == FIRST - 1:
+            synchronise(narrator.llm.device)
+            began, of_processor = time.perf_counter(), time.process_time()
+    synchronise(narrator.llm.device)
+    seconds = time.perf_counter() - began
+    busy = time.process_time() - of_processor
+    return {"form": form, "from": source, "lookahead": lookahead, "frames/s": round(frames / seconds, 1),
+            "ms a frame": round(1e3 * seconds / frames, 3),
+            "of the processor": round(1e3 * busy / frames, 3),
+            "cache": context.cache.text + context.cache.visual, "clock": clock_of_gpu(),
+            "p_skip": p_skip}
+
+
+def profile(forms: Forms, form: str) -> None:
+    """What 16 frames with a narration of 12 words each 8 take, from features."""
+    from torch.profiler import ProfilerActivity
+    narrator = forms.narrator
+    context = forms.open(form, 4)
+    given = given_narrations(narrator, FIRST + 17)
+    frames = random_frames(narrator, FIRST + 17)
+    profiler = torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    for decision in stream.narrate(narrator, frames, given=given, context=context):
+        if decision.frame == FIRST - 1:
+            synchronise(narrator.llm.device)
+            profiler.start()
+            began = time.perf_counter()
+        if decision.frame == FIRST + 15:
+            synchronise(narrator.llm.device)
+            seconds = time.perf_counter() - began
+            profiler.stop()
+            break
+    table = profiler.key_averages()
+    print(f"== {form}: 16 frames with the profiler on, ms: {1e3 * seconds:.1f}")
+    print(table.table(sort_by="self_cuda_time_total", row_limit=22, max_name_column_width=60))
+    print(table.table(sort_by="self_cpu_time_total", row_limit=22, max_name_column_width=60))
+
+
+def main() -> None:
+    parser = Parser(prog="python -m experiments.gpu", description="Frames/s on a GPU.")
+    parser.add_argument("--frames", type=positive_int, default=160)
+    parser.add_argument("--layers", type=positive_int)
+    parser.add_argument("--seconds", type=positive_int, default=150)
+    parser.add_argument("--repetitions", type=positive_int, default=3)
+    device_option(parser)
+    dtype_option(parser)
+    args = parser.parse_args()
+    end = time.perf_counter() + args.seconds
+    device, dtype = device_and_dtype(args.device, args.dtype)
+    torch.manual_seed(0)
+    narrator = random_narrator(llama_1b(args.layers), device, dtype, last_k=10)
+    narrator = narrator.eval().requires_grad_(False).merge()
+    with TemporaryDirectory() as folder:
+        make_vision_model(Path(folder), args.layers, device)
+        encoder = VisionEncoder(folder, narrator.config.grid, device, dtype)
+    pictures = np.random.default_rng(0).integers(0, 256, (64, 432, 768, 3), np.uint8)
+    forms = Forms(narrator, encoder)
+    print("made", round(time.perf_counter() + args.seconds - end, 1), clock_of_gpu(), flush=True)
+
+    speeds = {}
+    for repetition in range(args.repetitions):
+        for lookahead in (4, 1):
+            for source in ("pictures", "features"):
+                p_skip = {}
+                for form in ("recorded", "plain"):
+                    if time.perf_counter() > end:
+                        continue
+                    try:
+                        costs = measure(forms, form, source, lookahead, args.frames, pictures)
+                    except Exception:
+                        import traceback
+                        print(traceback.format_exc()[-2500:], flush=True)
+                        continue
+                    p_skip[form] = torch.tensor(costs.pop("p_skip")[1:])
+                    print(json.dumps(costs), flush=True)
+                    speeds.setdefault((form, source, lookahead), []).append(costs["frames/s"])
+                if len(p_skip) == 2:
+                    difference = (p_skip["plain"] - p_skip["recorded"]).abs().max().item()
+                    print(f"p([SKIP]) differs by at most {difference:.2g}", flush=True)
+    if torch.cuda.is_available():
+        for form in ("recorded", "plain"):
+            profile(forms, form)
+    for (form, source, lookahead), values in speeds.items():
+        print(f"{form:9} {source:9} {lookahead} {median(values):7.1f} frames/s, of {values}")
+
+
+if __name__ == "__main__":
+    main()
