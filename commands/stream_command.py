@@ -97,7 +97,8 @@ class Stream:
                 guesses=0 if args.explain else GUESSED_WORDS,
                 clock=(lambda: self.video.time) if live else None,
             )
-            if args.graphs:
+            on_gpu = narrator.llm.device.type == "cuda"
+            if on_gpu and not (args.no_graphs or args.explain or args.compile):
                 use_graphs(self.context, encoder)
             if not state.resume(self.context):
                 return
@@ -399,8 +400,8 @@ def speed_options(parser: argparse._ArgumentGroup) -> None:
         "--compile", action="store_true",
         help="compile the visual memory and the language model (torch.compile)")
     parser.add_argument(
-        "--graphs", action="store_true",
-        help="record what a GPU computes as CUDA graphs (not yet measured on a GPU)")
+        "--no-graphs", action="store_true",
+        help="do not record what a GPU computes as CUDA graphs")
 
 
 def make_parser() -> Parser:

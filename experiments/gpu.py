@@ -41,7 +41,8 @@ class Forms:
         self.encoder = encoder
         self.modules = (narrator, narrator.memory, encoder)
         self.plain = [dict(vars(module)) for module in self.modules]
-        graphs.use_graphs(open_stream(narrator, lookahead=1, guesses=0), encoder)
+        context = open_stream(narrator, lookahead=1, guesses=0)
+        graphs.use_graphs(context, encoder)
         self.recorded = [dict(vars(module)) for module in self.modules]
 
     def open(self, form: str, lookahead: int):

@@ -1,13 +1,12 @@
-"""A stream as CUDA graphs (--graphs; not in the paper): what a GPU computes again and again is
-recorded once, and then started by one call in place of hundreds.
+"""A stream as CUDA graphs (not in the paper): what a GPU computes again and again is recorded once,
+and then started by one call in place of hundreds.
 
 A graph needs shapes that do not change. So a pass of the language model has 1, 2, 4, ... tokens:
 others are padded behind the last one. Keys and values lie in buffers of one capacity, and where a
 pass writes is a number on the device. Padding writes behind the cache's end, where nobody looks,
 and the next pass writes over it.
 
-Elsewhere than on CUDA the same passes are computed without graphs: so they are tested. (They have
-not run on a GPU yet.)
+Elsewhere than on CUDA the same passes are computed without graphs: so they are tested.
 """
 from __future__ import annotations
 
@@ -19,9 +18,8 @@ from torch import Tensor, nn
 
 from narrator import Narrator
 from streams.ahead import Ahead, GrowingCache
-from support.common.errors import BadData
 
-CAPACITY = 1024                 # tokens, at first; it doubles where more are needed
+CAPACITY = 512                  # tokens, at first; it doubles where more are needed
 
 
 class Recorded:
@@ -107,10 +105,13 @@ class FixedCache(GrowingCache):
         size = padded_size(len(e))
         self.old = len(self.tokens.ids)
         self.make_room(size)
-        padding = size - len(e)
-        old = torch.tensor(self.old, device=e.device)
-        hidden = self.compute(F.pad(e, (0, 0, 0, padding)), F.pad(positions, (0, padding)), old)
-        return hidden[:len(e)]
+        new = len(e)
+        if new < size:
+            e = F.pad(e, (0, 0, 0, size - new))
+            positions = F.pad(positions, (0, size - new))
+        # no copy of a number, for which the processor would wait
+        old = torch.full((), self.old, device=e.device)
+        return self.compute(e, positions, old)[:new]
 
     def compute_padded(self, e: Tensor, positions: Tensor, old: Tensor) -> Tensor:
         """The pass with its padding [size, D_lm], where `old` tokens are in the cache."""
@@ -139,21 +140,20 @@ def padded_size(tokens: int) -> int:
     return 1 << (tokens - 1).bit_length()
 
 
-def use_graphs(context: Ahead, encoder: nn.Module | None = None) -> Ahead:
+def use_graphs(context: Ahead, encoder: nn.Module | None = None) -> None:
     """Let a new stream compute by passes of fixed shapes, and its narrator's memory and head, and
-    the vision encoder, by graphs. BadData for VideoLLM-MoD, whose shapes depend on the frame, and
-    for two memories.
+    the vision encoder, by graphs. All stays as it is for VideoLLM-MoD, whose shapes depend on the
+    frame, and for two memories.
     """
     narrator = context.narrator
     if type(narrator) is not Narrator:
-        raise BadData("--graphs is for narrators with one memory, and not for VideoLLM-MoD")
+        return
     context.cache = FixedCache(context.cache.largest, narrator)
     if not isinstance(narrator.logits, Recorded):           # its first stream
         record_parts(narrator, context.queries)
     if encoder is not None and "forward" not in vars(encoder):      # its first stream, too
         encode = Recorded(encoder.forward)
         encoder.forward = lambda pictures: encode(pictures.to(encoder.model.device))
-    return context
 
 
 def record_parts(narrator: Narrator, queries) -> None:

@@ -1,5 +1,6 @@
 """Passes of fixed shapes (streams/graphs.py), on a processor: the narrations of the plain form."""
 import random
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -12,7 +13,6 @@ from streams import graphs
 from streams.bounds import open_stream
 from streams.graphs import use_graphs
 from streams.suspend import pack, unpack
-from support.common.errors import BadData
 from support.files.features import open_frames
 
 import baselines  # noqa: F401  its memories are in the table, too
@@ -40,6 +40,12 @@ def setting(seed):
     return model, x, options
 
 
+def with_graphs(model, encoder=None, **options):
+    context = open_stream(model, **options)
+    use_graphs(context, encoder)
+    return context
+
+
 def assert_same(made, expected):
     assert [d.frame for d in made] == [d.frame for d in expected]
     for one, other in zip(made, expected):
@@ -58,26 +64,28 @@ def test_the_narrations_are_those_of_the_plain_form(seed, monkeypatch):
     monkeypatch.setattr(graphs, "CAPACITY", 16)
     model, x, options = setting(seed)
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
-    whole = use_graphs(open_stream(model, **options))
+    whole = with_graphs(model, **options)
     assert_same(list(stream.narrate(model, x, context=whole)), plain)
 
     middle = len(x) // 2
-    first = use_graphs(open_stream(model, lookahead=1))
+    first = with_graphs(model, lookahead=1)
     begun = []
     for decision in stream.narrate(model, x, context=first):
         begun.append(decision)
         if decision.frame + 1 == middle:
             break
     first.take_back()
-    second = use_graphs(open_stream(model, **options))
+    second = with_graphs(model, **options)
     unpack(second, *pack(first))
     assert_same(begun + list(stream.narrate(model, x[middle:], context=second)), plain)
 
 
-def test_narrators_of_other_passes_are_refused():
+def test_other_passes_stay_as_they_are():
+    """Those of VideoLLM-MoD have shapes that depend on the frame."""
     model = tiny(memory="none", prune=False, mod_keep=0.2)
-    with pytest.raises(BadData, match="--graphs is for narrators with one memory"):
-        use_graphs(open_stream(model))
+    x = torch.randn(8, model.config.J, model.config.width)
+    plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1)))
+    assert_same(list(stream.narrate(model, x, context=with_graphs(model, lookahead=1))), plain)
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -87,12 +95,12 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @gpu
 @pytest.mark.parametrize("memory", nar.MEMORIES)
 def test_graphs_give_the_narrations_of_the_plain_form(memory):
-    model = tiny(memory=memory, last_k=2, theta=0.99, max_segment=3.0).to("cuda")
-    x = torch.randn(60, model.config.J, model.config.width)
+    model = tiny(memory=memory, last_k=2, theta=0.99, max_segment=3.0, max_new_tokens=8).to("cuda")
+    x = torch.randn(30, model.config.J, model.config.width)
     plain = list(stream.narrate(model, x, context=open_stream(model, lookahead=1, guesses=0)))
     for options in ({"lookahead": 1, "guesses": 0}, {"lookahead": 4}):
-        with_graphs = use_graphs(open_stream(model, **options))
-        assert_same(list(stream.narrate(model, x, context=with_graphs)), plain)
+        context = with_graphs(model, **options)
+        assert_same(list(stream.narrate(model, x, context=context)), plain)
 
 
 @pytest.mark.cuda
@@ -103,14 +111,13 @@ def test_the_bundled_narrator_from_pictures_by_graphs():
     encoder = model.vision_encoder()
     kitchen = str(ROOT / "toy" / "kitchen.mp4")
 
-    def steps(with_graphs, lookahead):
-        context = open_stream(model, lookahead=lookahead)
-        if with_graphs:
-            use_graphs(context, encoder)
+    def steps(open_context, lookahead):
+        context = open_context(model, lookahead=lookahead)
         frames = open_frames(kitchen, model.config, encoder, lookahead)[0]
         return list(stream.narrate(model, islice(frames, 90), context=context))
 
-    plain = steps(False, 1)
+    plain = steps(open_stream, 1)
     assert len([step for step in plain if step.narration]) > 5
-    assert_same(steps(True, 4), plain)
-    assert_same(steps(True, 1), plain)
+    by_graphs = partial(with_graphs, encoder=encoder)
+    assert_same(steps(by_graphs, 4), plain)
+    assert_same(steps(by_graphs, 1), plain)
