@@ -20,17 +20,41 @@ import numpy as np
 import torch
 
 import stream
-from experiments.cost import (
-    given_narrations, llama_1b, make_vision_model, random_frames, random_narrator,
-)
+from experiments.cost import LLAMA, Size, given_narrations, random_frames, random_narrator
 from narrator import VisionEncoder
 from streams import graphs
 from streams.bounds import open_stream
+from support.common.disk import write_json
 from support.common.devices import device_and_dtype, synchronise
 from support.common.options import Parser, device_option, dtype_option, positive_int
+from support.engine.compiled import compile_narrator
 from support.files.features import encode_pictures
 
 FIRST = 48                      # frames that are not timed
+
+
+SIGLIP = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+          "num_attention_heads": 16}       # SigLIP-L/16-384
+
+
+def llama_1b(layers: int | None) -> Size:
+    """Of Llama-3.2-1B, or of its first layers."""
+    return LLAMA["1b"]._replace(layers=layers or LLAMA["1b"].layers)
+
+
+def make_vision_model(folder: Path, layers: int | None, device: str = "cpu") -> None:
+    """SigLIP-L/16-384 in bf16 with random weights, made on a device, in a folder."""
+    from transformers import SiglipConfig, SiglipModel
+    size = SIGLIP | {"num_hidden_layers": layers or SIGLIP["num_hidden_layers"]}
+    # needed by no narrator
+    text = {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 1,
+            "num_attention_heads": 16, "bos_token_id": 0, "eos_token_id": 1}
+    with torch.device(device):
+        vision = SiglipModel(SiglipConfig(
+            text_config=text, vision_config=size | {"image_size": 384, "patch_size": 16}))
+    vision.to(torch.bfloat16).save_pretrained(folder)
+    write_json(folder / "preprocessor_config.json",
+               {"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
 
 
 class Forms:
@@ -111,11 +135,35 @@ def profile(forms: Forms, form: str) -> None:
     print(table.table(sort_by="self_cpu_time_total", row_limit=22, max_name_column_width=60))
 
 
+def time_attention() -> None:
+    """Microseconds of one attention of a word, by each of PyTorch's kernels."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    import torch.nn.functional as F
+    for tokens in (512, 1024):
+        q, k = (torch.randn(1, 8, n, 64, device="cuda", dtype=torch.bfloat16) for n in (4, tokens))
+        mask = torch.zeros(1, 1, 4, tokens, device="cuda", dtype=torch.bfloat16)
+        for backend in ("CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for _ in range(100):
+                        F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+                graph.replay()
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(5):
+                    graph.replay()
+                torch.cuda.synchronize()
+            print(tokens, backend, round((time.perf_counter() - began) / 500 * 1e6, 2), flush=True)
+
+
 def main() -> None:
     parser = Parser(prog="python -m experiments.gpu", description="Frames/s on a GPU.")
     parser.add_argument("--frames", type=positive_int, default=160)
     parser.add_argument("--layers", type=positive_int)
     parser.add_argument("--seconds", type=positive_int, default=150)
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--repetitions", type=positive_int, default=3)
     device_option(parser)
     dtype_option(parser)
@@ -153,8 +201,20 @@ def main() -> None:
                     difference = (p_skip["plain"] - p_skip["recorded"]).abs().max().item()
                     print(f"p([SKIP]) differs by at most {difference:.2g}", flush=True)
     if torch.cuda.is_available():
-        for form in ("recorded", "plain"):
-            profile(forms, form)
+        profile(forms, "recorded")
+        time_attention()
+    if args.compile:
+        began = time.perf_counter()
+        compile_narrator(narrator)
+        try:
+            for lookahead in (4, 1):
+                costs = measure(forms, "recorded", "features", lookahead, args.frames, pictures)
+                costs.pop("p_skip")
+                costs["seconds in all"] = round(time.perf_counter() - began, 1)
+                print("compiled", json.dumps(costs), flush=True)
+        except Exception:
+            import traceback
+            print(traceback.format_exc()[-2500:], flush=True)
     for (form, source, lookahead), values in speeds.items():
         print(f"{form:9} {source:9} {lookahead} {median(values):7.1f} frames/s, of {values}")
 

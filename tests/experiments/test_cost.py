@@ -85,22 +85,3 @@ def test_a_training_step():
         assert 0 <= costs["of it, the step, MB"] < costs["peak memory, MB"]
     error = run_cost("training", "--width", 100, ok=False)
     assert "multiple of 128" in error
-
-
-@pytest.mark.slow
-def test_the_published_size():
-    """With one layer of each model."""
-    costs = printed("full-size", "--layers", 1, "--frames", 8)
-    assert costs.keys() == {"load, s", "peak memory, GB", "encoder, s a frame", "ms a frame",
-                            "ms a word", "frames/s"}
-    assert all(number > 0 for number in costs.values())
-
-
-def test_operators():
-    """What a further layer launches: products, attention, norms, rotations, the cache; nothing for
-    masks, which are made once, and of a segment in training nothing but its attention."""
-    one, three = (cost.count_operators(40, layers) for layers in (1, 3))
-    layer = {name: (three[name] - one[name]) / 2 for name in one}
-    assert layer["a frame, --lookahead 1"] < 85
-    assert layer["a frame, --lookahead 4"] < 65
-    assert layer["a training step of 40 frames"] < 225
