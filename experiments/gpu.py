@@ -200,23 +200,24 @@ def main() -> None:
                 if len(p_skip) == 2:
                     difference = (p_skip["plain"] - p_skip["recorded"]).abs().max().item()
                     print(f"p([SKIP]) differs by at most {difference:.2g}", flush=True)
+    for (form, source, lookahead), values in speeds.items():
+        print(f"{form:9} {source:9} {lookahead} {median(values):7.1f} frames/s, of {values}")
     if torch.cuda.is_available():
-        profile(forms, "recorded")
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+            with sdpa_kernel([backend, SDPBackend.MATH]):
+                costs = measure(forms, "recorded", "features", 1, args.frames, pictures)
+            print(backend, costs["frames/s"], flush=True)
         time_attention()
+        profile(forms, "recorded")
     if args.compile:
         began = time.perf_counter()
         compile_narrator(narrator)
-        try:
-            for lookahead in (4, 1):
-                costs = measure(forms, "recorded", "features", lookahead, args.frames, pictures)
-                costs.pop("p_skip")
-                costs["seconds in all"] = round(time.perf_counter() - began, 1)
-                print("compiled", json.dumps(costs), flush=True)
-        except Exception:
-            import traceback
-            print(traceback.format_exc()[-2500:], flush=True)
-    for (form, source, lookahead), values in speeds.items():
-        print(f"{form:9} {source:9} {lookahead} {median(values):7.1f} frames/s, of {values}")
+        for lookahead in (4, 1):
+            costs = measure(forms, "recorded", "features", lookahead, args.frames, pictures)
+            costs.pop("p_skip")
+            costs["seconds in all"] = round(time.perf_counter() - began, 1)
+            print("compiled", json.dumps(costs), flush=True)
 
 
 if __name__ == "__main__":
