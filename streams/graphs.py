@@ -10,6 +10,7 @@ Elsewhere than on CUDA the same passes are computed without graphs: so they are 
 """
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -50,6 +51,8 @@ class Recorded:
         with torch.cuda.stream(beside):
             self.function(*places)
         torch.cuda.current_stream().wait_stream(beside)
+        # No graph that is garbage, of an earlier stream, may be freed while one is recorded.
+        gc.collect()
         graph = torch.cuda.CUDAGraph()
         # other threads may go on: a camera's
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -172,7 +175,8 @@ def record_parts(narrator: Narrator, queries) -> None:
     narrator.logits = Recorded(narrator.logits)
     memory = narrator.memory
     if memory.M:
+        memory.step = Recorded(memory.step)
+    if queries is not None:                     # else `read` computes little, or nothing
         plain_read = memory.read
         read = Recorded(lambda state: plain_read(state, queries))
-        memory.step = Recorded(memory.step)
         memory.read = lambda state, queries=None: read(state)

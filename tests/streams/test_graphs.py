@@ -46,13 +46,13 @@ def with_graphs(model, encoder=None, **options):
     return context
 
 
-def assert_same(made, expected):
+def assert_same(made, expected, rounding=1e-5):
     assert [d.frame for d in made] == [d.frame for d in expected]
     for one, other in zip(made, expected):
         assert (one.narration and one.narration.tokens) == (other.narration and other.narration.tokens)
         assert (one.position, one.text_tokens, one.pruned) == (
             other.position, other.text_tokens, other.pruned)
-        assert one.p_skip == pytest.approx(other.p_skip, abs=1e-5)
+        assert one.p_skip == pytest.approx(other.p_skip, abs=rounding)
 
 
 SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 6 else ()) for seed in range(60)]
@@ -119,5 +119,5 @@ def test_the_bundled_narrator_from_pictures_by_graphs():
     plain = steps(open_stream, 1)
     assert len([step for step in plain if step.narration]) > 5
     by_graphs = partial(with_graphs, encoder=encoder)
-    assert_same(steps(by_graphs, 4), plain)
-    assert_same(steps(by_graphs, 1), plain)
+    for lookahead in (4, 1):                # a GPU rounds batches of 4 pictures otherwise
+        assert_same(steps(by_graphs, lookahead), plain, rounding=1e-4)
