@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import time
+from math import cos, pi
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,10 @@ from torch import Tensor
 import baselines  # noqa: F401  its memories
 import narrator as nar
 from experiments.real_pack import MEAN, STD, decoded, vision_model
-from support.engine import checkpoint
 from support.engine.norms import fuse_norms
 from support.engine.pictures import letterbox
 from support.engine.start import start_linear_layers, start_memory
 from toy import world
-from train import schedule
 
 ROWS = {
     "online": {"memory": "none", "prune": False, "last_k": None},
@@ -50,6 +49,15 @@ LOOKED = 32                     # of them, at which is looked during the trainin
 LOOKS = 4
 BLOCK = 64                      # lengths are multiples of it: attention likes whole blocks
 WORDS = {"seen": 1, "hidden": 2}        # in `asked`
+
+
+def schedule(step: int, steps: int, warmup: float) -> float:
+    """train.py's, which needs packages that a GPU's machine may lack."""
+    rising = max(1, round(warmup * steps))
+    if step < rising:
+        return (step + 1) / rising
+    fallen = (step - rising) / (steps - rising)                     # 0 .. 1
+    return 0.5 * (1 + cos(pi * fallen))
 
 
 class KnownTexts:
@@ -294,8 +302,7 @@ def loss_of(narrator: nar.Narrator, batch: Batch):
 
 
 def shares_that_differ(memory: Tensor) -> tuple[float, float]:
-    """commands/evaluate_command.py's, which needs packages that a GPU's machine may lack: of
-    read-outs [N, M, D]."""
+    """commands/evaluate_command.py's, too, of read-outs [N, M, D]."""
     size = memory.square().mean()
     between_tokens = (memory - memory.mean(1, keepdim=True)).square().mean() / size
     between_read_outs = (memory - memory.mean(0)).square().mean() / size
