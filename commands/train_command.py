@@ -40,7 +40,9 @@ from train import (
 
 NOT_TOY = {"root", "dtype", "max_frames", "val_limit", "device"}
 # what only a new narrator has, or learns in the toy before the paper's training
-ONLY_NEW = {"start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps"}
+ONLY_NEW = {
+    "start", "connector_start", "look", "freeze_memory", "freeze_lora", "recall", "recall_steps",
+}
 # what --init may change: it does not depend on the weights
 FREE = {"llm", "vision", "last_k", "readout", "memory_dropout", "lora_dropout"}
 
@@ -58,6 +60,7 @@ TOY = {
     "lora_rank": 16,
     "last_k": 10,
     "start": "mimetic",
+    "connector_start": "mimetic",
     "long": 0.5,
     "limit": 800,
 }
@@ -256,7 +259,7 @@ def train_on_files(options: Options) -> None:
     check_samples([*samples, *held_out], narrator.config)
     videos = [partial(read_example, sample, narrator.layout) for sample in samples]
     if not options.init:
-        first_weights(narrator, options.start, videos)
+        first_weights(narrator, options.start, options.connector_start, videos)
     warn_of_longest(narrator, samples)
     narrator.to(device)
     look_through(narrator, header_of_all([*samples, *held_out]), options)

@@ -334,13 +334,15 @@ assert abs(score - cider(list(zip(true, made_up)))[7]) < 1e-6
 
 from narrator import Narrator
 from support.engine.checkpoint import load_llm
-from support.engine.start import start_mimetic
+from support.engine.start import start_connector, start_memory
 from tqdm import trange
 from train import loss_of_batch, schedule
 
 learner = Narrator(*load_llm(str(CHECKPOINT / "llm")), config)
 examples = [example_of(sample, encoder, layout) for sample in toy_samples(None, "train", limit=50)]
-start_mimetic(learner, torch.cat([example.x for example in examples]))
+frames = torch.cat([example.x for example in examples])
+start_memory(learner.memory, frames)
+start_connector(learner.connector, frames)
 optimizer = torch.optim.AdamW(learner.trainable().values(), weight_decay=0.0)
 losses = []
 for step in trange(200, desc="training", leave=False, disable=None):    # None: only in a terminal

@@ -18,7 +18,7 @@ from helpers import GOLDEN, TOY, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine import attention, checkpoint
 from support.engine.lora import LoRALinear, add_lora
-from support.engine.start import start_as_authors, start_mimetic
+from support.engine.start import start_memory
 
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="../shared/golden is not there")
 
@@ -180,15 +180,13 @@ def test_settings_that_contradict_each_other(settings, message):
         tiny(**settings)
 
 
-@pytest.mark.parametrize("start", ["authors", "mimetic"])
+@pytest.mark.parametrize("start", ["published", "mimetic"])
 def test_a_narration_memory_starts_with_several_sentences(start):
     """The narration three before the last makes a difference, and the tokens are of the size of
     words and differ from each other."""
     model = tiny(narration_memory=4, last_k=0, memory_target=start == "mimetic")
-    if start == "authors":
-        start_as_authors(model)
-    else:
-        start_mimetic(model, torch.randn(50, 10, 32))
+    if start == "mimetic":
+        start_memory(model.memory, torch.randn(50, 10, 32))
     wash = model.layout.encode(" You wash the red cup.")
     wipe = model.layout.encode(" You wipe the red cup.")
 

@@ -410,6 +410,7 @@ def parsed(monkeypatch, *line):
 @pytest.mark.parametrize("line", [
     *(["--" + name.replace("_", "-"), value] for name, value in WRONG.items()),
     ["--start", "published", "--init", "x"],
+    ["--connector-start", "published", "--init", "x"],
     ["--data", "toy", "--max-frames", "9"],
     ["--data", "toy", "--device", "cuda"],
     ["--data", "ek100", "--idle", "0.5"],
@@ -439,8 +440,10 @@ def test_options_know_what_was_given(monkeypatch, capsys):
     at = [text.index(part) for part in ("The paper's recipe", "\n  --batch", "For the toy alone")]
     assert at == sorted(at)
     assert options_from(data="toy").last_k == 10
-    assert options_from(data="toy").start == "mimetic"
-    assert options_from(data="ek100").start == "published"
+    for name, memory, connector in (("toy", "mimetic", "mimetic"), ("ek100", "published", "published"),
+                                    ("folder", "mimetic", "published")):
+        options = options_from(data=name)
+        assert (options.start, options.connector_start) == (memory, connector)
     assert options_from(narration_memory=5).last_k == 0
 
 
@@ -557,7 +560,7 @@ def begun(folder, **given):
     samples = list(data.load_dataset("ek100", options.root, "train"))
     narrator = train.narrator_for(options, samples[0], torch.float32)
     videos = [partial(train.read_example, sample, narrator.layout) for sample in samples]
-    first_weights(narrator, options.start, videos)
+    first_weights(narrator, options.start, options.connector_start, videos)
     return narrator, videos
 
 
@@ -585,8 +588,8 @@ def test_start_published(tmp_path):
 
 def test_start_mimetic(tmp_path):
     """Learned targets, decays near 1, and a connector that standardises the features, on any data
-    set."""
-    model, videos = begun(tmp_path, start="mimetic")
+    set; each of both alone leaves the other as in the authors' code."""
+    model, videos = begun(tmp_path, start="mimetic", connector_start="mimetic")
     assert model.config.memory_target
     assert model.memory.target.abs().sum() > 0
     gate = "base_model.model.clustering.layers.0.multihead_attn.gk_proj.1.bias"
@@ -594,6 +597,10 @@ def test_start_mimetic(tmp_path):
     x = torch.cat([read().x[:128] for read in videos])
     assert model.connector[0](x[:, 1:]).mean((0, 1)).abs().max() < 1e-4
     assert model.connector[0].bias.abs().sum() > 0
+    memory, _ = begun(tmp_path / "memory", start="mimetic")
+    assert memory.trainable()[gate].min() >= 4 and not memory.connector[0].bias.any()
+    connector, _ = begun(tmp_path / "connector", connector_start="mimetic")
+    assert not connector.trainable()[gate].any() and connector.connector[0].bias.any()
 
 
 # ------------------------------------------------------------------ the toy

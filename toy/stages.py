@@ -80,7 +80,8 @@ def new_toy(options: Recipe,
     for kind in nar.Config.MODEL_NAMES:
         checkpoint.check_mark(config, kind)
     videos = scenes(encoder, narrator.layout, kitchens)
-    first_weights(narrator, options.start, [video.read for video in videos])
+    reads = [video.read for video in videos]
+    first_weights(narrator, options.start, options.connector_start, reads)
     if options.freeze_memory:
         narrator.memory.requires_grad_(False)
     return narrator, videos

@@ -31,9 +31,13 @@ def flag_of(name: str, default) -> str:
 class FurtherOptions:
     """Not in the paper, but in the authors' code; and --long, which is ours."""
     start: str = option("published",
-        "first weights: as in the authors' code, or such that CLAM learns from few videos, too "
-        "(support/engine/start.py; not the paper's), and a connector that standardises the features; "
-        "own videos: mimetic",
+        "first weights of the memory: as in the authors' code, or such that CLAM learns from few "
+        "videos, too (support/engine/start.py; not the paper's); own videos: mimetic",
+        ("published", "mimetic"),
+    )
+    connector_start: str = option("published",
+        "first weights of the connector: as in the authors' code, or such that it standardises the "
+        "features, and enlarges what tells the places of a picture apart",
         ("published", "mimetic"),
     )
     readout: str = option("frame",

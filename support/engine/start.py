@@ -14,31 +14,30 @@ from einops import repeat
 from torch import Tensor, nn
 
 
-def first_weights(narrator: nn.Module, start: str, videos: Sequence[Callable]) -> None:
-    """Set the first weights of a new narrator (train.py --start).
+def first_weights(
+    narrator: nn.Module,
+    memory_start: str,
+    connector_start: str,
+    videos: Sequence[Callable],
+) -> None:
+    """Set the first weights of a new narrator (train.py --start, --connector-start).
 
-    start       "published": as in the authors' code; or "mimetic": made from the first 128 frames
+    ..._start   "published": as in the authors' code; or "mimetic": made from the first 128 frames
                 of each of at most 64 videos
     videos      functions that read a video, whose `x` are its frame tokens [T, J, D]
     """
-    if start == "published":
-        start_as_authors(narrator)
-        return
-    # clones: a slice would keep all frames of its video in memory
-    frames = [read().x[:128].clone() for read in videos[:64]]
-    start_mimetic(narrator, torch.cat(frames))
-
-
-def start_as_authors(narrator: nn.Module) -> None:
-    """Matrices of connector and memory N(0, 0.02), biases 0."""
-    start_linear_layers(narrator.connector)
-    narrator.memory.reset_parameters()
-
-
-def start_mimetic(narrator: nn.Module, x: Tensor) -> None:
-    """From frames x [T, J, D] of training videos."""
-    start_memory(narrator.memory, x)
-    start_connector(narrator.connector, x)
+    if "mimetic" in (memory_start, connector_start):
+        # clones: a slice would keep all frames of its video in memory
+        frames = [read().x[:128].clone() for read in videos[:64]]
+        x = torch.cat(frames)
+    if memory_start == "mimetic":
+        start_memory(narrator.memory, x)
+    else:
+        narrator.memory.reset_parameters()
+    if connector_start == "mimetic":
+        start_connector(narrator.connector, x)
+    else:
+        start_linear_layers(narrator.connector)
 
 
 @torch.no_grad()
