@@ -202,7 +202,7 @@ def main() -> None:
                     print(f"p([SKIP]) differs by at most {difference:.2g}", flush=True)
     for (form, source, lookahead), values in speeds.items():
         print(f"{form:9} {source:9} {lookahead} {median(values):7.1f} frames/s, of {values}")
-    if torch.cuda.is_available():
+    if args.compile and torch.cuda.is_available():
         from torch.nn.attention import SDPBackend, sdpa_kernel
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
             with sdpa_kernel([backend, SDPBackend.MATH]):

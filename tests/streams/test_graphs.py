@@ -1,19 +1,19 @@
 """Passes of fixed shapes (streams/graphs.py), on a processor: the narrations of the plain form."""
 import random
 from functools import partial
-from itertools import islice
 
 import pytest
 import torch
 
 import narrator as nar
 import stream
-from helpers import ROOT, TOY, grouped, tiny
+from helpers import TOY, grouped, tiny
 from streams import graphs
 from streams.bounds import open_stream
 from streams.graphs import use_graphs
 from streams.suspend import pack, unpack
-from support.files.features import open_frames
+from support.files.features import encode_pictures
+from toy import world
 
 import baselines  # noqa: F401  its memories are in the table, too
 
@@ -109,12 +109,13 @@ def test_the_bundled_narrator_from_pictures_by_graphs():
     """And, with a second stream, by the graphs that the first one has recorded."""
     model = nar.load(str(TOY), device="cuda").merge()
     encoder = model.vision_encoder()
-    kitchen = str(ROOT / "toy" / "kitchen.mp4")
+    kitchen, = world.kitchens("test", 1)
+    pictures = [kitchen.render(frame) for frame in range(len(kitchen))]
 
     def steps(open_context, lookahead):
         context = open_context(model, lookahead=lookahead)
-        frames = open_frames(kitchen, model.config, encoder, lookahead)[0]
-        return list(stream.narrate(model, islice(frames, 90), context=context))
+        frames = encode_pictures(pictures, encoder, lookahead)
+        return list(stream.narrate(model, frames, context=context))
 
     plain = steps(open_stream, 1)
     assert len([step for step in plain if step.narration]) > 5
