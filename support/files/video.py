@@ -75,8 +75,8 @@ class Video:
     a player shows them: turned and mirrored as the file asks, with square pixels, and HDR in the
     colours of ordinary video. If the size changes on the way, all are scaled to the first size.
 
-    Raises BadData if the file is missing, is no video, is encrypted, or has no picture that can be
-    decoded; of what is sent, also if it breaks off.
+    Raises BadData if the file is missing, is no video, or has no picture that can be decoded; of
+    what is sent, also if it breaks off.
     """
 
     def __init__(self, path: str | Path, fps: float = 2.0, largest: int | None = None,
@@ -131,9 +131,6 @@ class Video:
         """
         assert not self._read, "a video is read once; open it again"
         self._read = True
-        if self._container.format.name == "hls" and self._container.duration is None:
-            say(f"{self.name}: the playlist has no end (#EXT-X-ENDLIST); it is read from its first "
-                f"segment until no more are added to it")
         reformatter = VideoReformatter()
         index = 0                              # of the next frame to give; its time is index / fps
         with self._container:
@@ -159,23 +156,17 @@ class Video:
     def report(self) -> None:
         """Print what is wrong with the file in one line on stderr; after an iteration."""
         problems = []
-        if not self._has_times:
-            problems.append(f"has no times, {1 / self._step:g} pictures a second are assumed "
-                            f"(--source-option framerate=N)")
-        elif self._timeless > TIMELESS:
+        if self._timeless > TIMELESS:
             problems.append(f"{self._timeless} pictures have no time of their own, "
-                            f"{1 / self._step:g} a second are assumed")
+                            f"{1 / self._step:g} a second are assumed (--source-option "
+                            f"framerate=N, if the file has no times)")
         if self._has_unread_film():
             problems.append("another film stands behind the one that was read")
         if self.damaged:
             problems.append(f"{self.damaged} damaged or missing parts were skipped")
-        gaps = [leap for leap in self.leaps if leap > 0]
-        if gaps:
-            problems.append(f"gaps in its clock left out: {len(gaps)}, the longest "
-                            f"{max(gaps):.0f} s; times after them are earlier than the file says")
-        if len(gaps) < len(self.leaps):
-            problems.append(f"its clock goes back: {len(self.leaps) - len(gaps)} times; what "
-                            f"follows goes on where it was")
+        if self.leaps:
+            problems.append(f"its clock leaps or goes back {len(self.leaps)} times, by up to "
+                            f"{max(map(abs, self.leaps)):.0f} s; what follows goes on without a gap")
         if problems:
             say(f"{self.name}: {'; '.join(problems)}")
 
@@ -191,10 +182,7 @@ class Video:
 
     def _decode(self) -> Iterator[av.VideoFrame]:
         """Pictures in the order of presentation. Damage is counted, and decoding continues."""
-        streams = [self._stream]
-        if self._stream.duration is None and "DURATION" not in self._stream.metadata:
-            streams += self._container.streams.audio   # the end that .flv states may be its end
-        packets = self._container.demux(streams)
+        packets = self._container.demux(self._stream)
         failures = 0
         while failures < MAX_FAILURES:
             try:
@@ -210,16 +198,10 @@ class Video:
                     self.damaged += 1
                 failures += 1
                 # a generator that has raised has ended
-                packets = self._container.demux(streams)
+                packets = self._container.demux(self._stream)
                 continue
             if packet is None:
                 return
-            if packet.stream is not self._stream:
-                if packet.pts is not None:
-                    self._last_clock = max(self._last_clock, float(packet.pts * packet.time_base))
-                continue
-            if packet.has_sidedata("encryption_info"):
-                raise BadData(f"{self.name}: is encrypted; decrypt it first")
             failures = 0
             self._broken_off = False
             if packet.size == 0 and packet.pts is not None:
@@ -299,10 +281,6 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         timeout = (PATIENCE, PATIENCE)
     elif Path(path).is_file():
         file = f"file:{path}"                  # FFmpeg does not take a name with a ':' for a URL
-        if any(map(playlists_in, playlists_in(Path(path)))):
-            # if one names itself, FFmpeg would go on for ever
-            raise BadData(f"{name}: names playlists that name playlists again; what is read names "
-                          f"playlists of films (RFC 8216)")
     else:
         raise BadData(f"{name}: no such file; {READ}")
     try:
@@ -315,17 +293,6 @@ def open_file(path: str | Path, options: dict[str, str] | None = None):
         raise BadData(f"{name}: cannot be opened as a video ({reason}); {READ}") from error
 
 
-def playlists_in(path: Path) -> list[Path]:
-    """The files that a playlist of playlists names; none if it is another file."""
-    if path.suffix.lower() not in (".m3u8", ".m3u") or not path.is_file():
-        return []
-    text = path.read_text(errors="replace")
-    if not re.search("#EXT-X-(STREAM-INF|MEDIA):", text):
-        return []
-    names = re.findall(r'(?m)^[^#\s].*|(?<=URI=").*?(?=")', text)
-    return [path.parent / name.strip().removeprefix("file:") for name in names]
-
-
 def video_stream(container, name: str, threads: str):
     """The video stream of a container, to be decoded with PyAV's kind of `threads`.
 
@@ -333,16 +300,9 @@ def video_stream(container, name: str, threads: str):
     """
     if container.format.name == "tty":         # FFmpeg would draw the letters of a .txt file
         raise BadData(f"{name}: is a text file; {READ}")
-    # As FFmpeg's program chooses: not the cover of an audio file; of several films, the default one
-    # or, as the versions in a playlist have no default, the largest.
-    kinds = av.stream.Disposition
-    films = [film for film in container.streams.video if not film.disposition & kinds.attached_pic]
-    if not films:
-        raise BadData(f"{name}: has no video stream (sound, subtitles or nothing)")
-    stream = max(films, key=lambda film: (
-        bool(film.disposition & kinds.default),
-        film.width * film.height if film.codec_context else 0,
-    ))
+    stream = container.streams.best("video")   # of several, the one that FFmpeg chooses
+    if stream is None or stream.disposition & av.stream.Disposition.attached_pic:
+        raise BadData(f"{name}: has no video stream (sound with a cover, subtitles or nothing)")
     if stream.codec_context is None:
         raise BadData(f"{name}: this FFmpeg has no decoder for its video")
     stream.thread_type = threads

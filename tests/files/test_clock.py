@@ -24,22 +24,6 @@ def shown(claims: list[Decoded], longest_gap: float = LONGEST, start: float | No
     return np.array(times), leaps
 
 
-@pytest.mark.parametrize("rate", RATES)
-def test_joined_clips_of_any_length(rate):
-    """Each begins at about the same time of its own clock. Not one picture is lost, and each clock
-    that goes back is told."""
-    for seed in SEEDS:
-        rng = np.random.default_rng(seed)
-        claims = []
-        for _ in range(30):
-            length = int(rate * rng.uniform(0.4, 3)) + 3
-            claims += clip(length, rate, 1.4 + rng.uniform(0, 0.5 / rate))
-        for longest_gap in (SHORTEST, LONGEST):
-            times, leaps = shown(claims, longest_gap)
-            assert times == pytest.approx(np.arange(len(claims)) / rate)
-            assert len(leaps) == 29 and max(leaps) < 0
-
-
 @pytest.mark.parametrize("size", [0.5, 2, 40, 7200, -0.5, -40])
 @pytest.mark.parametrize("rate", RATES)
 def test_a_wrong_time_moves_its_picture_alone(rate, size):
