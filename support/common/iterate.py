@@ -6,8 +6,6 @@ from itertools import islice
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 
-MOST = 1000                     # items that wait, however many are asked for: each takes memory
-
 
 def chunks(items: Iterator, size: int) -> Iterator[list]:
     """Lists of `size` items, the last one shorter."""
@@ -20,12 +18,12 @@ def chunks(items: Iterator, size: int) -> Iterator[list]:
 
 
 def prefetch(items: Iterable, size: int) -> Iterator:
-    """The same items; a thread makes up to `size` of them, at most MOST, before they are asked for.
+    """The same items; a thread makes up to `size` of them before they are asked for.
 
     An error is raised in place of its item. Ctrl-C works while the thread waits for an item.
     """
     ready = SimpleQueue()                                # (item, None), or (None, error)
-    room = Semaphore(min(size, MOST))
+    room = Semaphore(size)
     end = object()                                       # comes after the last item
     abandoned = False
 

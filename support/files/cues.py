@@ -28,7 +28,7 @@ from support.files.tracks import Notes, Sentence
 
 READ = {
     ".srt": "cues with an empty line between them, each a number, a line such as 00:00:01,500 --> "
-            "00:00:02,000, and a text; numbers rise, and starts do not go back",
+            "00:00:02,000, and a text; starts do not go back",
     ".vtt": "a line WEBVTT, and, with empty lines between them, cues: a line such as 00:01.500 --> "
             "00:02.000, and a text, with & and < as &amp; and &lt;; starts do not go back",
     ".csv": "a first line time,text or start,end,text, and such rows; times are seconds or h:m:s, "
@@ -47,7 +47,6 @@ MARKUP = {
     ".srt": re.compile(r"(?i)</?[bius]>|<font[^<>]*>|</font>|\{\\[^{}]*\}"),
     ".vtt": re.compile(r"</?(?:[bciuv]|lang|rt|ruby)(?:[. \t][^<>]*)?>|<[0-9:.]+>"),
 }
-NUMBER = re.compile("[0-9]{1,9}")
 # blocks of .vtt that are no cues
 OTHER_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t].*)?")
 COLUMNS = ["time", "text"], ["start", "end", "text"]
@@ -81,32 +80,29 @@ def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
     if form == ".vtt":
         line, block = next(blocks, (1, [""]))
         is_head = re.fullmatch(r"WEBVTT(?:[ \t].*)?", block[0])
-        check_line(line == 1 and is_head and not lines_with_arrows(block), path, 1)
+        check_line(line == 1 and is_head and not has_times(block), path, 1)
 
     sentences = []
-    number = -1                                # of the last cue
     start = 0.0
     shown = []                                 # its lines
     repeating = 0
     for line, block in blocks:
-        arrows = lines_with_arrows(block)
-        if form == ".vtt" and not arrows and OTHER_BLOCK.fullmatch(block[0]):
+        if form == ".vtt" and OTHER_BLOCK.fullmatch(block[0]) and not has_times(block):
             continue
-        if form == ".srt":
-            check_line(NUMBER.fullmatch(block[0]) and int(block[0]) > number, path, line)
-            number = int(block[0])
-        else:
-            check_line(arrows, path, line)
-        head = 0 if arrows[:1] == [0] else 1   # is there a number, or a name, before the times?
-        line += head
-        found = times.fullmatch(block[head]) if len(block) > head else None
+        has_name = form == ".srt" or not has_times(block[:1])
+        if has_name:                           # a number, in .srt
+            is_name = form == ".vtt" or block[0].isdecimal()
+            check_line(is_name and len(block) > 1, path, line)
+            line += 1
+            block = block[1:]
+        found = times.fullmatch(block[0])
         check_line(found, path, line)
         start_before, start = start, seconds_of(found.groups()[:3])
         end = seconds_of(found.groups()[3:])
         check_line(start_before <= start <= end, path, line)
 
         shown_before, shown = shown, []
-        for line, text in enumerate(block[head + 1:], line + 1):
+        for line, text in enumerate(block[1:], line + 1):
             shown.append(without_markup(text, form))
             check_line(shown[-1] is not None, path, line)
         repeating += any(text.strip() and text in shown_before for text in shown)
@@ -116,8 +112,8 @@ def read_subtitles(path: Path, notes: Notes) -> list[Sentence]:
     return sentences
 
 
-def lines_with_arrows(block: list[str]) -> list[int]:
-    return [n for n, text in enumerate(block) if "-->" in text]
+def has_times(lines: list[str]) -> bool:
+    return any("-->" in line for line in lines)
 
 
 def without_markup(text: str, form: str) -> str | None:

@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from support.common.disk import expecting, is_number, read_json
+from support.common.disk import expecting, read_json
 from support.common.errors import BadData
 from support.common.iterate import chunks, prefetch
 from support.common.seal import digest_of, refuse_if_changed
@@ -53,55 +53,39 @@ READ = "what is read is .safetensors, or .pt with one tensor [frames, tokens, wi
 
 
 @contextmanager
-def reading_features(path: Path) -> Iterator[None]:
-    """A context in which a file of features is read. BadData names it if it cannot be."""
-    if not path.is_file():
-        raise BadData(f"{path}: no such file")
-    try:
-        yield
-    except BadData:
-        raise
-    except Exception as error:                 # a damaged pickle can raise nearly anything
-        raise BadData(f"{path}: cannot be read as features ({type(error).__name__}); is it whole? "
-                      f"{READ}") from error
+def open_features(path: Path, name: str | None = None) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Open a file of features -> (features [T, J, D], what the file says of itself).
 
-
-@contextmanager
-def open_features(path: Path, name: str | None) -> Iterator[Any]:
-    """Open features [T, J, D], which can be sliced: only the frames of a slice are read.
-
-    A slice of a .pt file is a view, which keeps the file open.
+    The features can be sliced: only the frames of a slice are read. A slice of a .pt file is a
+    view, which keeps the file open. Only files of `data.py encode` say something; of others, {}.
 
     name    of the tensor, in a .safetensors file with several
 
     Raises BadData, which names the file, if it holds no such features, here or while it is used.
     """
-    with reading_features(path):
+    if not path.is_file():
+        raise BadData(f"{path}: no such file")
+    try:
         if path.suffix.lower() == ".pt":
             x = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            if not isinstance(x, Tensor):
-                raise BadData(f"{path}: holds a {type(x).__name__}, no tensor; {READ}")
-            yield x.detach()
+            yield x.detach(), {}
             return
         with safe_open(path, "pt") as file:
             names = sorted(file.keys())
             if name is None and len(names) == 1:
                 name = names[0]
             if name not in names:
-                which = f", not one named {name}" if name else ""
-                raise BadData(f"{path}: holds {len(names)} tensors{which}; give FILE:NAME, of "
+                raise BadData(f"{path}: holds {len(names)} tensors; give FILE:NAME, of "
                               f"{', '.join(names[:4])}")
-            yield file.get_slice(name)
-
-
-def header_of(path: Path) -> dict[str, str]:
-    """What a file that `data.py encode` has written says of itself; {} of all other files."""
-    if path.suffix.lower() != ".safetensors":
-        return {}
-    with reading_features(path), safe_open(path, "pt") as file:
-        header = file.metadata() or {}
-    is_ours = {"vision", "grid", "fps", "duration"} <= header.keys()
-    return header if is_ours else {}
+            header = file.metadata() or {}
+            if not {"vision", "grid", "fps", "duration"} <= header.keys():
+                header = {}
+            yield file.get_slice(name), header
+    except BadData:
+        raise
+    except Exception as error:                 # a damaged pickle can raise nearly anything
+        raise BadData(f"{path}: cannot be read as features ({type(error).__name__}); is it whole? "
+                      f"{READ}") from error
 
 
 def check_fit(name: str, fps: float, shape: Sequence[int] | None, config) -> None:
@@ -148,8 +132,7 @@ def check_shape(path: Path, shape: Sequence[int], dtype: torch.dtype = torch.flo
 def check_features(path: Path, x: Tensor) -> None:
     """Raise BadData unless these are features."""
     check_shape(path, x.shape, x.dtype)
-    numbers = x.float() if x.element_size() == 1 else x     # torch knows little of formats of a byte
-    if not numbers.isfinite().all():
+    if not x.isfinite().all():
         raise BadData(f"{path}: features contain NaN or infinite values; extract them again")
 
 
@@ -163,8 +146,7 @@ def load_features(spec: str, config=None) -> Tensor:
     Raises BadData if the file does not hold such features.
     """
     path, name = file_and_name(spec)
-    header = header_of(path)
-    with open_features(path, name) as frames:
+    with open_features(path, name) as (frames, header):
         x = frames[:]
         check_features(path, x)
         if config is not None:
@@ -228,8 +210,7 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
     """Frame tokens [J, D] of each picture (uint8 [H, W, 3], all of one size).
 
     vision      uint8 [B, H, W, 3] -> [B, J, D]
-    batch       pictures per call of `vision`, which gets no batch of which every picture is the
-                same array as the last picture before it (a still one)
+    batch       pictures per call of `vision`
     """
     for x in encode_batches(pictures, vision, batch):
         yield from x
@@ -238,15 +219,8 @@ def encode_pictures(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], T
 def encode_batches(pictures: Iterable[np.ndarray], vision: Callable[[Tensor], Tensor],
                    batch: int) -> Iterator[Tensor]:
     """The same, a batch at a time [B, J, D]: on a GPU, one copy there and one back."""
-    last = None
     for chunk in chunks(pictures, batch):
-        if any(picture is not last for picture in chunk):
-            x = vision(torch.from_numpy(np.stack(chunk)))
-            yield x
-        else:
-            x = x[-1:].expand(len(chunk), *x.shape[1:])
-            yield x
-        last = chunk[-1]
+        yield vision(torch.from_numpy(np.stack(chunk)))
 
 
 # ---------------------------------------------------------------------------- a data set's features
@@ -272,26 +246,29 @@ class Features:
     frames: int | None = None                  # number of frames in the file
 
     @cached_property
-    def header(self) -> dict[str, str]:
-        """What the file says of itself."""
-        return header_of(self.path)
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """[T, J, D], from the file's header: it is opened once, and no frame is read."""
-        with open_features(self.path, None) as frames:
+    def about(self) -> tuple[dict[str, str], tuple[int, ...]]:
+        """What the file says of itself, and [T, J, D]: it is opened once, and no frame is read."""
+        with open_features(self.path) as (frames, header):
             shape = frames.shape if isinstance(frames, Tensor) else frames.get_shape()
         check_shape(self.path, shape)
         if self.frames is None:                # of files of `data.py encode` it is known
             self.check_rows(shape[0])
-        return tuple(shape)
+        return header, tuple(shape)
+
+    @property
+    def header(self) -> dict[str, str]:
+        return self.about[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.about[1]
 
     @cached_property
     def mark(self) -> str:
         """Of the shape, and of the first, middle and last frame. (A file that was damaged elsewhere
         and is whole again keeps its mark, and a training goes on.)
         """
-        with open_features(self.path, None) as frames:
+        with open_features(self.path) as (frames, _):
             rows = self.rows()
             chosen = [("", frames[row:row + 1]) for row in (0, rows // 2, rows - 1)]
             return digest_of(str(self.shape), chosen)[:12]
@@ -315,7 +292,7 @@ class Features:
         Raises BadData if the file is damaged, or too short for the range.
         """
         self.rows()                            # checked, once
-        with open_features(self.path, None) as frames:
+        with open_features(self.path) as (frames, _):
             x = frames[first + start:first + stop]
             check_features(self.path, x)
             if len(x) < stop - start:
@@ -355,11 +332,10 @@ def read_header(path: Path) -> Features:
 
     Raises BadData if the file is damaged, or was written by another program.
     """
-    header = header_of(path)
-    if not header:
-        raise BadData(f"{path}: was not written by data.py encode; delete it and encode its video "
-                      f"again, or choose another --output")
-    with open_features(path, "features") as frames:
+    with open_features(path) as (frames, header):
+        if not header:
+            raise BadData(f"{path}: was not written by data.py encode; delete it and encode its "
+                          f"video again, or choose another --output")
         count, *_ = frames.get_shape()
         return Features(path, float(header["duration"]), float(header["fps"]), count)
 
@@ -382,10 +358,7 @@ class Store:
         if file.is_file():
             with expecting(file, '{video: {"duration": seconds, "path": file}, ...}'):
                 for video, entry in read_json(file).items():
-                    duration, name = entry["duration"], entry["path"]
-                    if not is_number(duration) or duration <= 0:
-                        raise ValueError(f"{duration!r:.60} is no duration")
-                    self.index[video] = duration, Path(name)
+                    self.index[video] = float(entry["duration"]), Path(entry["path"])
         # listed once, because a large folder is slow to list
         self.folders = [root, root / "features", *sorted((root / "features").glob("*/"))]
         self.found = {}                        # video -> its features: many tracks have one video
@@ -408,16 +381,14 @@ class Store:
 
     def path_of(self, video: str) -> str | None:
         """The path that the index gives for a video."""
-        for name in (video, self.names.get(video, video)):
-            if name in self.index:
-                return str(self.index[name][1])
-        return None
+        name = video if video in self.index else self.names.get(video)
+        return str(self.index[name][1]) if name in self.index else None
 
     def file_at(self, path: Path) -> Path | None:
         """The file of a path of the index; None if it is not there. BadData if several are."""
-        files = [folder / path for folder in self.folders if (folder / path).is_file()]
-        files = list({file.resolve(): file for file in files}.values())
+        # an absolute path is the same in all folders
+        files = {folder / path for folder in self.folders if (folder / path).is_file()}
         if len(files) > 1:
-            raise BadData(f"{files[0]}: {files[1]} is there, too; which of them is meant by {path} "
-                          f"of features_metadata.json cannot be known")
-        return files[0] if files else None
+            raise BadData(f"{' and '.join(map(str, sorted(files)))}: which of them is meant by "
+                          f"{path} of features_metadata.json cannot be known")
+        return min(files, default=None)

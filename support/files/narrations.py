@@ -7,13 +7,12 @@
     truth           one JSON file with any of these entries per video:
                         video: [{"time", "text"}, ...]
                         video: [[narrations of one annotator], [of another], ...]
-                        video: {"start": seconds, "annotators": [[...], ...]}
                     or one file per video, or a folder, as above
 
 Times are in seconds; "end" is another name of "time", and other names are not looked at. In JSON
-they may stand in any order, in .jsonl as the stream has written them. Texts are in one line
-(support/common/text.py: one_line), but for those of .jsonl, which are as they were written. A
-malformed file raises BadData: one line names the problem.
+they may stand in any order, in .jsonl as the stream has written them. Texts are as they are written,
+and in one line (support/common/text.py: one_line). A malformed file raises BadData: one line names
+the problem.
 """
 from __future__ import annotations
 
@@ -47,18 +46,10 @@ def read_truth(path: Path, notes: Notes | None = None) -> dict[str, NarratedVide
     """{video: its true narrations} from a file or a folder (forms: see above)."""
     truths = {}
     for file, video, entry in each_video(path, notes or Notes()):
-        start = 0.0
         annotators = [entry]
-        with expecting(f"{file}, video {video}", '{"start": seconds, "annotators": [[...], ...]}'):
-            if isinstance(entry, dict):
-                start = entry.get("start", 0.0)
-                annotators = entry["annotators"]
-            elif entry and isinstance(entry[0], list):
-                annotators = entry
-            if not is_number(start):
-                raise ValueError(f"{start!r:.60} is no time")
-            sentences = [sentences_of(rows, file, video) for rows in annotators]
-            truths[video] = NarratedVideo(sentences, start)
+        if isinstance(entry, list) and entry and isinstance(entry[0], list):
+            annotators = entry
+        truths[video] = NarratedVideo([sentences_of(rows, file, video) for rows in annotators])
     return truths
 
 
@@ -75,14 +66,13 @@ def paired(truths: dict, predictions: dict, gt: str, pred: str,
     """
     if len(truths) == 1 and len(predictions) == 1:
         predictions = dict(zip(truths, predictions.values()))
-    missing = sorted(truths.keys() - predictions.keys())
-    extra = sorted(predictions.keys() - truths.keys())
-    if extra:
-        raise BadData(f"{len(extra)} videos of {pred} are not in {gt}: {', '.join(extra[:3])}")
-    if missing and not partial:
-        raise BadData(f"{len(missing)} videos of {gt} are not in {pred}: {', '.join(missing[:3])} "
-                      f"(--partial scores the others)")
-    return {video: truth for video, truth in truths.items() if video in predictions}, predictions
+    if partial:
+        truths = {video: truth for video, truth in truths.items() if video in predictions}
+    alone = sorted(truths.keys() ^ predictions.keys())
+    if alone:
+        raise BadData(f"{len(alone)} videos are in one of {gt} and {pred} alone: "
+                      f"{', '.join(alone[:3])} (--partial leaves out those without predictions)")
+    return truths, predictions
 
 
 def each_video(path: Path, notes: Notes) -> Iterator[tuple[Path, str, Any]]:
@@ -117,7 +107,7 @@ def read_file(file: Path, notes: Notes) -> dict:
     if ending == ".jsonl":
         rows = read_jsonl(file)
         with expecting(file, READ):
-            check_one_run(rows)
+            check_one_run(file, rows)
         return {unquote(file.stem): rows}      # the inverse of file_name
     if ending in (".csv", ".srt", ".vtt"):
         return {file.stem: [asdict(cue) for cue in read_cues(file, notes)]}
@@ -130,14 +120,14 @@ def read_file(file: Path, notes: Notes) -> dict:
     return content
 
 
-def check_one_run(rows: list[dict]) -> None:
+def check_one_run(file: Path, rows: list[dict]) -> None:
     """BadData if the numbers or the times of a stream begin anew: a second run was appended, and
     the two would be taken for one.
     """
     marks = [(row.get("n", n), row.get("end", row.get("time"))) for n, row in enumerate(rows)]
     for (n_before, time_before), (n, time) in pairwise(marks):
         if n <= n_before or time < time_before:
-            raise BadData(f"narration {n} at {time:g} s comes after {n_before} at "
+            raise BadData(f"{file}: narration {n} at {time:g} s comes after {n_before} at "
                           f"{time_before:g} s; one stream a file is read")
 
 
@@ -150,14 +140,13 @@ def rows_of_video(content) -> list | None:
 
 
 def sentences_of(rows, file: Path, video: str) -> list[Sentence]:
-    """The sentences of one annotator of a video in a file, sorted by time. What is in one line in
-    .json stays as it is: scores count its blanks.
+    """The sentences of one annotator of a video in a file, sorted by time. What is in one line stays
+    as it is: scores count its blanks.
     """
     sentences = to_sentences(rows, f"{file}, video {video}")
-    if file.suffix.lower() != ".jsonl":
-        for sentence in sentences:
-            if not sentence.text.isprintable():
-                sentence.text = one_line(sentence.text)
+    for sentence in sentences:
+        if not sentence.text.isprintable():
+            sentence.text = one_line(sentence.text)
     return sentences
 
 

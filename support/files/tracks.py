@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 
 from support.common.text import one_line
@@ -146,11 +146,4 @@ def one_frame_each(
 
 def at_frames(placed: list[tuple[int, Sentence]], fps: float) -> list[Sentence]:
     """Sentences at the ends of the frames on which they were placed."""
-    at_ends = []
-    for frame, sentence in placed:
-        time = time_of(frame, fps)
-        if type(sentence) is Sentence:         # `replace` is slow, and data sets have millions
-            at_ends.append(Sentence(time, sentence.text))
-        else:                                  # the toy's have more
-            at_ends.append(replace(sentence, time=time))
-    return at_ends
+    return [Sentence(time_of(frame, fps), sentence.text) for frame, sentence in placed]

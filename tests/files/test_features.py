@@ -2,8 +2,8 @@
 checked.
 """
 import json
+import re
 import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from helpers import ROOT
 from narrator import Config
 from support.common.errors import BadData
 from support.files import features
@@ -100,7 +99,7 @@ def bad_features(tmp_path_factory):
     ("gone.safetensors:x", "no such file"),
     ("many.safetensors", "holds 7 tensors; give FILE:NAME, of complex, inf, nan"),
     ("none.safetensors", "holds 0 tensors"),
-    ("many.safetensors:w", "not one named w"),
+    ("many.safetensors:w", "holds 7 tensors; give FILE:NAME"),
     ("many.safetensors:rank", r"must be \[frames, tokens, width\] .* not \[10, 8\]"),
     ("many.safetensors:zero", r"none of them 0, not \[0, 10, 8\]"),
     ("many.safetensors:whole", r"floating point, .* not \[5, 10, 8\] in torch.int32"),
@@ -108,10 +107,9 @@ def bad_features(tmp_path_factory):
     ("many.safetensors:nan", "NaN"),
     ("many.safetensors:inf", "infinite"),
     ("nan.pt", "NaN"),
-    ("dict.pt", "holds a dict, no tensor; what is read is"),
     *((name, "cannot be read as features .*what is read is .safetensors, or .pt with one tensor")
       for name in ("sparse.pt", "meta.pt", "code.pt", "cut.safetensors", "cut.pt", "text.pt",
-                   "empty.pt", "old.pt", "numpy.pt")),
+                   "empty.pt", "old.pt", "numpy.pt", "dict.pt")),
 ])
 def test_features_that_cannot_be_used_are_named(bad_features, spec, message):
     """In one line, which says what is read, whether they are read whole or by range."""
@@ -131,15 +129,11 @@ def write_metadata(root, entries):
     (root / "features_metadata.json").write_text(json.dumps(entries))
 
 
-def save_tensor(x, path):
-    save_file({"any": x}, path)
-
-
 @pytest.mark.parametrize("path, name, save", [
     ("v.pt", "v.pt", torch.save),
     ("features/full_scale_2fps/v.pt", "features/full_scale_2fps/v.pt", torch.save),
     ("features/videos_2fps_max384/v.pt", "v.pt", torch.save),          # as published
-    ("features/v.safetensors", "v.safetensors", save_tensor),
+    ("features/v.safetensors", "v.safetensors", lambda x, path: save_file({"any": x}, path)),
 ])
 def test_a_range_of_frames(tmp_path, path, name, save):
     write_metadata(tmp_path, {"v": {"duration": 9.5, "path": name}})
@@ -157,7 +151,7 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     (tmp_path / "features/other").mkdir(parents=True)
     save(x, tmp_path / "features/other" / Path(path).name)
     if path != name:                           # which one it is cannot be known
-        with pytest.raises(BadData, match="is there, too; which of them is meant by v"):
+        with pytest.raises(BadData, match=" and .*: which of them is meant by v"):
             features.Store(tmp_path, {}).find("v")
     (tmp_path / path).unlink()
     write_metadata(tmp_path, {"v": {"duration": 9.5, "path": f"elsewhere/{name}"}})
@@ -165,58 +159,42 @@ def test_a_range_of_frames(tmp_path, path, name, save):
     assert store.find("v") is None and store.path_of("v") == f"elsewhere/{name}"
 
 
-@pytest.mark.parametrize("entry", [
-    3, {"path": "v.pt"}, {"duration": 2.0}, {"duration": 0, "path": "v.pt"},
-    {"duration": 2.0, "path": 3},
-])
+@pytest.mark.parametrize("entry", [3, {"path": "v.pt"}, {"duration": 2.0}, {"duration": 2.0, "path": 3}])
 def test_invalid_metadata(tmp_path, entry):
-    torch.save(torch.ones(5, 10, 4), tmp_path / "v.pt")
     write_metadata(tmp_path, {"v": entry})
     with pytest.raises(BadData, match="features_metadata.json: expected .*duration"):
         features.Store(tmp_path, {})
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 20])
+@pytest.mark.parametrize("batch", [1, 3, 20])
 def test_encode_pictures(batch):
-    """As one by one, whatever the batch. A still picture is not encoded again and again."""
-    a, b, c = (np.full((4, 6, 3), value, np.uint8) for value in (1, 2, 3))
-    pictures = [a, a, a, a, a, a, b, b, c, a, a.copy()]
-    calls = []
-
-    def vision(frames):
-        calls.append(frames)
-        return frames[:, :1, :2].float()       # [B, J = 1, ...]
-
+    """As one by one, whatever the batch."""
+    pictures = [np.full((4, 6, 3), value, np.uint8) for value in range(11)]
+    vision = lambda frames: frames[:, :1, :2].float()          # [B, J = 1, ...]
     tokens = list(features.encode_pictures(iter(pictures), vision, batch))
-    assert [int(x.flatten()[0]) for x in tokens] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 1, 1]
-    assert len(calls) == {1: 5, 2: 4, 3: 3, 20: 1}[batch]
+    assert [int(x.flatten()[0]) for x in tokens] == list(range(11))
     assert list(features.encode_pictures([], vision, batch)) == []
 
 
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
 def test_a_file_is_not_read_whole(tmp_path):
-    """If a hundredth of a 100 MB file is read, the process grows by much less than 100 MB."""
-    pytest.importorskip("resource")
-    torch.save(torch.zeros(2500, 10, 1000), tmp_path / "v.pt")
-    write_metadata(tmp_path, {"v": {"duration": 1250, "path": "v.pt"}})
-    code = """
-import pathlib, resource, sys
-sys.path.insert(0, sys.argv[1])
-from support.files import features
-video = features.Store(pathlib.Path(sys.argv[2]), {}).find("v")
-video.read(0, 1)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-x = video.read(1000, 1025)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    process = subprocess.run([sys.executable, "-c", code, str(ROOT), str(tmp_path)],
-                             capture_output=True, text=True)
-    unit = 1 if sys.platform == "darwin" else 1024             # of ru_maxrss (bytes)
-    assert int(process.stdout) * unit < 20e6, process.stderr
+    """If a hundredth of a 40 MB file is read, the process grows by much less than 40 MB."""
+    torch.save(torch.zeros(1000, 10, 1000), tmp_path / "v.pt")
+    write_metadata(tmp_path, {"v": {"duration": 500, "path": "v.pt"}})
+    found = features.Store(tmp_path, {}).find("v")
+    found.read(0, 1)
+    before = resident()
+    found.read(500, 510)
+    assert resident() - before < 10e6
 
 
 @pytest.mark.parametrize("duration, rows, fits", [
-    (20, 37, True), (20, 41, True), (20, 45, True), (20, 1, False), (20, 36, False),
-    (20, 46, False), (20, 82, False), (20, 601, False),
+    (20, 37, True), (20, 45, True), (20, 36, False), (20, 46, False),
     # in a long video they may differ by 2 %
     (3600, 7093, True), (3600, 7309, True), (3600, 6985, False), (3600, 7417, False)])
 def test_rows_are_compared_with_the_duration(tmp_path, duration, rows, fits):
@@ -228,5 +206,3 @@ def test_rows_are_compared_with_the_duration(tmp_path, duration, rows, fits):
     for use in (of_video.rows, lambda: of_video.read(0, 1)):
         with pytest.raises(BadData, match=f"has {rows} rows, .* {duration} s .* are needed"):
             use()
-
-
