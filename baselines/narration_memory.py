@@ -81,10 +81,9 @@ class HistoryNarrator(Narrator):
             target=config.memory_target,
             dropout=config.memory_dropout,
         )
-        if llm.device.type != "meta":
-            # from the statistics of words, whatever the others start from
-            words = llm.get_input_embeddings().weight[:4096, None]
-            start_memory(self.narration_memory, words)
+        # from the statistics of words, whatever the others start from
+        words = llm.get_input_embeddings().weight[:4096, None]
+        start_memory(self.narration_memory, words)
 
     def embed(self, ids: list[int], x: Tensor | None = None,
               memory: tuple[Tensor, Tensor | None] | None = None) -> Tensor:

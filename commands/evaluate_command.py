@@ -28,9 +28,7 @@ from support.common.options import (
 )
 from support.common.processes import KnownToAll, check_equal, process_group
 from support.common.progress import say_as_one
-from support.common.seal import (
-    digest_of, digest_of_features, digest_of_model, digest_of_samples,
-)
+from support.common.seal import digest_of, digest_of_features, digest_of_samples
 from support.engine.cpu import speed_up
 from support.files.features import check_encoder
 from support.files.narrations import paired, read_predictions, read_truth
@@ -222,7 +220,7 @@ def settings_of_rows(args: argparse.Namespace, narrator: nar.Narrator) -> dict:
         "split": split_of(args),
         "world": args.world,
         "dtype": str(next(narrator.llm.parameters()).dtype),
-        "weights": digest_of_model(narrator),
+        "weights": narrator.mark,
     }
 
 

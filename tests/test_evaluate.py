@@ -196,7 +196,6 @@ CUE = "1\n00:00:00,000 --> 00:00:02,000\nYou open the fridge.\n\n"
 @pytest.mark.parametrize("pred, gt, narrations", [
     ({"p.json": TRUE}, {"g.json": TRUE}, 2),
     ({"p.json": TRUE}, {"g.json": {"a": [TRUE["a"]]}}, 2),
-    ({"p.json": TRUE}, {"g.json": {"a": {"start": 0.0, "annotators": [TRUE["a"]]}}}, 2),
     # several annotators
     ({"p.json": TRUE}, {"g.json": {"a": [TRUE["a"], TRUE["a"][:1]]}}, 3),
     # what stream.py writes, and the toy's ground truth
@@ -267,10 +266,9 @@ def test_files_that_cannot_be_compared(tmp_path, second, says):
     (b"\xff\xfe", TRUE, "not UTF-8"),
     ([1], TRUE, "narration 0: expected {"),
     ({"a": 7}, TRUE, "expected a list"),
-    ({"b": [], "c": []}, TRUE, "are not in"),
+    ({"b": [], "c": []}, TRUE, "videos are in one of"),
     ({}, {}, "nothing to score"),
-    ({"a": []}, {"a": {"start": 0}}, "annotators"),
-    ({"a": []}, {"a": {"start": 0, "annotators": [3]}}, "list of narrations"),
+    ({"a": []}, {"a": {"start": 0}}, "list of narrations"),
     ({"a": []}, {"a": []}, "no video has"),
     # lines of a .jsonl
     (b"\xff\xfe\n", TRUE, "not UTF-8"),
@@ -387,7 +385,7 @@ def test_predictions_of_another_model_or_video_are_not_taken(tmp_path):
     written = predictions.stat().st_mtime_ns
     assert run(root=moved) == first and predictions.stat().st_mtime_ns == written
     refused = run("--dtype", "bfloat16", ok=False)
-    assert "dtype = torch.float32, here torch.bfloat16; weights =" in refused
+    assert "dtype = torch.float32, here torch.bfloat16" in refused
     assert "static = False, here True" in run("--static", ok=False)
     assert "last_k = None, here 3" in run("--last-k", 3, ok=False)
 

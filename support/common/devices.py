@@ -27,8 +27,7 @@ def device_and_dtype(device: str = "auto", dtype: str = "auto") -> tuple[str, to
             device = "mps"
         if torch.cuda.is_available():
             device = "cuda"
-    _, processes = rank()
-    if device == "cuda" and processes > 1:
+    if device == "cuda" and not is_alone():
         # where there are more processes than GPUs, they share them
         number = int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count())
         device = f"cuda:{number}"
@@ -63,6 +62,12 @@ def rank() -> tuple[int, int]:
     if not under_torchrun():
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def is_alone() -> bool:
+    """Whether this process shares its work with no other one."""
+    _, processes = rank()
+    return processes == 1
 
 
 def under_torchrun() -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from support.common.devices import check_launcher, rank
+from support.common.devices import check_launcher, is_alone, rank
 from support.common.errors import BadData, end_at_once, first_line
 from support.common.seal import digest_of_program
 
@@ -57,8 +57,7 @@ def process_group() -> Iterator[None]:
     not run the same program.
     """
     check_launcher()
-    _, processes = rank()
-    if processes == 1:
+    if is_alone():
         yield
         return
     try:
@@ -149,8 +148,7 @@ def peers() -> Iterator[None]:
 
 def summed(*numbers: float) -> list[float]:
     """Each number, summed over all processes."""
-    _, processes = rank()
-    if processes == 1:
+    if is_alone():
         return list(numbers)
     total = torch.tensor(numbers, dtype=torch.float64)
     with peers():
@@ -160,8 +158,7 @@ def summed(*numbers: float) -> list[float]:
 
 def sum_tensors(tensors: list[Tensor]) -> None:
     """Sum each tensor over all processes, in place."""
-    _, processes = rank()
-    if processes > 1:
+    if not is_alone():
         with peers():
             for tensor in tensors:
                 dist.all_reduce(tensor, group=group_for(tensor))
@@ -169,10 +166,9 @@ def sum_tensors(tensors: list[Tensor]) -> None:
 
 def gathered(value: Any, patiently: bool = False) -> list[Any]:
     """The value of each process, in all processes."""
-    _, processes = rank()
-    if processes == 1:
+    if is_alone():
         return [value]
-    values = [None] * processes
+    values = [None] * dist.get_world_size()
     with peers():
         dist.all_gather_object(values, value, patient_group() if patiently else None)
     return values
@@ -180,8 +176,7 @@ def gathered(value: Any, patiently: bool = False) -> list[Any]:
 
 def tensor_from_first(tensor: Tensor) -> None:
     """Overwrite a tensor with that of the first process."""
-    _, processes = rank()
-    if processes > 1:
+    if not is_alone():
         with peers():
             dist.broadcast(tensor.data, 0, group=group_for(tensor))
 

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Container, Iterable, Sequence
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,8 +19,7 @@ import torch
 from support.common.disk import hash_tensors
 from support.common.errors import BadData
 
-ENDS = 2 ** 20                          # bytes at each end of a file of which the digest is
-PLACE = 4096                            # bytes at each place of a tensor of which its mark is
+PLACE = 4096                            # bytes at each place of a file of which a digest is
 
 
 def refuse_if_changed(
@@ -54,21 +52,6 @@ def what_differs(kept: dict, present: dict, but: Container[str] = ()) -> list[st
 
 
 # ---------------------------------------------------------------------- digests
-
-
-def digest_of_model(model: torch.nn.Module) -> str:
-    """Of all that a narrator, or another model, computes with: its numbers, with names, dtypes and
-    shapes, and the settings of the models of transformers in it. (Before `speed_up`, which packs
-    weights.)
-    """
-    settings = []
-    for part in model.modules():
-        config = getattr(part, "config", None)
-        if hasattr(config, "to_diff_dict"):
-            # the version is of the program, not of the model
-            settings.append(config.to_diff_dict() | {"transformers_version": None})
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return digest_of(text, chain(model.named_parameters(), model.named_buffers()))
 
 
 def digest_of_samples(samples: Sequence, frames: bool = False) -> str:
@@ -125,13 +108,10 @@ def digest_of_places(file: BinaryIO, start: int, stop: int) -> str:
 
 
 def digest_of_file(path: str | Path) -> str:
-    """Of a file's size and its two ends: it may be large, and have been moved."""
+    """Of a file's size and of three places in it: it may be large, and have been moved."""
     with open(path, "rb") as file:
-        hashed = sha256(file.read(ENDS))
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - ENDS))
-        hashed.update(file.read())
-    return f"{size} bytes, {hashed.hexdigest()[:12]}"
+        return f"{size} bytes, {digest_of_places(file, 0, size)[:12]}"
 
 
 def digest_of_program() -> str:

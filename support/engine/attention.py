@@ -21,6 +21,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 NAME = "segments"               # of this attention among those of transformers
+# what layers may say of it, and what need not be done for it
+IGNORED = {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position",
+           "layer_idx"}
 
 
 class Segments:
@@ -70,7 +73,12 @@ def by_mask_or_segments(module, query: Tensor, key: Tensor, value: Tensor,
     """An attention function of transformers: query [B, heads, L, c] -> [B, L, heads, c].
 
     Without mask and segments, a token sees all tokens up to itself, and a single one all keys.
+    ValueError if a layer asks for something beside softmax(q k^T / sqrt(c)) v, such as a window.
     """
+    asked = [name for name, wanted in options.items()
+             if wanted is not None and name not in IGNORED]
+    if asked:
+        raise ValueError(f"its attention is asked for {', '.join(asked)}")
     if attention_mask is None and segments is None and query.shape[2] > 1:
         attended = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout,
                                                   scale=scaling, is_causal=True, enable_gqa=True)

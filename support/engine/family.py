@@ -2,9 +2,10 @@
 caches of a narrator what they compute by themselves.
 
 A model is asked once, when a narrator is made of it: what its settings say of its layers and of the
-rotations of its keys; what its layers ask of attention beside softmax(q k^T / sqrt(c)) v, such as
-windows, caps and sinks; and whether the logits of a few tokens, computed as in training and as in a
-stream, are its own. What could make a difference is refused, whatever the family is called.
+rotations of its keys; and whether the logits of a few tokens, computed as in training and as in a
+stream, are its own. (What its layers ask of attention beside softmax(q k^T / sqrt(c)) v, such as
+windows, caps and sinks, is an error there.) What could make a difference is refused, whatever the
+family is called.
 """
 from __future__ import annotations
 
@@ -21,9 +22,6 @@ from support.engine import attention
 LAYERS = ("full_attention", "attention")
 # rotations that do not depend on the length of the context
 ROTATIONS = ("default", "linear", "llama3", "yarn", "proportional")
-# what layers hand to attention, and this repository does, or need not do
-OPTIONS = {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position",
-           "layer_idx", "attention_mask", "segments", "dropout", "scaling"}
 
 
 def check_family(llm: nn.Module) -> None:
@@ -31,8 +29,11 @@ def check_family(llm: nn.Module) -> None:
     of a narrator than by itself.
     """
     reason = of_settings(llm)
-    if reason is None and llm.device.type != "meta":    # without numbers there is nothing to try
-        reason = of_trial(llm)
+    if reason is None:
+        try:
+            reason = difference_of(llm.eval())              # no dropout
+        except Exception as error:      # models for other caches and masks raise anything
+            reason = f"does not run as a narrator ({first_line(error)[:120]})"
     if reason:
         raise BadData(f"{type(llm).__name__} {reason}; use a Llama-like language model")
 
@@ -46,41 +47,20 @@ def of_settings(llm: nn.Module) -> str | None:
     for kind in getattr(config, "layer_types", None) or []:
         if kind not in LAYERS:
             return f"has layers that do not see all tokens ({kind})"
-    kind = rope_type(llm.model)
-    if kind not in ROTATIONS:
-        return f"has rotations that depend on the length of the context ({kind})"
-    return None
-
-
-def rope_type(model: nn.Module) -> str:
-    """How a model of transformers rotates its keys: of several ways, one that depends on the
-    context's length.
-    """
-    given = getattr(model.config, "rope_parameters", None) or {}
+    given = getattr(config, "rope_parameters", None) or {}
     # the settings of all layers, or of each kind of layers
     ropes = [rope for rope in given.values() if isinstance(rope, dict)] or [given]
-    kinds = sorted(rope.get("rope_type", "default") for rope in ropes)
-    return next((kind for kind in kinds if kind not in ROTATIONS), kinds[0])
-
-
-def of_trial(llm: nn.Module) -> str | None:
-    """What a model computes differently, or why it cannot. BadData if its numbers overflow."""
-    training = llm.training
-    llm.eval()                                              # no dropout
-    try:
-        return difference_of(llm)
-    except BadData:
-        raise
-    except Exception as error:  # models that were written for other caches and masks raise anything
-        return f"does not run with the caches and masks of a narrator ({first_line(error)[:120]})"
-    finally:
-        llm.train(training)
+    for rope in ropes:
+        kind = rope.get("rope_type", "default")
+        if kind not in ROTATIONS:
+            return f"has rotations that depend on the length of the context ({kind})"
+    return None
 
 
 @torch.no_grad()
 def difference_of(llm: nn.Module) -> str | None:
     """What a model does that a narrator does not, with four tokens; None: nothing."""
-    from transformers import AttentionInterface, DynamicCache
+    from transformers import DynamicCache
     positions = torch.arange(4, device=llm.device)
     ids = positions + len(llm.get_input_embeddings().weight) // 2           # any words
 
@@ -88,15 +68,7 @@ def difference_of(llm: nn.Module) -> str | None:
     llm.set_attn_implementation("eager")
     own = llm(input_ids=ids[None, 1:], position_ids=positions[None, 1:], use_cache=False)
     own = own.logits[0].float()
-
-    asked = set()
-
-    def attend(*args, **options):
-        asked.update(name for name, value in options.items() if value is not None)
-        return attention.by_mask_or_segments(*args, **options)
-
-    AttentionInterface.register("asked", attend)
-    llm.set_attn_implementation("asked")
+    attention.install(llm)
 
     def run(begin: int, end: int, **options) -> Tensor:
         """The logits of some of the tokens, computed as in a narrator."""
@@ -116,13 +88,9 @@ def difference_of(llm: nn.Module) -> str | None:
     went_on = run(2, 4, attention_mask=causal[..., 1:, :], **past)
     streamed = torch.cat([begun, went_on])
 
-    unknown = sorted(asked - OPTIONS)
-    if unknown:
-        return f"asks attention for {', '.join(unknown)}, which a narrator has not"
     both = torch.stack([trained, streamed])
     if not both.isfinite().all() or not own.isfinite().all():
-        raise BadData(f"{type(llm).__name__} has logits that are not finite in {llm.dtype}; give "
-                      f"--dtype bfloat16 or float32")
+        return f"has logits that are not finite in {llm.dtype} (give --dtype bfloat16 or float32)"
     tolerance = 1e-3 if llm.dtype == torch.float32 else 0.1
     if (both - own).norm() > tolerance * own.norm():
         return "computes something else with the caches and masks of a narrator than by itself"

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from support.common.devices import rank
+from support.common.devices import is_alone, rank
 from support.common.disk import read_jsonl, write_tensors, write_text
 from support.common.errors import BadData, uninterrupted
 from support.common.figures import pyplot, save_figure
@@ -30,7 +30,7 @@ from support.common.processes import (
 )
 from support.common.progress import progress, say, say_as_one
 from support.common.seal import (
-    digest_of_features, digest_of_file, digest_of_model, digest_of_samples, refuse_if_changed,
+    digest_of_features, digest_of_file, digest_of_samples, refuse_if_changed,
 )
 from support.engine.run_options import RunOptions
 
@@ -94,14 +94,14 @@ def read_ahead(videos: Iterable[Callable[[], T]]) -> Iterator[T]:
 def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
                    options: RunOptions) -> None:
     """All processes get the first one's trainable weights. Different if something else that they
-    must have in common is not the same: settings, videos, kind of device, frozen weights.
+    must have in common is not the same: settings (with the marks of frozen models), videos, kind of
+    device.
     """
     options.made_of = made_of(narrator, options) | {
         "the training videos": digest_of_samples(samples),
         "the features": digest_of_features(samples),
     }
-    _, processes = rank()
-    if processes == 1:
+    if is_alone():
         return
     check_equal(options.made_of | {
         "the validation videos": digest_of_samples(held_out),
@@ -109,7 +109,6 @@ def begin_together(narrator: nn.Module, samples: Sequence, held_out: Sequence,
         "--device": next(narrator.llm.parameters()).device.type,
     })
     weights_from_first(narrator.trainable())
-    check_equal({"the weights, of hash": digest_of_model(narrator)})
 
 
 def made_of(narrator: nn.Module, options: RunOptions) -> dict:

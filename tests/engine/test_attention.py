@@ -24,17 +24,13 @@ def model_of(name, **changes):
 
 
 @pytest.mark.parametrize("name, changes", [
-    ("Llama", {"num_key_value_heads": 4}),
-    ("Qwen2", {}),
-    ("Qwen3", {"head_dim": 8}),
-    ("Mistral", {"sliding_window": None}),
-    ("SmolLM3", {}),
+    ("Llama", {"num_key_value_heads": 4}), ("Qwen2", {}), ("Qwen3", {"head_dim": 8}),
 ])
 def test_any_llama_like_model(name, changes, monkeypatch):
     assert_both_forms_are_one(tiny(llm=model_of(name, **changes)), monkeypatch)
 
 
-@pytest.mark.parametrize("last_k", [None, 0, 1, 3])
+@pytest.mark.parametrize("last_k", [None, 0, 3])
 def test_rows_of_segments_are_those_of_the_mask(last_k):
     narrations = [(frame, [5] * (1 + frame % 3)) for frame in AT]
     tokens = tiny(memory_tokens=2).layout.sequence(narrations)
@@ -51,12 +47,11 @@ def test_rows_of_segments_are_those_of_the_mask(last_k):
     assert torch.equal(mask, nar.attention_mask(tokens, last_k))
 
 
-@pytest.mark.parametrize("variant", [{}, {"last_k": 2}, {"memory": "none", "prune": False}],
-                         ids=str)
+@pytest.mark.parametrize("variant", [{}, {"memory": "none", "prune": False}], ids=str)
 def test_no_tensor_grows_with_the_square(variant):
     """Forward and backward of a training step: the largest tensor is far smaller than [L, L]."""
     model = tiny(**variant)
-    x, narrations = video(model, 170, tuple(range(0, 170, 8)))
+    x, narrations = video(model, 120, tuple(range(0, 120, 8)))
     L = len(model.layout.sequence(narrations))
     with Sizes() as sizes:
         loss, _ = model.loss(x, narrations)

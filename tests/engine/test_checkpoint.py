@@ -9,12 +9,12 @@ from safetensors.torch import load_file, save_file
 
 import narrator as nar
 from narrator import load
-from helpers import GOLDEN, ROOT, TOY, Sizes, grouped, tiny, video
+from helpers import GOLDEN, ROOT, TOY, grouped, tiny, video
 from support.common.errors import BadData
 from support.engine.checkpoint import (
-    load_llm, load_tokenizer, load_vision_model, read_checkpoint, read_config, token_ids,
+    load_llm, load_tokenizer, load_vision_model, mark_of_model, read_checkpoint, read_config,
+    token_ids,
 )
-from support.common.seal import digest_of_model as digest
 
 
 ONLINE = {"memory": "none", "prune": False}
@@ -220,40 +220,13 @@ def test_a_model_that_does_without_a_first_token(tmp_path):
     assert nar.Layout(load_tokenizer(str(tmp_path)), 1, 1).prompt[0] != 0
 
 
-def with_other_products(folder):
-    with_tensors(folder / "model.safetensors",
-                 lambda tensors: next(w for n, w in tensors.items() if "q_proj.weight" in n).neg_())
-
-
-def with_another_mean(folder):
-    altered(folder / "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5])
-
-
-@pytest.mark.parametrize("change", [with_other_products, with_another_mean])
-def test_a_digest_tells_vision_models_apart(tmp_path, change):
-    """Kept predictions are of the encoder that made them."""
+def test_marks_tell_how_pictures_are_scaled(tmp_path):
+    """Features and predictions are of the encoder that made them, wherever it lies."""
     shutil.copytree(TOY / "vision", tmp_path, dirs_exist_ok=True)
-    before = digest(nar.VisionEncoder(str(tmp_path)))
-    assert digest(nar.VisionEncoder(str(TOY / "vision"))) == before
-    change(tmp_path)
-    assert digest(nar.VisionEncoder(str(tmp_path))) != before
-
-
-@pytest.mark.parametrize("file, change", [
-    ("adapter_config.json", {"r": 100_000}),
-    ("narrator.json", {"memory_tokens": 10 ** 7}),
-    ("narrator.json", {"memory": "tokenmlp", "memory_tokens": 10 ** 7}),
-    ("narrator.json", {"last_k": 0, "narration_memory": 10 ** 7}),
-])
-def test_sizes_are_compared_before_anything_is_built(tmp_path, file, change):
-    """Settings beside whose tensors the narrator would take gigabytes."""
-    tiny(memory_heads=8).save(tmp_path)
-    altered(tmp_path / file, **change)
-    with (Sizes() as sizes,
-          pytest.raises(BadData, match="adapter_model.safetensors (lacks|has)") as caught):
-        load(str(tmp_path))
-    assert "\n" not in str(caught.value)
-    assert sizes.largest < 10 ** 6
+    mark = mark_of_model(str(TOY / "vision"), "vision")
+    assert mark_of_model(str(tmp_path), "vision") == mark
+    altered(tmp_path / "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5])
+    assert mark_of_model(str(tmp_path), "vision") != mark
 
 
 def test_a_checkpoint_that_has_lost_its_settings_is_said(tmp_path, capsys):
