@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from support.common.errors import BadData, first_line, is_full
+from support.common.errors import BadData, first_line
 from support.common.signatures import what_is
 
 
@@ -26,10 +26,7 @@ def naming(path: str | Path) -> Iterator[None]:
         # errors of other files name them, and those of libraries and pipes have types of their own
         if type(error) is not OSError or error.filename:
             raise
-        reason = f"({error.strerror}); can files be larger there, and is the disk still there?"
-        if is_full(error):
-            reason = "the disk is full; make room, and repeat the command"
-        raise BadData(f"{path}: cannot be written, {reason}") from error
+        raise BadData(f"{path}: cannot be written ({error.strerror}); is there room?") from error
 
 
 # ---------------------------------------------------------------------- writing
@@ -39,9 +36,8 @@ def check_regular(path: str | Path) -> None:
 
     It would take the place of what has its name: of /dev/null, too.
     """
-    if str(path) == "-":                       # as an input it is a pipe
-        raise BadData("'-' is no name of an output; give the name of a file, or /dev/stdout")
-    if Path(path).exists() and not Path(path).is_file():       # "" is the present folder
+    is_other = Path(path).exists() and not Path(path).is_file()        # "" is the present folder
+    if is_other or str(path) == "-":           # as an input, "-" is a pipe
         raise BadData(f"{str(path)!r} is a folder, a device or a pipe; give the name of a file")
 
 
@@ -105,7 +101,7 @@ def write_tensors(path: str | Path, tensors: dict[str, torch.Tensor],
             save_file(tensors, part, about)
         except SafetensorError as error:
             raise BadData(f"{path}: cannot be written ({first_line(error)}); "
-                          f"is the disk full?") from error
+                          f"is there room?") from error
 
 
 def hash_tensors(hashed, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -145,14 +141,14 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str):
-    """The content of a JSON text. BadData if a name stands twice in an object, of which the first
+    """The content of a JSON text. ValueError if a name stands twice in an object, of which the first
     would be lost, and for NaN and Infinity, which are no JSON.
     """
     return json.loads(text, object_pairs_hook=each_name_once, parse_constant=refuse_constant)
 
 
 def refuse_constant(constant: str) -> None:
-    raise BadData(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def each_name_once(pairs: list[tuple[str, object]]) -> dict:
@@ -160,8 +156,7 @@ def each_name_once(pairs: list[tuple[str, object]]) -> dict:
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadData(f"the name {twice!r:.200} stands twice in one object; keep one of them, or "
-                      f"join what they hold")
+        raise ValueError(f"the name {twice!r:.200} stands twice in one object")
     return content
 
 
@@ -170,8 +165,6 @@ def read_json(path: Path):
     text = read_text(path)
     try:
         return parse_json(text)
-    except BadData as error:
-        raise BadData(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         reason = what_is(path) or f"is not JSON ({first_line(error)})"
         raise BadData(f"{path}: {reason}") from None
@@ -185,11 +178,8 @@ def expecting(path: str | Path, content: str) -> Iterator[None]:
     """
     try:
         yield
-    except BadData as error:
-        folder = os.path.dirname(path)         # what names a file, this one or another, says enough
-        if str(path) in str(error) or folder and folder in str(error):
-            raise
-        raise BadData(f"{path}: {error}") from error
+    except BadData:                            # it names the file, this one or another
+        raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError,
             RecursionError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -25,10 +25,7 @@ from support.common.disk import (
     write_tensors,
 )
 from support.common.errors import BadData, NotDownloaded, command_line
-from support.common.iterate import MOST, prefetch
-from support.common.options import (
-    non_negative, non_negative_int, positive_float, positive_int,
-)
+from support.common.options import non_negative, positive_int
 from support.common.progress import progress
 from support.common.text import one_line, without_secrets
 
@@ -75,8 +72,7 @@ def test_a_closed_pipe_is_quiet():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_what_stderr_does_not_take_ends_nothing():
-    """A log on a full disk, or in a pipe that nobody reads any more: the work goes on, in all
-    threads, and its exit code is its own."""
+    """A log on a full disk: the work goes on, in all threads, and its exit code is its own."""
     code = ("import sys, threading; from support.common.errors import command_line, say_once\n"
             "from support.common.progress import progress, say\n"
             "def main():\n"
@@ -85,13 +81,10 @@ def test_what_stderr_does_not_take_ends_nothing():
             "    thread = threading.Thread(target=lambda: say('a') or print('said'))\n"
             "    thread.start(), thread.join(), print('done')\n"
             "command_line(main)")
-    reading, broken = os.pipe()
-    os.close(reading)
-    for stderr in (open("/dev/full", "w"), broken):
+    with open("/dev/full", "w") as stderr:
         process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stderr=stderr,
                                  stdout=subprocess.PIPE, text=True)
-        assert (process.returncode, process.stdout) == (0, "said\ndone\n")
-    os.close(broken)
+    assert (process.returncode, process.stdout) == (0, "said\ndone\n")
 
 
 def test_characters_that_stdout_cannot_encode_are_question_marks():
@@ -110,7 +103,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
             part.write_text("half")
             1 / 0
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE):
-        with pytest.raises(BadData, match=f"{file}: cannot be written, (the disk is full|.*disk )"):
+        with pytest.raises(BadData, match=f"{file}: cannot be written .*; is there room"):
             with replacing(file):
                 raise OSError(number, os.strerror(number))
     with pytest.raises(FileNotFoundError, match="other"):      # of another file, which is read
@@ -151,7 +144,7 @@ def test_a_file_of_tensors_is_as_other_files(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(BadData, match="a.safetensors: cannot be written .*is the disk full"):
+        with pytest.raises(BadData, match="a.safetensors: cannot be written .*is there room"):
             write_tensors(file, {"x": torch.zeros(1000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -165,7 +158,7 @@ def test_no_output_ends_in_half_a_line(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(BadData, match="[ab].jsonl: cannot be written, .*too large"):
+        with pytest.raises(BadData, match="[ab].jsonl: cannot be written .*too large"):
             with Writers(given) as writers:
                 for n in range(100):
                     writers.trace({"frame": n})
@@ -181,7 +174,7 @@ def test_no_output_ends_in_half_a_line(tmp_path):
 def test_a_full_disk_in_the_middle_of_a_stream():
     """One line names the file, or stdout, and Python's end adds nothing."""
     sentence = {"n": 0, "start": 0, "end": 1, "text": "You look."}
-    with pytest.raises(BadData, match="/dev/full: cannot be written, the disk is full"):
+    with pytest.raises(BadData, match="/dev/full: cannot be written .No space left"):
         with Writers(Input("", "", {"jsonl": "/dev/full"})) as writers:
             writers.sentence(sentence)
     with open("/dev/full", "w") as output:
@@ -198,7 +191,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, name):
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     for write in (check_writable, lambda path: write_json(path, 1)):
-        with pytest.raises(BadData, match=f"{name}.*(is a folder, a device|cannot be written|is no name)"):
+        with pytest.raises(BadData, match=f"{name}.*(is a folder, a device|cannot be written)"):
             write(name)
     assert (tmp_path / "pipe").is_fifo()
 
@@ -212,13 +205,11 @@ def test_folders_of_outputs_are_made_when_they_are_written(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("letter", ["a", "é", "厨", "🍳"])
-def test_any_name_that_a_file_can_have_is_written(tmp_path, letter):
-    for size in (1, 60, 250 // len(letter.encode())):
+def test_any_name_that_a_file_can_have_is_written(tmp_path):
+    for letter, size in (("a", 250), ("厨", 83)):
         file = tmp_path / f"{letter * size}.json"
         write_json(file, size)
         assert read_json(file) == size
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_link_stays_and_its_file_is_replaced(tmp_path):
@@ -258,7 +249,7 @@ def test_what_stands_in_place_of_a_file_is_named(tmp_path):
     for content, words in ((b"<html>\xff", "is a web page"), (b"\xef\xbb\xbf\n <!DOCTYPE html>", "is a web page"),
                            (b"", "is empty"), (pointer, "is a Git LFS pointer"),
                            (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte at byte 8000"),
-                           (b"[1", "is not JSON ("), (b"[-Infinity]", "-Infinity is no number of JSON")):
+                           (b"[1", "is not JSON ("), (b"[-Infinity]", "is not JSON (-Infinity is no number")):
         file.write_bytes(content)
         with pytest.raises(BadData, match=re.escape(f"{file}: {words}")):
             read_json(file)
@@ -266,7 +257,7 @@ def test_what_stands_in_place_of_a_file_is_named(tmp_path):
 
 def test_what_is_taken_out_of_a_text():
     """Of all characters, those that terminals obey, and no other; line breaks become blanks."""
-    for code in range(0x110000):
+    for code in range(0x10000):
         character = chr(code)
         bidirectional = 0x202A <= code <= 0x202E or 0x2066 <= code <= 0x2069
         expected = f"a{character}b"
@@ -284,15 +275,6 @@ def test_names_of_videos_are_names_of_files(tmp_path, name):
     file.touch()
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert unquote(file.stem) == name
-
-
-def test_prefetch_is_bounded():
-    """However many items are asked for: each waits in memory."""
-    made = []
-    items = prefetch((made.append(n) or n for n in range(10 * MOST)), 10 ** 9)
-    assert next(items) == 0
-    items.close()
-    assert len(made) <= MOST + 1
 
 
 # ---------------------------------------------------------------------- progress and options
@@ -322,9 +304,7 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
 
 @pytest.mark.parametrize("kind, good, bad", [
     (positive_int, ["1", "1000000000"], ["0", "1.5", "9" * 30]),
-    (non_negative_int, ["0", "5000000"], ["-1", "9" * 30]),
-    (positive_float, ["1e-9", "2"], ["0", "1e-300", "1e300", "nan"]),
-    (non_negative, ["0"], ["-1e-9", "1e300", "inf"]),
+    (non_negative, ["0", "1e-9"], ["-1e-9", "1e300", "inf", "nan"]),
 ])
 def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
     assert [kind(text) for text in good] == [float(text) for text in good]
