@@ -258,24 +258,6 @@ def inferred_settings(weights: dict[str, Tensor], folder: Path) -> dict:
     }
 
 
-def compare(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
-    """BadData unless a checkpoint's tensors have the names and shapes of the parameters, and are
-    numbers.
-    """
-    in_both = parameters.keys() & weights.keys()
-    problems = {
-        "lacks": parameters.keys() - weights.keys(),
-        "has unexpected": weights.keys() - parameters.keys(),
-        "has the wrong shape for": {name for name in in_both
-                                    if parameters[name].shape != weights[name].shape},
-        "has no finite numbers in": {name for name in in_both if not are_finite(weights[name])},
-    }
-    for problem, names in problems.items():
-        if names:
-            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(names)}; is it damaged, "
-                          f"or were other layers trained (target_modules, modules_to_save)?")
-
-
 def are_finite(weight: Tensor) -> bool:
     """Whether a tensor has floating-point numbers, all of them finite."""
     return weight.is_floating_point() and bool(weight.float().isfinite().all())
@@ -290,8 +272,21 @@ def listed(names: Iterable[str]) -> str:
 
 @torch.no_grad()
 def load_parameters(parameters: dict[str, Tensor], weights: dict[str, Tensor], file: Path) -> None:
-    """Copy a checkpoint's tensors into the parameters of the same names; see `compare`."""
-    compare(parameters, weights, file)
+    """Copy a checkpoint's tensors into the parameters of the same names. BadData unless they have
+    the names and shapes of the parameters, and are numbers.
+    """
+    in_both = parameters.keys() & weights.keys()
+    problems = {
+        "lacks": parameters.keys() - weights.keys(),
+        "has unexpected": weights.keys() - parameters.keys(),
+        "has the wrong shape for": {name for name in in_both
+                                    if parameters[name].shape != weights[name].shape},
+        "has no finite numbers in": {name for name in in_both if not are_finite(weights[name])},
+    }
+    for problem, names in problems.items():
+        if names:
+            raise BadData(f"{file} {problem} {len(names)} tensors: {listed(names)}; is it damaged, "
+                          f"or were other layers trained (target_modules, modules_to_save)?")
     for name, parameter in parameters.items():
         parameter.copy_(weights[name])
 
@@ -502,11 +497,11 @@ def token_ids(tokenizer, text: str, vocabulary: int | None = None) -> list[int]:
     """
     try:
         ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if text and not ids:                    # a tokenizer without words
+            raise ValueError("is its tokenizer.json there?")
     except Exception as error:                  # tokenizers raise errors of many types
         raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}: "
                       f"{first_line(error)}") from error
-    if text and not ids:                        # a tokenizer without words
-        raise BadData(f"the tokenizer cannot encode {ascii(text)[:80]}; is its tokenizer.json there?")
     check_tokens(ids, ascii(text)[:80], vocabulary)
     return ids
 
