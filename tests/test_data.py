@@ -96,10 +96,7 @@ def described(folder: Path, **changes) -> data.Sample:
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"video": 3}, '"video"'),
-    ({"fps": 0}, '"fps"'),
-    ({"duration": 0}, '"duration"'),
-    ({"narrations": {}}, '"narrations"'),
+    ({"video": 3}, '"video"'), ({"fps": 0}, '"fps"'), ({"narrations": {}}, '"narrations"'),
     ({"narrations": [{"time": -1, "text": "x"}]}, "'time': -1"),
     ({"narrations": [{"time": 1.7, "text": "x"}, {"time": 1.9, "text": "y"}]}, "of one frame"),
     ({"narrations": [{"time": 10.2, "text": "x"}]}, "after the end"),
@@ -136,16 +133,14 @@ def test_shorten(tmp_path, max_frames, narrations, frames):
 
 
 @pytest.mark.parametrize("name, settings, message", [
-    ("ek100", {}, "--data toy"),
     ("ego4d", {}, "--data toy"),
     ("egoexo4d", {"split": "tran"}, "no split 'tran'; choose one of train, val"),
     ("ego5d", {}, "choose one of toy, ego4d"),
     ("toy", {"split": "dev"}, "unknown split"),
     ("toy", {"world": "noon"}, "choose one of plain, idle"),
     ("toy", {"root": ".", "world": "idle"}, "without --root"),
-    ("toy", {"root": "gone"}, "gone: no such folder; make some"),
     ("toy", {"root": "."}, "has no toy videos; make some"),
-    ("ek100", {"root": "gone"}, "ek100 is not in gone, which does not exist"),
+    ("ek100", {"root": "gone"}, "ek100 is not in gone"),
     ("egoexo4d", {"root": "."}, r"parts of a \.tar are joined by cat; its egoexo is our"),
 ])
 def test_data_sets_that_cannot_be_loaded(tmp_path, monkeypatch, name, settings, message):
@@ -343,9 +338,8 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):
     written = {name for name in names if (folder / name).stat().st_mtime_ns != before[name]}
     assert written == {"toy-0000005.json", "toy-0000005.mp4"}
 
-    for other in (["--minutes", "0.3"], ["--world", "hard"]):
-        with pytest.raises(BadData, match=r"toy-0000004\.mp4: is there already, and not this"):
-            data_command.run([*line, *other])
+    with pytest.raises(BadData, match=r"toy-0000004\.mp4: is there already, and not this"):
+        data_command.run([*line, "--world", "hard"])
     painted = world.Kitchen.render
     with monkeypatch.context() as patch:       # as if the program painted otherwise
         patch.setattr(world.Kitchen, "render", lambda self, frame: 255 - painted(self, frame))
@@ -354,14 +348,11 @@ def test_many_videos_resume_and_nothing_else_is_replaced(tmp_path, monkeypatch):
     with pytest.raises(BadData, match="a.mov"):
         data_command.run(["toy", "--output", "a.mov"])
     assert os.listdir(tmp_path) == ["many"]
-    mine = tmp_path / "mine.mp4"
-    mine.write_bytes(b"a holiday")
-    with pytest.raises(BadData, match=r"mine\.mp4: is there already"):
-        write_toy(mine)
-    assert mine.read_bytes() == b"a holiday"
-    shutil.move(mine, tmp_path / "mine.json")
-    with pytest.raises(BadData, match=r"mine\.json: is there already"):
-        write_toy(mine)
+    for end in ("mp4", "json"):
+        (tmp_path / f"{end}.{end}").write_bytes(b"a holiday")
+        with pytest.raises(BadData, match=rf"{end}\.{end}: is there already"):
+            write_toy(tmp_path / f"{end}.mp4")
+        assert (tmp_path / f"{end}.{end}").read_bytes() == b"a holiday"
 
 
 @pytest.mark.parametrize("arguments", [

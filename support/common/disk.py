@@ -132,8 +132,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise BadData(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        reason = what_is(path) or f"is not UTF-8 text ({error.reason} at byte {error.start})"
-        raise BadData(f"{path}: {reason}") from None
+        raise BadData(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     # other encodings that are read without an error: UTF-16 has zeros, ISO-2022 has escapes
     if "\0" in text or "\x1b" in text:
         raise BadData(f"{path}: is not UTF-8 text (it has control characters)")

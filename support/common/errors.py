@@ -84,7 +84,7 @@ def exit_code(main: Callable[[], None]) -> int:
         message = f"error: {one_line(str(error) or type(error).__name__)}"
         if error.filename is not None:
             message = f"error: {one_line(str(error.filename))}: {error.strerror}"
-        elif is_full(error):                             # errors of all other files have a name
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):        # all other files have a name
             drop(sys.stdout)
             message = "error: standard output: cannot be written, the disk is full"
     except (RuntimeError, MemoryError) as error:
@@ -164,8 +164,3 @@ def first_line(error: Exception) -> str:
     """The first line of another library's error, to quote in our own."""
     message = str(error).strip() or type(error).__name__
     return message.splitlines()[0]
-
-
-def is_full(error: Exception) -> bool:
-    """Does the error say that a disk, or the user's quota, is full?"""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

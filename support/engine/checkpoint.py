@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -387,7 +388,7 @@ def mark_of_model(source: str, kind: str) -> str:
         beside = str(pixel_settings(folder))
     else:
         file = next((folder / name for name in TOKENIZERS if (folder / name).exists()), None)
-        beside = digest_of(read_text(file)) if file else ""
+        beside = sha256(file.read_bytes()).hexdigest() if file else ""
     return digest_of(json.dumps([settings, tensors, beside], sort_keys=True))[:12]
 
 

@@ -72,9 +72,8 @@ def what_to_download(name: str, root: Path, split: str) -> NotDownloaded:
     if name in RAW_FILES:
         file = RAW_FILES[name].format(split=split)
         raw = f",\n               or {file} from {OWNERS[name]}"
-    where = root if root.is_dir() else f"{root}, which does not exist"
     return NotDownloaded(
-        f"{name} is not in {where} (--root FOLDER looks elsewhere). It needs two things:\n"
+        f"{name} is not in {root} (--root FOLDER looks elsewhere). It needs two things:\n"
         f"  annotations  {root}/annotations/{published}"
         f"  from huggingface.co/datasets/zeyun-zhong/FlowNar-Data{raw}\n"
         f"  features     {root}/features_metadata.json and the files it names"
@@ -113,8 +112,6 @@ def ego4d_raw(content: dict, notes: Notes) -> Rows:
     rows_of = {}
     for video, entry in content.items():
         rows_of[video] = defaultdict(list)
-        if "narrations" not in entry:
-            notes.add("videos without a list of narrations")
         for row in entry.get("narrations", []):
             text = clean(row["text"])
             if len(text.split()) == 1:

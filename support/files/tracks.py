@@ -59,8 +59,6 @@ class Notes:
         parts = []
         for what, n in self.counts.most_common():
             examples = self.examples[what][:EXAMPLES]
-            if len(self.examples[what]) > EXAMPLES:
-                examples.append("...")
             in_brackets = f" ({', '.join(examples)})" if examples else ""
             if n:
                 parts.append(f"{n} {what}{in_brackets}")

@@ -413,8 +413,7 @@ def hdr_to_sdr(rgb: np.ndarray, transfer: int) -> np.ndarray:
 def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf: int = 18) -> None:
     """H.264 in mp4 from uint8 [H, W, 3] frames of even height and width; crf 0 (lossless) to 51.
 
-    The file appears when it is complete. Raises BadData if there are no frames or if it cannot be
-    written.
+    The file appears when it is complete. Raises BadData if it cannot be written.
     """
     with replacing(path) as temporary:
         with av.open(f"file:{temporary}", "w", format="mp4",
@@ -430,8 +429,6 @@ def write_video(path: str | Path, frames: Iterable[np.ndarray], fps: float, crf:
                     # a key frame every 10 s, so that a player can seek there
                     stream.codec_context.gop_size = max(1, round(10 * fps))
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-            if stream is None:
-                raise BadData(f"{path}: there are no frames to write")
             container.mux(stream.encode())
 
 

@@ -172,11 +172,7 @@ def test_no_output_ends_in_half_a_line(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_in_the_middle_of_a_stream():
-    """One line names the file, or stdout, and Python's end adds nothing."""
-    sentence = {"n": 0, "start": 0, "end": 1, "text": "You look."}
-    with pytest.raises(BadData, match="/dev/full: cannot be written .No space left"):
-        with Writers(Input("", "", {"jsonl": "/dev/full"})) as writers:
-            writers.sentence(sentence)
+    """One line names stdout, and Python's end adds nothing."""
     with open("/dev/full", "w") as output:
         process = run_code("print('x')", stdout=output, text=True)
     assert process.returncode == 1
@@ -246,7 +242,7 @@ def test_no_text_is_garbled(tmp_path, encoding):
 def test_what_stands_in_place_of_a_file_is_named(tmp_path):
     file = tmp_path / "a.json"
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 999\n".encode()
-    for content, words in ((b"<html>\xff", "is a web page"), (b"\xef\xbb\xbf\n <!DOCTYPE html>", "is a web page"),
+    for content, words in ((b"\xef\xbb\xbf\n <!DOCTYPE html>", "is a web page"),
                            (b"", "is empty"), (pointer, "is a Git LFS pointer"),
                            (b"fine" * 2000 + b"\xff", "is not UTF-8 text (invalid start byte at byte 8000"),
                            (b"[1", "is not JSON ("), (b"[-Infinity]", "is not JSON (-Infinity is no number")):
@@ -316,18 +312,11 @@ def test_numbers_are_of_a_size_that_libraries_can_take(kind, good, bad):
 # ---------------------------------------------------------------------- texts
 
 @pytest.mark.parametrize("source, shown", [
-    ("rtsp://u:SECRET@a:554/b", "rtsp://a:554/..."),
-    ("rtsp://u:SEC/RET@a/b", "rtsp://a/..."),
-    ("rtsp://u:SEC@RET@a/b", "rtsp://a/..."),
-    ("rtsp://u:20#SECRET@a:1/x", "rtsp://a:1/..."),
-    ("rtsp://u:S?EC=1&RET@a/x", "rtsp://a/..."),
+    ("rtsp://u:S/EC@R?E=1&T#@a:554/b", "rtsp://a:554/..."),
     ("http://u%3ASECRET%40a/", "http://a/..."),
     ("http://a?token=SECRET", "http://a/..."),
-    ("http://a/password:SECRET/x", "http://a/..."),
     ("rtsp://[::1]:554/1", "rtsp://[::1]:554/..."),
     ("lavfi:movie=http://u:SECRET@a/b", "lavfi:movie=http://a/..."),
-    ("file:///a.mp4?token=SECRET", "file:///..."),
-    ("a.mp4", "a.mp4"),
     ("a@b.mp4", "a@b.mp4"),
     ("a\x1b[31mred.mp4", "a[31mred.mp4"),
     ("lavfi:a=b:c=d@e", "lavfi:a=b:c=d@e"),

@@ -17,6 +17,7 @@ from support.engine.checkpoint import (
     faster_dtype, load_llm, load_tokenizer, load_vision_model, pixel_settings,
 )
 from test_attention import model_of
+from test_checkpoint import altered
 
 SLIDING = ["sliding_attention", "full_attention"]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
@@ -71,12 +72,6 @@ def test_positions_are_told_once(capsys):
 
 # ---------------------------------------------------------------------- the files of a base model
 
-def altered(file, **changes):
-    """Change entries of a JSON file."""
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps(content | changes))
-
-
 def with_tensors(change):
     """Changes a model's folder by change(its tensors)."""
     def damage(folder):
@@ -102,10 +97,6 @@ def written(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
-def pickled(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
 
 
@@ -124,7 +115,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
     (written("model.safetensors", POINTER), "model.safetensors is a Git LFS pointer"),
     (written("model.safetensors", ""), "model.safetensors is empty"),
     (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
-    (pickled, "cannot be loaded: .*model.safetensors"),
+    (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+     "cannot be loaded: .*model.safetensors"),
     (written("adapter_config.json", "{}"), "an adapter .* belongs in a folder of its own"),
 ])
 def test_a_damaged_base_model_is_one_line(tmp_path, kind, loads, damage, says):

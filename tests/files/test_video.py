@@ -634,7 +634,5 @@ def test_an_interrupted_video_leaves_nothing_behind(tmp_path):
     for name in ("new.mp4", "old.mp4"):
         with pytest.raises(KeyboardInterrupt):
             write_video(tmp_path / name, frames(), 2)
-    with pytest.raises(BadData, match="no frames"):
-        write_video(tmp_path / "new.mp4", [], 2)
     assert os.listdir(tmp_path) == ["old.mp4"]
     assert (tmp_path / "old.mp4").read_bytes() == b"old"
