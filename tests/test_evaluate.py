@@ -116,23 +116,6 @@ def test_the_toys_own_measures_by_hand():
     assert each["w"]["memory_words"] is None
 
 
-def test_words_of_places_that_were_overwritten_are_told_apart():
-    """The wrong word of the second sentence is of what the place showed before. "red" is not: it is
-    asked for, too. The last sentence comes from a file, which does not say what was before.
-    """
-    true = [ToySentence(2, "You wipe the sink after the blue jar.", ("blue", "jar"), ()),
-            ToySentence(4, "You wipe the rack after the red cup.", ("red", "cup"), ("red", "pan")),
-            ToySentence(6, "You tap the drawer hiding the red cup.", ("red", "cup"))]
-    predicted = [Sentence(2, "You wipe the sink after the blue jar."),
-                 Sentence(4, "You wipe the rack after the red pan."),
-                 Sentence(6, "You tap the drawer hiding the blue jar.")]
-    result, _ = evaluate_command.measures_of({"v": Truth([true])}, {"v": predicted})
-    assert result["memory_words"] == 0.5
-    assert result["words_once"] == 1
-    assert result["words_replaced"] == 0.5
-    assert result["words_before"] == 1
-
-
 def test_a_video_without_truth_is_left_out():
     """As published. A video with truth but without predictions counts as 0."""
     truths = {"a": Truth([[Sentence(2, "x")]]), "b": Truth([[]]), "c": Truth([[Sentence(2, "x")]])}

@@ -101,8 +101,7 @@ def rendered(kitchen: Kitchen) -> Sample:
     sentences = []
     for narration in kitchen.narrations:
         time = time_of(narration.frame, FPS)
-        sentences.append(ToySentence(time, narration.text, narration.memory_words,
-                                     narration.before))
+        sentences.append(ToySentence(time, narration.text, narration.memory_words))
     return Sample(
         [sentences],
         name=f"toy-{kitchen.seed}",

@@ -18,8 +18,6 @@ TRUTH = '{"narrations": [{"time": seconds, "text": "...", "memory": ["..."]}, ..
 class ToySentence(Sentence):
     """A true sentence, with the words in it that only visual memory can give."""
     memory_words: tuple[str, ...] = ()
-    # of what its place had shown before; () if that was nothing else, None if it is not known
-    before: tuple[str, ...] | None = None
 
 
 def true_sentences(path: Path) -> list[ToySentence]:
@@ -38,16 +36,13 @@ def true_sentences(path: Path) -> list[ToySentence]:
     return sentences
 
 
-def words_asked_for(video: NarratedVideo) -> list[tuple[str, ...]]:
-    """The memory words of each true sentence; () of sentences that are not the toy's."""
-    return [getattr(sentence, "memory_words", ())
-            for sentences in video.annotators for sentence in sentences]
-
-
 def memory_share(videos: Iterable[NarratedVideo]) -> float:
-    """The share of sentences that need visual memory."""
-    needed = [bool(words) for video in videos for words in words_asked_for(video)]
-    return sum(needed) / max(1, len(needed))
+    """The share of the toy's sentences that need visual memory."""
+    needed = []
+    for video in videos:
+        for sentences in video.annotators:
+            needed += [bool(sentence.memory_words) for sentence in sentences]
+    return sum(needed) / len(needed)
 
 
 def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | None]:
@@ -55,34 +50,17 @@ def recall_of_words(pairs: list[tuple[ToySentence, str]]) -> dict[str, float | N
 
     memory_words            share of the words that need memory that the match contains
     exact_without_memory    share of the sentences without such words that equal their match
-    words_once              as memory_words, where the place has shown nothing else
-    words_replaced          as memory_words, where the place had shown another thing before
-    words_before            share of that other thing's words that the match contains
     """
     exact_without_memory = []
     memory_words = []
-    once = []
-    replaced = []
-    before = []
     for sentence, text in pairs:
         if not sentence.memory_words:
             exact_without_memory.append(sentence.text == text)
         words = text.rstrip(".").split()
-        right = [word in words for word in sentence.memory_words]
-        memory_words += right
-        if sentence.before is None:
-            continue
-        if sentence.before:
-            replaced += right
-        else:
-            once += right
-        before += [word in words for word in sentence.before if word not in sentence.memory_words]
+        memory_words += [word in words for word in sentence.memory_words]
     return {
         "memory_words": share(memory_words),
         "exact_without_memory": share(exact_without_memory),
-        "words_once": share(once),
-        "words_replaced": share(replaced),
-        "words_before": share(before),
     }
 
 

@@ -82,7 +82,6 @@ ACT_FRAMES = {1: 1, 2: 2, 3: 3, 4: 3, 5: 2, 6: 1, 7: 1}        # frames of an ac
 PAUSE = 0.2                                    # share of longer acts with a frame like the end
 JITTER = {-1: 0.30, 0: 0.55, 1: 0.15}          # annotated minus nominal end [frames]: weight
 COOKING = 0.75                                 # share of the segments in which the other cook works
-BRIEF = 4                                      # the most frames of what is shown for a moment
 CARE = 0.9                                     # share of the chores that leave more to remember
 CHORES = {"restock": 5, "take": 7, "set": 5}   # the other cook's work: weight
 RGB = (                                        # of COLOURS
@@ -107,8 +106,6 @@ class Annotation:
     frame: int                                 # the last frame of its segment, as annotated
     text: str
     memory_words: tuple[str, ...] = ()         # the words that only visual memory can give
-    before: tuple[str, ...] = ()               # those of what its place showed before that; () if it
-                                               # showed nothing else
 
 
 @dataclass(eq=False)
@@ -118,7 +115,6 @@ class Thing:
     colour: int                                # 1..6
     seen: int = -1                             # the last frame that shows it
     named: bool = False                        # has a sentence named it?
-    frames: int = 0                            # how many show it
 
     @classmethod
     def random(cls, rng: np.random.Generator) -> Thing:
@@ -129,10 +125,6 @@ class Thing:
     def unnamed(self) -> bool:
         """Whether the camera saw it and no sentence has named it: memory alone knows it."""
         return self.seen >= 0 and not self.named
-
-    def show(self, frame: int) -> None:
-        self.seen = frame
-        self.frames += 1
 
 
 @dataclass(frozen=True)
@@ -166,9 +158,6 @@ class World(NamedTuple):
     longest_pause: int = 1                     # such frames in a row; the end itself looks like two
     jitter: dict[int, float] = JITTER
     acts: dict[int, float] = ACT_FRAMES
-    cooking: float = COOKING                   # share of the segments in which the other cook works
-    overwriting: bool = False                  # does the other cook show things for a moment, half of
-                                               # them where another one was?
     idle: float = 0.0                          # share of the videos that have idle time
     kinds: tuple[str, ...] = IDLE              # of idle time
     stretches: dict[tuple[float, float], float] = STRETCHES
@@ -204,9 +193,6 @@ WORLDS = {
         acts={n: 1 for n in range(2, 10)},
         jitter={-2: 0.2, -1: 0.2, 0: 0.2, 1: 0.13, 2: 0.1, 3: 0.08, 4: 0.05, 5: 0.04},
     ),
-    # Memory words are of things that were shown for a moment: half of them in a place that had shown
-    # another thing before, and for longer.
-    "overwriting": World(cooking=1.0, overwriting=True),
     # A second kitchen, narrated in other words.
     "second": World(
         acts={n: 1 for n in range(3, 12)},
@@ -264,15 +250,10 @@ class Kitchen:
         self._rng = np.random.default_rng(seed)
         self._content: list[Thing | None] = []                 # of each place
         self._before: list[Thing | None] = [None] * 9          # the last thing that left each place
-        self._shown: list[list[Thing]] = [[] for _ in range(9)]        # what each place has shown; the
-                                                               # last is what it showed last
-        self._ajar: set[int] = set()                           # doors open until a hand comes
         self._hand = ENTRY
         self._frames: list[Frame] = []
 
         for name in world.places:
-            if world.overwriting and name in CONTAINERS and self._rng.random() < OCCUPIED:
-                self._ajar.add(len(self._content))
             occupied = name in CONTAINERS or self._rng.random() < OCCUPIED
             self._content.append(Thing.random(self._rng) if occupied else None)
 
@@ -308,10 +289,6 @@ class Kitchen:
         """
         return np.stack([frame.cells for frame in self._frames])
 
-    def idle(self) -> np.ndarray:
-        """The frames of idle time: bool [T]."""
-        return np.array([frame.idle is not None for frame in self._frames])
-
     def _idle(self, rng: np.random.Generator) -> None:
         """A stretch in which you do nothing; the other cook may work while the camera sees it."""
         last = self._frames[-1]
@@ -326,7 +303,7 @@ class Kitchen:
         self._end_at_nominal()
         # Where nothing can be seen to change, nothing does.
         chore = [None] * count
-        if kind in ("rest", "away") and rng.random() < self.world.cooking:
+        if kind in ("rest", "away") and rng.random() < COOKING:
             chore = self._chore(count, busy=you.place if you else None)
         for cook in chore:
             self._record(you, cook, hand, kind)
@@ -354,7 +331,7 @@ class Kitchen:
         poses = self._schedule(event.least)
         moves = your_moves(name, place, poses, self._content[place], Thing.random(rng))
         chore = [None] * len(moves)
-        if rng.random() < self.world.cooking:
+        if rng.random() < COOKING:
             chore = self._chore(len(moves), busy=place)
         for you, cook, hand in zip(moves, chore, self._travel(moves)):
             self._record(you, cook, hand)
@@ -364,13 +341,11 @@ class Kitchen:
         frame = max(annotated, self.narrations[-1].frame + 1)
         if "{thing}" in event.sentence:
             thing.named = True
-        memory_words = before = ()
+        memory_words = ()
         if name in ("tap", "wipe"):
             memory_words = self.world.words(thing.type, thing.colour)
-            for other in self._shown[place][-2:-1]:
-                before = self.world.words(other.type, other.colour)
         text = self.world.sentence(name, self.world.places[place], thing)
-        self.narrations.append(Annotation(frame, text, memory_words, before))
+        self.narrations.append(Annotation(frame, text, memory_words))
 
     def _choose(self) -> tuple[str, int]:
         """An event among those possible now, then one of the places where it is possible."""
@@ -395,14 +370,8 @@ class Kitchen:
         return not door and content is not None                # wash, heat, shake, polish, clear
 
     def _recallable(self, thing: Thing | None) -> bool:
-        """Whether a thing was last seen before the previous segment, and no sentence named it.
-
-        Where places are overwritten, all such things were shown for a moment, so that they differ
-        in nothing but what their place had shown before.
-        """
+        """Whether a thing was last seen before the previous segment, and no sentence named it."""
         if thing is None or not thing.unnamed or len(self.narrations) < 2:
-            return False
-        if self.world.overwriting and thing.frames > BRIEF:
             return False
         return thing.seen <= self.narrations[-2].frame
 
@@ -423,8 +392,6 @@ class Kitchen:
         It is never at the place `busy`, where you are.
         """
         rng = self._rng
-        if self.world.overwriting:
-            return self._moment(length, busy)
         careful = rng.random() < CARE
 
         # The places where each chore is possible. Tap and wipe need things that were seen and never
@@ -464,39 +431,6 @@ class Kitchen:
         start = int(rng.integers(0, length - len(moves)))
         return [None] * start + moves + [None] * (length - start - len(moves))
 
-    def _moment(self, length: int, busy: int | None) -> list[Move | None]:
-        """The other cook shows a new thing for a moment, in a container or in an open place.
-
-        In half of the cases the place has shown another thing for longer, which no sentence has
-        named: the new one differs from it in type and colour. In the others it has shown nothing.
-        """
-        rng = self._rng
-        fresh = []
-        used = []
-        for place, shown in enumerate(self._shown):
-            if place == busy:
-                continue
-            if not shown:
-                fresh.append(place)
-            elif shown[-1].frames > BRIEF and shown[-1].unnamed:
-                used.append(place)
-        # The glove comes before the thing, and the segment ends after it.
-        frames = min(int(rng.integers(1, BRIEF)), length - 3)
-        places = used if rng.random() < 0.5 else fresh
-        if not places or frames < 1:
-            return [None] * length
-        place = int(rng.choice(places))
-        new = Thing.random(rng)
-        for before in self._shown[place][-1:]:
-            while new.type == before.type or new.colour == before.colour:
-                new = Thing.random(rng)
-        moves = [Move(place, self._content[place])]
-        moves += [Move(place, new, opened=True)] * frames
-        if self.world.places[place] not in CONTAINERS:
-            moves.append(Move(place, None, held=new))
-        start = int(rng.integers(0, length - len(moves)))
-        return [None] * start + moves + [None] * (length - start - len(moves))
-
     def _travel(self, moves: list[Move]) -> list[tuple[float, float]]:
         """x, y of your hand in each frame [px]: first on its way from the last place."""
         hands = []
@@ -523,7 +457,7 @@ class Kitchen:
             return
 
         # The moves come first, so that a frame shows what they have changed.
-        opened = set(self._ajar)
+        opened = set()
         for move in (you, cook):
             if move is None:
                 continue
@@ -532,9 +466,7 @@ class Kitchen:
             if old is not None and old is not move.content:
                 self._before[move.place] = old
             if move.held is not None:
-                move.held.show(now)
-            self._ajar.discard(move.place)
-            opened.discard(move.place)
+                move.held.seen = now
             if move.opened:
                 opened.add(move.place)
             cells[move.place, EFFECT] = move.effect
@@ -543,10 +475,7 @@ class Kitchen:
             if self.world.places[place] in CONTAINERS:
                 cells[place, DOOR] = OPEN if place in opened else CLOSED
             if thing is not None and cells[place, DOOR] != CLOSED:
-                thing.show(now)
-                if thing in self._shown[place]:
-                    self._shown[place].remove(thing)
-                self._shown[place].append(thing)
+                thing.seen = now
                 cells[place, TYPE] = thing.type
                 cells[place, COLOUR] = thing.colour
         if cook is not None:
