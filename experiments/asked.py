@@ -10,7 +10,7 @@ summaries   the model, which was not trained for it, condenses the narrations of
             is that of the paper's prompt, in other words and with other examples
 objects     the model names the objects that a sentence says are in use: of each true sentence, and
             of the predicted one that fits it best (as in `evaluate.py score`). Two objects match if
-            they are one word but for article and plural, or if the model says so
+            they are one word, or if the model says so
 
 The paper prints CIDEr 11.20, METEOR 17.94 and ROUGE-L 32.63 (hundredths) for FlowNar with
 Llama-3-8B, and not how several annotators' summaries count. Here a video's CIDEr is the mean over
@@ -21,7 +21,6 @@ share of all predicted objects that match one of their pair's true objects.
 import argparse
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
@@ -74,29 +73,28 @@ Answer:"""
 
 # ------------------------------------------------------------------------------- answers
 
-class Model:
-    """A language model `llm` (folder or hub id) that answers questions, always in the same way.
-
-    BadData if it has no chat template.
+def new_asker(llm: str) -> Ask:
+    """Asks a language model (folder or hub id), always in the same way, and no question twice. An
+    answer can be empty. BadData if the model has no chat template.
     """
+    device, dtype = device_and_dtype("auto", "auto")
+    model, tokenizer = load_llm(llm, dtype)
+    if not tokenizer.chat_template:
+        raise BadData(f"{llm}: its tokenizer has no chat template, so it cannot be asked")
+    model = model.to(device).eval()
 
-    def __init__(self, llm: str, device: str = "auto"):
-        self.device, dtype = device_and_dtype(device, "auto")
-        model, self.tokenizer = load_llm(llm, dtype)
-        if not self.tokenizer.chat_template:
-            raise BadData(f"{llm}: its tokenizer has no chat template, so it cannot be asked")
-        self.llm = model.to(self.device).eval()
-
+    @cache
     @torch.no_grad()
-    def ask(self, question: str, tokens: int) -> str:
-        """The answer, of at most so many tokens. It can be empty."""
-        fed = self.tokenizer.apply_chat_template(
+    def ask(question: str, tokens: int) -> str:
+        fed = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True,
-            enable_thinking=False, return_dict=True, return_tensors="pt").to(self.device)
-        output = self.llm.generate(**fed, max_new_tokens=tokens, do_sample=False, num_beams=1,
-                                   pad_token_id=self.tokenizer.eos_token_id)
+            enable_thinking=False, return_dict=True, return_tensors="pt").to(device)
+        output = model.generate(**fed, max_new_tokens=tokens, do_sample=False, num_beams=1,
+                                pad_token_id=tokenizer.eos_token_id)
         answer = output[0, fed["input_ids"].shape[1]:]
-        return self.tokenizer.decode(answer, skip_special_tokens=True).strip()
+        return tokenizer.decode(answer, skip_special_tokens=True).strip()
+
+    return ask
 
 
 # ------------------------------------------------------------------------------- summaries
@@ -107,9 +105,7 @@ def summarise(ask: Ask, narrations: list[Sentence]) -> str:
         return ""
     notes = [f"({sentence.time:g}, {one_line(sentence.text)})" for sentence in narrations]
     answer = ask(SUMMARY.format(notes=", ".join(notes)), 128)
-    # A model that was asked for one pair of brackets may write several, or none.
-    bracketed = " ".join(re.findall(r"\[([^\[\]]+)\]", answer))
-    return one_line(bracketed or answer.strip("[] \n"))
+    return one_line(answer.strip("[]"))
 
 
 def clean_summary(text: str) -> str:
@@ -177,36 +173,34 @@ def run_summaries(args: argparse.Namespace, ask: Ask) -> dict:
 # ------------------------------------------------------------------------------- objects
 
 class Reader:
-    """Objects of sentences, by a language model; `unread`: questions without a valid answer."""
+    """Objects of sentences, by a language model; `unread`: questions whose answer is no list of names,
+    and neither yes nor no."""
 
     def __init__(self, ask: Ask):
         self.ask = ask
         self.unread = set()
 
     def objects(self, sentence: str) -> list[str]:
-        """The names of a sentence's objects, each once; none of ""."""
+        """The names of a sentence's objects in lower case, each once; none of ""."""
         if not sentence.strip():
             return []
         question = OBJECTS.format(sentence=one_line(sentence))
-        # Some models write text around the list: take the first list of strings.
-        for brackets in re.findall(r"\[[^\[\]]*\]", self.ask(question, 128)):
-            try:
-                names = json.loads(brackets)
-            except ValueError:
-                continue
-            if is_list_of(names, str):
-                # in their order, which decides the order of the questions to the model
-                return list(filter(None, dict.fromkeys(map(singular, names))))
-        self.unread.add(question)
-        return []
+        try:
+            names = json.loads(self.ask(question, 128))
+        except (ValueError, RecursionError):
+            names = None
+        if not is_list_of(names, str):
+            self.unread.add(question)
+            return []
+        # in their order, which decides the order of the questions to the model
+        return list(dict.fromkeys(one_line(name).lower() for name in names))
 
     def same(self, one: str, other: str) -> bool:
         question = SAME.format(one=one, other=other)
-        answer = re.match(r"\W*(yes|no)\b", self.ask(question, 8), re.IGNORECASE)
-        if answer is None:
+        answer = self.ask(question, 8).rstrip(".").lower()
+        if answer not in ("yes", "no"):
             self.unread.add(question)
-            return False
-        return answer[1].lower() == "yes"
+        return answer == "yes"
 
     def judge(self, truth: str, text: str) -> list[bool]:
         """Of each object of a predicted sentence ("" for none), whether the true one has it."""
@@ -217,13 +211,6 @@ class Reader:
             match = name in true_names or any(self.same(other, name) for other in true_names)
             right.append(match)
         return right
-
-
-def singular(name: str) -> str:
-    """An object's name in lower case, without article and plural: "The Red Cups" -> "red cup"."""
-    name = re.sub(r"^(the|a|an|your|some) ", "", one_line(name).lower())
-    name = re.sub(r"(?<=[^aeiou])ies$", "y", name)
-    return re.sub(r"(ss|x|ch|sh)es$|([^su])s$", r"\1\2", name)
 
 
 def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
@@ -238,9 +225,6 @@ def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
             _, pairs = evaluate.measure_video(truth, predictions[name])
             for sentence, text in pairs:
                 right += reader.judge(sentence.text, text)
-    if reader.unread:
-        print("not understood, and so without objects: answers that make no sense",
-              file=sys.stderr)
     return {
         "predicted_objects": len(right),
         "object_accuracy": evaluate.average(right),
@@ -251,8 +235,7 @@ def run_objects(args: argparse.Namespace, ask: Ask) -> dict:
 # ------------------------------------------------------------------------------- the command line
 
 def run_asked(args: argparse.Namespace) -> None:
-    ask = cache(Model(args.llm).ask)           # no question is asked twice
-    result = args.run(args, ask)
+    result = args.run(args, new_asker(args.llm))
     print_table([("all", result)])
     if args.json:
         print(json.dumps(result))

@@ -45,7 +45,7 @@ def option_words(options: str) -> list[str]:
     return options.replace("--", "").split()
 
 
-def experiments_of(row: Row, evaluation: str, seeds: list[int] | None) -> list[Experiment]:
+def experiments_of(row: Row, evaluation: str, seeds: list[int] | None = None) -> list[Experiment]:
     """A row's experiments with one evaluation, and these seeds; None: those of the row. With seed 0
     alone: the cost of a narrator, which does not depend on its seed, and a narrator that is there."""
     if seeds is None:
@@ -179,13 +179,13 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     if "{videos}" in EVALUATIONS[evaluation]:
         for line in VIDEOS:                    # the command leaves videos that are there
             words = [word.format(videos=f"{folder}/videos") for word in line.split()]
-            run_command(words, folder)
+            run_command(words)
     for name in (TRAININGS[training].init, training):
         if name and TRAININGS[name].folder is None:
-            train_once(train_command(name, seed, folder), folder)
+            train_once(train_command(name, seed, folder))
 
     command = evaluate_command(experiment, folder)
-    printed = run_command(command, folder)
+    printed = run_command(command)
     videos = {}
     if "--per-video" in command:
         file = command[command.index("--per-video") + 1]
@@ -198,7 +198,7 @@ def carry_out(experiment: Experiment, folder: str) -> None:
     })
 
 
-def train_once(command: list[str], folder: str) -> None:
+def train_once(command: list[str]) -> None:
     """Carry out a `train_command`, unless that is done.
 
     BadData if the narrator there is of another command.
@@ -212,7 +212,7 @@ def train_once(command: list[str], folder: str) -> None:
     else:
         write_json(output / MADE, made)        # before the training: an interrupted one has it, too
     if not (output / "narrator.json").exists():            # the training has not ended
-        run_command(command, folder)
+        run_command(command)
 
 
 def present_commit() -> str:
@@ -231,21 +231,15 @@ def git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
-def run_command(command: list[str], folder: str) -> str:
-    """Run a command and return what it prints. Its messages go to a log. If it fails: BadData with
-    the last of them."""
-    log = ROOT / folder / "messages.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+def run_command(command: list[str]) -> str:
+    """Run a command and return what it prints; its messages are seen. BadData if it fails."""
     print("python", *command, file=sys.stderr)
-    with log.open("w") as messages:
-        process = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            text=True,
-        )
+    process = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     if process.returncode:
-        lines = log.read_text().splitlines() or [f"exit code {process.returncode}"]
-        raise BadData(f"{lines[-1]} (see {log})")
+        raise BadData(f"this has failed, as its message above says: python {' '.join(command)}")
     return process.stdout

@@ -17,18 +17,18 @@ DATA = {"ego4d": "Ego4D", "egoexo4d": "EgoExo4D", "ek100": "EPIC-Kitchens"}
 
 # ------------------------------------------------------------------------------- our numbers
 
-def results_of(row: Row, column: Column, seeds: list[int] | None) -> list[dict]:
+def results_of(row: Row, column: Column) -> list[dict]:
     """The results of a row that are there, of the evaluation of a column."""
-    experiments = experiments_of(row, column.evaluation, seeds)
+    experiments = experiments_of(row, column.evaluation)
     results = [result(experiment) for experiment in experiments]
     return [kept for kept in results if kept is not None]
 
 
-def numbers_by_seed(row: Row, column: Column, seeds: list[int] | None) -> dict[int, float]:
+def numbers_by_seed(row: Row, column: Column) -> dict[int, float]:
     """{seed: the number of a cell}; one for each seed that has a result."""
     measure = column.measure.format(row.group)
     numbers = {}
-    for kept in results_of(row, column, seeds):
+    for kept in results_of(row, column):
         number = kept["measures"].get(measure)
         if number is not None:
             numbers[kept["seed"]] = number
@@ -56,9 +56,8 @@ def as_markdown(headers: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def markdown(name: str, seeds: list[int] | None = None) -> str:
-    """A table as Markdown, and below it the intervals of its claims; with these seeds, or with those
-    of each row."""
+def markdown(name: str) -> str:
+    """A table as Markdown, and below it the intervals of its claims."""
     table = TABLES[name]
     title = f"{name}. {table.title}"
     if table.paper:
@@ -67,11 +66,11 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     headers += [f"*{header}*" for header in table.paper.split()]
     headers += [column.header for column in table.columns]
     headers.append("seeds")
-    lines = [as_markdown(headers, [cells_of(row, table, seeds) for row in table.rows])]
+    lines = [as_markdown(headers, [cells_of(row, table) for row in table.rows])]
 
     claims = []
     for claim in table.claims:
-        interval = interval_of(claim, table, seeds)
+        interval = interval_of(claim, table)
         if interval:
             claims.append(say_claim(claim, interval))
     if claims:
@@ -81,7 +80,7 @@ def markdown(name: str, seeds: list[int] | None = None) -> str:
     return "\n".join(lines + claims)
 
 
-def cells_of(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
+def cells_of(row: Row, table: Table) -> list[str]:
     """The cells of a row: its label, the paper's numbers, ours, and how many seeds those have that
     are there: one number for all columns, or "from-to"."""
     paper_numbers = row.paper.split() or ["-"] * len(table.paper.split())
@@ -89,7 +88,7 @@ def cells_of(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
     cells += [f"*{number}*" for number in paper_numbers]
     counts = []
     for column in table.columns:
-        numbers = list(numbers_by_seed(row, column, seeds).values())
+        numbers = list(numbers_by_seed(row, column).values())
         cells.append(cell(numbers))
         if numbers and column.evaluation != "cost":     # which is measured with one seed alone
             counts.append(len(numbers))
@@ -99,21 +98,13 @@ def cells_of(row: Row, table: Table, seeds: list[int] | None) -> list[str]:
     return cells
 
 
-def videos_of(
-    row: Row,
-    column: Column,
-    seeds: list[int] | None,
-) -> dict[int, dict[str, float | None]]:
+def videos_of(row: Row, column: Column) -> dict[int, dict[str, float | None]]:
     """{seed: {video: the measure of a column}} of a row."""
     return {kept["seed"]: kept["videos"][column.measure]
-            for kept in results_of(row, column, seeds)}
+            for kept in results_of(row, column)}
 
 
-def interval_of(
-    claim: Claim,
-    table: Table,
-    seeds: list[int] | None,
-) -> ConfidenceInterval | None:
+def interval_of(claim: Claim, table: Table) -> ConfidenceInterval | None:
     """The difference of a claim's two rows in its column. None without results of both.
 
     Over videos and trainings where each video's measure is kept (runs.EACH), else over trainings.
@@ -130,8 +121,8 @@ def interval_of(
         kept = numbers_by_seed
         compare = compare_trainings
 
-    first = kept(first_row, column, seeds)
-    second = kept(second_row, column, seeds)
+    first = kept(first_row, column)
+    second = kept(second_row, column)
     same_trainings = first_row.training == second_row.training
     if same_trainings:                         # they are compared seed by seed
         both = [seed for seed in first if seed in second]

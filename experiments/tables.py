@@ -3,20 +3,19 @@
     python -m experiments.tables                     all results that are there
     python -m experiments.tables T5 T13              train and evaluate what these lack; show them
     python -m experiments.tables T5 --show           only show them
-    python -m experiments.tables --list              how many results each lacks
     python -m experiments.tables --page              write all into README.md and earlier.md
 
-Trained narrators, predictions and the messages of the present command are kept in --output; an
-interrupted run goes on where it stopped. For several processors start several of these, each with
-seeds of its own and an --output of its own. Results are lines of experiments/results/*.jsonl.
-Results of other commands are not shown, and are made anew when the table is completed.
+Trained narrators and predictions are kept in --output; an interrupted run goes on where it stopped.
+For several processors start several of these, each with seeds of its own and an --output of its own.
+Results are lines of experiments/results/*.jsonl. Results of other commands are not shown, and are
+made anew when the table is completed. Dated tables have no results of today's commands.
 """
 import argparse
 import re
 from pathlib import Path
 
 from experiments.paper import TABLES
-from experiments.runs import FOLDER, carry_out, needed, result
+from experiments.runs import FOLDER, carry_out, needed
 from experiments.show import markdown
 from support.common.disk import write_text
 from support.common.errors import BadData, command_line
@@ -37,31 +36,10 @@ def update_pages() -> None:
         write_text(page, text)
 
 
-def list_missing(names: list[str], seeds: list[int] | None) -> None:
-    """Print how many results each table has and lacks."""
-    for name in names:
-        table = TABLES[name]
-        line = f"{name:13} {table.title}: "
-        if table.dated:
-            print(line + f"the page has that of commit {table.dated}")
-            continue
-        experiments = needed(table, seeds)
-        missing = [experiment for experiment in experiments if not result(experiment)]
-        line += f"{len(experiments) - len(missing)} of {len(experiments)} results"
-        if missing:
-            narrators = {(experiment.training, experiment.seed) for experiment in missing}
-            line += f"; narrators to train or evaluate: {len(narrators)}"
-        print(line)
-
-
 def run_tables(args: argparse.Namespace) -> None:
     for name in args.names:
         if name not in TABLES:
             raise BadData(f"there is no table {name}; choose of {', '.join(TABLES)}")
-    names = args.names or list(TABLES)
-    if args.list:
-        list_missing(names, args.seeds)
-        return
     if args.page:
         update_pages()
         return
@@ -69,7 +47,8 @@ def run_tables(args: argparse.Namespace) -> None:
         for name in args.names:                # without names, no table is completed
             for experiment in needed(TABLES[name], args.seeds):
                 carry_out(experiment, args.output)
-    print("\n\n".join(markdown(name, args.seeds) for name in names))
+    names = args.names or [name for name, table in TABLES.items() if not table.dated]
+    print("\n\n".join(markdown(name) for name in names))
 
 
 def main():
@@ -82,14 +61,15 @@ def main():
                         help="show what is there of the named tables, and run nothing")
     action.add_argument("--page", action="store_true",
                         help="only write all tables of README.md and earlier.md anew")
-    action.add_argument("--list", action="store_true", help="only say what is missing")
     parser.add_argument("--seeds", nargs="+", type=non_negative_int, metavar="N",
-                        help="default: those of each row (paper.json)")
+                        help="trainings to make; default: those of each row (paper.json)")
     parser.add_argument("--output", default=FOLDER,
                         help=f"folder of trained narrators (default {FOLDER})")
     args = parser.parse_args()
-    if args.page and (args.names or args.seeds):
-        parser.error("--page writes all tables, with the seeds of each")
+    if args.page and args.names:
+        parser.error("--page writes all tables")
+    if args.seeds and (args.show or not args.names):
+        parser.error("--seeds: of the trainings that the named tables lack")
     command_line(lambda: run_tables(args))
 
 

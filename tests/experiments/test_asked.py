@@ -1,6 +1,5 @@
 """experiments/asked.py: what a language model is asked about narrations (Table 17, App. C.1)."""
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,32 +28,25 @@ def test_a_language_model_is_asked_by_its_chat_template(tmp_path):
     llm.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(BadData, match="has no chat template"):
-        asked.Model(str(tmp_path), "cpu")
+        asked.new_asker(str(tmp_path))
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path)
-    model = asked.Model(str(tmp_path), "cpu")
+    ask = asked.new_asker(str(tmp_path))
     ids = tokenizer("[What is it?]Assistant: You", add_special_tokens=False, return_tensors="pt")
     output = llm.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1]:]
-    assert model.ask("What is it?", 20) == tokenizer.decode(output, skip_special_tokens=True).strip()
-    assert len(tokenizer(model.ask("What is it?", 3))["input_ids"]) <= 4
+    assert ask("What is it?", 20) == tokenizer.decode(output, skip_special_tokens=True).strip()
+    assert len(tokenizer(ask("What is it?", 3))["input_ids"]) <= 4
 
 
 @pytest.fixture
 def answers(monkeypatch):
-    """{part of a question: answer} of a model in place of the command's. No question is asked twice."""
+    """{part of a question: answer} of a model in place of the command's."""
     known = {}
 
-    def model(llm):
-        questions = set()
+    def ask(question, tokens):
+        return next(answer for part, answer in known.items() if part in question)
 
-        def ask(question, tokens):
-            assert question not in questions
-            questions.add(question)
-            return next(answer for part, answer in known.items() if part in question)
-
-        return SimpleNamespace(ask=ask)
-
-    monkeypatch.setattr(asked, "Model", model)
+    monkeypatch.setattr(asked, "new_asker", lambda llm: ask)
     return known
 
 
@@ -105,29 +97,20 @@ def test_summaries_in_the_second_person(raw, cleaned):
 
 
 @pytest.mark.parametrize("answer, text", [
-    ("Here it is:\n[You were in a kitchen\nand left.]\n[You ran.]",
-     "You were in a kitchen and left. You ran."),
-    ("You [ran] off", "ran"), ("[You ran.", "You ran."), ("You\nran.", "You ran."), ("[ ]", "")])
+    ("[You were in a kitchen\nand left.]", "You were in a kitchen and left."),
+    ("You ran.", "You ran."), ("[ ]", "")])
 def test_the_summary_in_an_answer(answer, text):
     assert asked.summarise(lambda question, tokens: answer, [Sentence(1, "You run.")]) == text
 
 
 # ------------------------------------------------------------- objects
 
-@pytest.mark.parametrize("name, singular", [
-    ("The Red Cups", "red cup"), ("glasses", "glass"), ("glass", "glass"), ("a bus", "bus"),
-    ("berries", "berry"), ("boxes", "box"), (" dishes ", "dish"), ("vases", "vase"), ("the", "the")])
-def test_one_word_but_for_article_and_plural(name, singular):
-    assert asked.singular(name) == singular
-
-
 @pytest.mark.parametrize("answer, names, unread", [
-    ('["cups", "", "sink", "cup"]', ["cup", "sink"], 0),
-    ('Sure: [1] then ["cup"] ["pan"]', ["cup"], 0),
+    ('["Cup", "sink", "cup"]', ["cup", "sink"], 0),
     ("[]", [], 0),
-    ("cup, sink", [], 1),
-    ('["cup"', [], 1),
-    ("[[[[" * 1000, [], 1),
+    ('Sure: ["cup"]', [], 1),
+    ("[1]", [], 1),
+    ("[" * 10_000, [], 1),
 ])
 def test_lists_in_answers(answer, names, unread):
     reader = asked.Reader(lambda question, tokens: answer)
@@ -137,7 +120,7 @@ def test_lists_in_answers(answer, names, unread):
 
 
 @pytest.mark.parametrize("answer, same, unread", [
-    ("Yes.", True, 0), (" **no**, they", False, 0), ("Nope", False, 1), ("", False, 1)])
+    ("Yes.", True, 0), ("no", False, 0), ("Nope", False, 1), ("", False, 1)])
 def test_yes_or_no(answer, same, unread):
     reader = asked.Reader(lambda question, tokens: answer)
     assert reader.same("mug", "cup") is same
@@ -150,7 +133,7 @@ def test_the_objects_of_a_data_set(tmp_path, answers):
     times = [(narration.frame + 1) / world.FPS for narration in kitchen.narrations]
     rows = [{"time": time, "text": f"Sentence {n}"} for n, time in enumerate(times)]
     pred = write(tmp_path / "p.json", {f"toy-{kitchen.seed}": rows})
-    answers |= {"Sentence: Sentence 0\n": '["the cups", "basin", "dog"]',
+    answers |= {"Sentence: Sentence 0\n": '["cup", "basin", "dog"]',
                 "Sentence: Sentence 1\n": "none that I know", "Sentence: Sentence": "[]",
                 "Sentence: ": '["cup", "sink"]', "sink, basin": "yes", ", ": "no"}
     result = command("objects", "--pred", pred, "--data", "toy", "--split", "val", "--limit", 1,
