@@ -97,7 +97,7 @@ def test_edges_give_finite_numbers(true, predicted):
 
 def test_the_toys_own_measures_by_hand():
     """Of video v, the first sentence is right, one memory word of two is right in the second, and
-    the third is wrong without memory. Video w has only the first.
+    the third is wrong without memory. Video w has only the first, and its file no memory words.
     """
     true = [ToySentence(0.5, "You look."),
             ToySentence(2, "You tap the fridge hiding the red cup.", ("red", "cup")),
@@ -105,7 +105,7 @@ def test_the_toys_own_measures_by_hand():
     predicted = [Sentence(0.5, "You look."),
                  Sentence(2, "You tap the fridge hiding the red pan."),
                  Sentence(4, "You wash the cup.")]
-    truths = {"v": Truth([true]), "w": Truth([true[:1]])}
+    truths = {"v": Truth([true]), "w": Truth([[Sentence(0.5, "You look.")]])}
     result, each = evaluate_command.measures_of(truths, {"v": predicted, "w": predicted[:1]})
     assert result["f1"] == 1
     assert result["exact"] == 0.5
