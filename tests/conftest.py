@@ -33,6 +33,16 @@ def one_java():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_loss_curves():
+    """Drawing one takes longer than the small trainings of the tests; test_train.py tests one."""
+    from support.common.figures import pyplot
+    from support.engine import run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "save_figure", lambda figure, path: pyplot().close(figure))
+        yield
+
+
 @pytest.fixture
 def no_java(monkeypatch):
     """METEOR takes seconds to start; test_captions.py tests it once."""

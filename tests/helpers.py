@@ -4,6 +4,8 @@ import os
 import random
 import shutil
 import socket
+from copy import deepcopy
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -27,20 +29,31 @@ from support.files.video import Video
 
 ROOT = Path(__file__).parent.parent
 TOY = ROOT / "toy" / "checkpoint"
+LLM = str(TOY / "llm")
 GOLDEN = ROOT.parent / "shared" / "golden"
 
 
 def tiny(seed: int = 0, llm=None, **changes) -> nar.Narrator:
     """A narrator with the toy's language model, or a given one; all other weights are random."""
+    if llm is not None:
+        return new_tiny(seed, llm, load_tokenizer(LLM), changes)
+    # hundreds of tests ask for a few: each is made once, and so are the random numbers that follow
+    model, random_state = known_tiny(seed, tuple(changes.items()))
+    torch.set_rng_state(random_state)
+    return deepcopy(model)
+
+
+@lru_cache(64)
+def known_tiny(seed: int, changes: tuple) -> tuple[nar.Narrator, torch.Tensor]:
+    """A narrator with the toy's language model, and the state of the random numbers after it."""
+    return new_tiny(seed, *load_llm(LLM), dict(changes)), torch.get_rng_state()
+
+
+def new_tiny(seed: int, llm, tokenizer, changes: dict) -> nar.Narrator:
     torch.manual_seed(seed)
     options = {"width": 32, "memory_tokens": 10, "memory_heads": 2, "memory_dropout": 0.0,
                "lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0}
-    folder = str(TOY / "llm")
-    if llm is None:
-        llm, tokenizer = load_llm(folder)
-    else:
-        tokenizer = load_tokenizer(folder)
-    config = nar.make_config(llm=folder, **(options | changes))
+    config = nar.make_config(llm=LLM, **(options | changes))
     model = nar.new_narrator(llm, tokenizer, config)
     # B of LoRA and, as published, the memory start near 0: tests would not see them
     for name, parameter in model.trainable().items():

@@ -212,7 +212,7 @@ def test_nothing_is_on_another_device():
     """On meta tensors, which refuse to meet tensors of the CPU: the parallel form, all memories."""
     for memory in nar.MEMORIES:
         model = tiny(memory=memory, narration_memory=2, last_k=0).to("meta")
-        x, narrations = video(model)
+        x, narrations = video(model, frames=6, at=(0, 2, 5))
         loss, learned = model.loss(x.to("meta"), narrations)
         assert loss.device.type == "meta" and learned > 0
         memory = model.memory

@@ -312,22 +312,22 @@ def assert_as_in_one_process(whole, output):
 
 
 def test_a_damaged_file_costs_no_steps(whole, tmp_path):
-    """Two processes on two machines that share no disk. One reads a damaged file: the other saves
-    the steps. Both go on from there, and what they train is what one process trains. But they do
-    not begin anew where the state is on the machine that has become the second one.
+    """Two processes on two machines that share no disk, with the same files in other places. One
+    reads a damaged file: the other saves the steps. Both go on from there, and what they train is
+    what one process trains. But they do not begin anew where the state is on the machine that has
+    become the second one.
     """
     machines = [tmp_path / "0", tmp_path / "1"]
-    for machine in machines:
-        machine.mkdir()
-    root = tmp_path / "root"
-    epic(root, videos=12)
-    features = saved_features(root)
+    features = saved_features(whole / "root")
     of_second_process = f"train_{order(12, 4, 2, 0)[1]}"                      # at step 2
-    damaged = {name: x.clone() for name, x in features.items()}
+    damaged = features | {of_second_process: features[of_second_process].clone()}
     damaged[of_second_process][3] = float("nan")
-    save_features(root, damaged)
-    line = training(whole, root=root, output="out", save_every=50)
-    (first, said), (second, said_by_second) = run_together(line, line, folders=machines)
+    lines = []
+    for machine in machines:
+        epic(machine / "root", videos=12)
+        save_features(machine / "root", damaged)
+        lines.append(training(whole, root=machine / "root", output="out", save_every=50))
+    (first, said), (second, said_by_second) = run_together(*lines, folders=machines)
     assert (first, second) == (1, 1)
     assert "contain NaN" in said_by_second[-1]
     assert said[-2:] == [
@@ -335,11 +335,13 @@ def test_a_damaged_file_costs_no_steps(whole, tmp_path):
         "error: another process of this run cannot go on; its own message says why"]
     assert len(said_by_second) == 1
 
-    save_features(root, features)
-    for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines[::-1]):
+    for machine, line in zip(machines, lines):
+        save_features(machine / "root", features)
+        line.append("--resume")
+    for code, errors in run_together(*lines, folders=machines[::-1]):
         assert code == 1
         assert "process 1 has a state of 2 steps, and process 0 one of 0" in errors[-1]
-    for code, errors in run_together(*[[*line, "--resume"]] * 2, folders=machines):
+    for code, errors in run_together(*lines, folders=machines):
         assert code == 0, errors
     assert_as_in_one_process(whole, machines[0] / "out")
     assert not (machines[1] / "out").exists()
@@ -381,15 +383,20 @@ def test_any_number_of_processes_is_one(whole, tmp_path):
     ({"batch": 3}, "process 1 has batch 3, and process 0 has 4"),
     ({"--resume": True}, "process 1 has resume True, and process 0 has False"),
     ({"dtype": "bfloat16"}, "process 1 has --dtype torch.bfloat16, and process 0 has torch.float32"),
-    ({"root": "other"}, "process 1 has the training videos 12 of hash"),
+    ({"root": "other sentences"}, "process 1 has the training videos 12 of hash"),
+    ({"root": "other features"}, "process 1 has the features "),
 ])
 def test_what_processes_do_not_have_in_common_is_named(whole, tmp_path, change, named):
     """On both, in one line; nothing is written."""
     if "root" in change:
-        epic(tmp_path / "other", videos=12)
-        change = {"root": tmp_path / "other"}
-        sentences = tmp_path / "other" / "annotations" / "refined_train_narrations.json"
-        sentences.write_text(sentences.read_text().replace("knife", "fork"))
+        root = tmp_path / "root"
+        epic(root, videos=12)
+        if change["root"] == "other sentences":
+            sentences = root / "annotations" / "refined_train_narrations.json"
+            sentences.write_text(sentences.read_text().replace("knife", "fork"))
+        else:
+            save_features(root, {name: 2 * x for name, x in saved_features(root).items()})
+        change = {"root": root}
     first = training(whole, output=tmp_path / "out")
     second = [*first, "--resume"]
     if "--resume" not in change:

@@ -256,7 +256,7 @@ def test_tokenmlp_by_hand():
 # ------------------------------------------------------------------ RetNet, one gate per head
 
 @pytest.mark.parametrize("name", ["retnet", "scalar", "writing", "delta", "gateddelta"])
-@pytest.mark.parametrize("lengths", [[1], [10, 30, 20], [1, 1000, 7], [0, 3, 0]], ids=str)
+@pytest.mark.parametrize("lengths", [[10, 30, 20], [1, 300, 7], [0, 3, 0]], ids=str)
 def test_chunked_is_recurrent_without_gates_per_channel(name, lengths):
     assert_chunked_is_recurrent(make(name), lengths)
 

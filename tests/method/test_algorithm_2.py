@@ -147,12 +147,12 @@ def assert_is_algorithm_2(narrator, frames, narrations):
 
 @pytest.mark.parametrize("last_k", [None, 0, 1, 2])         # 0: none is kept, never all
 def test_of_a_random_narrator(last_k):
-    model = tiny(last_k=last_k, grid=1, memory_tokens=3, max_new_tokens=6, theta=0.003,
+    model = tiny(last_k=last_k, grid=1, memory_tokens=3, max_new_tokens=3, theta=0.003,
                  theta_low=0.002, refractory=1.0)
-    x, _ = video(model, frames=12)
+    x, _ = video(model, frames=10)
     assert_is_algorithm_2(model, x, narrations=5)
 
 
 def test_of_the_bundled_narrator_in_its_kitchen():
     narrator = load(str(TOY)).eval()
-    assert_is_algorithm_2(narrator, kitchen_tokens(24), narrations=3)
+    assert_is_algorithm_2(narrator, kitchen_tokens(14), narrations=3)

@@ -13,14 +13,14 @@ from toy.world import COLOUR, DOOR, HAND, HELD, OTHER, PLACES, SIZES, TYPE, Kitc
 
 @cache
 def videos_of(name: str) -> list[Kitchen]:
-    """50 videos of a world."""
-    return [Kitchen(seed, 12, world.WORLDS[name]) for seed in range(50)]
+    """20 videos of a world."""
+    return [Kitchen(seed, 12, world.WORLDS[name]) for seed in range(20)]
 
 
 @cache
 def plain_videos() -> list[Kitchen]:
-    """200 videos of the plain world."""
-    return [Kitchen(seed) for seed in range(200)]
+    """100 videos of the plain world."""
+    return [Kitchen(seed) for seed in range(100)]
 
 
 def frames_of(video: Kitchen) -> list[int]:
@@ -221,7 +221,7 @@ def test_idle_time_is_put_into_the_same_video(name, kind):
 
 def test_a_share_of_the_videos_has_idle_time():
     half = world.find_world("plain", 0.5)
-    videos = [Kitchen(seed, 12, half) for seed in range(200)]
+    videos = [Kitchen(seed, 12, half) for seed in range(100)]
     assert 0.4 < np.mean([is_idle(video).any() for video in videos]) < 0.6
     for plain, video in zip(plain_videos(), videos):
         if not is_idle(video).any():             # the same as the plain video
