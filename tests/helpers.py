@@ -65,11 +65,6 @@ def new_tiny(seed: int, llm, tokenizer, changes: dict) -> nar.Narrator:
     return model.eval()
 
 
-def two_ranks() -> list[dict[str, str]]:
-    """The environments of two processes under torchrun."""
-    return ranks(2)
-
-
 def ranks(processes: int) -> list[dict[str, str]]:
     """The environments of processes under torchrun, which itself takes seconds to start."""
     with socket.socket() as free:

@@ -8,19 +8,7 @@ from baselines.memories import RecentFrames
 from clam import CLAM
 from commands.example_of_clam import main
 from support.engine.start import start_memory
-from test_equalities import close, make
-
-
-def test_ragged_batch_is_each_alone():
-    clam = make()
-    x = torch.randn(3, 40, 32)
-    read_at = torch.tensor([[1, 11, 40], [20, 21, 22], [0, 39, 40]])
-    memory, state = clam(x, read_at)
-    assert memory.shape == (3, 3, 5, 32) and state.dtype == torch.float32
-    for b in range(3):
-        alone, last = clam.recurrent(x[b:b + 1], read_at[b:b + 1])
-        assert close(memory[b:b + 1], alone)
-        assert close(state[b:b + 1], last)
+from test_equalities import make
 
 
 def test_state_stays_constant_and_fp32():
@@ -130,15 +118,6 @@ def test_initialise_is_not_moved_by_what_all_tokens_share():
 def test_wrong_shapes_are_noticed(shape, read_at):
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
         make()(torch.zeros(shape), torch.tensor(read_at))
-
-
-def test_without_read_outs_there_is_only_a_state():
-    clam = make()
-    x = torch.randn(2, 7, 32)
-    nowhere = torch.zeros(2, 0, dtype=torch.long)
-    memory, last = clam.recurrent(x, nowhere)
-    assert memory.shape == (2, 0, 5, 32)
-    assert close(last, clam.chunked(x, nowhere)[1])
 
 
 def test_each_stream_has_its_state():

@@ -19,7 +19,7 @@ import torch
 import evaluate
 import narrator as nar
 from commands import evaluate_command
-from helpers import ROOT, save_features, saved_features, tiny, two_ranks
+from helpers import ROOT, ranks, save_features, saved_features, tiny
 from support.common.disk import read_jsonl
 from support.common.options import config_changes
 from support.files.narrations import read_predictions
@@ -314,7 +314,7 @@ def test_stream_in_two_processes(tmp_path):
             "--output", tmp_path]
     processes = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                   env=environment | {"PATH": ""})
-                 for environment in two_ranks()]
+                 for environment in ranks(2)]
     (out, err), (second_out, second_err) = [process.communicate() for process in processes]
     codes = [process.returncode for process in processes]
     assert codes == [0, 0], err[-2000:] + second_err[-2000:]

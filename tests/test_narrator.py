@@ -52,17 +52,6 @@ def test_the_narration_memory_comes_first():
     assert set(opening.kind[2:]) == {nar.VISUAL} and not any(opening.learn[1:])
 
 
-def test_pieces_are_what_streaming_feeds():
-    layout = tiny(memory_tokens=3).layout
-    ids = layout.encode(" You wash the red cup.")
-    streamed = layout.first()
-    for piece in (layout.closing(0), layout.narration(0, ids), layout.opening(1), layout.frame(1),
-                  layout.closing(1), layout.narration(1, ids)):
-        streamed += piece
-    streamed.add([layout.eot], nar.NARRATION, segment=2, number=1, learn=True)
-    assert streamed == layout.sequence([(0, ids), (2, ids)])
-
-
 @pytest.mark.parametrize("frames", [(), (1,), (0, 0), (0, 3, 2)])
 def test_narrations_must_come_in_order(frames):
     narrations = [(frame, [5]) for frame in frames]
@@ -129,20 +118,6 @@ def test_tokens_that_the_model_does_not_have():
     tokenizer.unk_token = ","
     with pytest.raises(BadData, match="does not know ','"):
         nar.Layout(tokenizer, 1, 1)
-
-
-def test_hidden_frames_have_no_influence():
-    """Without memory and past narrations, other frames change their own segment and nothing after.
-    """
-    model = tiny(memory="none", last_k=0)
-    x, narrations = video(model, frames=17, at=(0, 4, 8, 12, 16))
-    with torch.no_grad():
-        before, _, tokens = model(x, narrations)
-        x[1:5] += 1
-        after, _, _ = model(x, narrations)
-    segment = torch.tensor(tokens.segment)
-    assert not torch.allclose(before[segment == 1], after[segment == 1], atol=1e-3)
-    assert torch.allclose(before[segment != 1], after[segment != 1], atol=1e-5)
 
 
 # ------------------------------------------------------------------ settings

@@ -306,27 +306,6 @@ def test_a_write_strength_by_hand():
 
 # ------------------------------------------------------------------ the delta rule
 
-@pytest.mark.parametrize("name", ["delta", "gateddelta"])
-def test_gradients_of_the_delta_rule(name):
-    """Chunked as token by token, over several chunks and within one."""
-    memory = make(name)
-    torch.nn.init.normal_(memory.w_beta.weight)
-    x = torch.randn(2, 150, WIDTH, requires_grad=True)
-    read_at = torch.tensor([[3, 70, 150], [0, 64, 149]])
-    learned = [x, memory.w_k.weight, memory.w_v.weight, memory.w_beta.weight, memory.w_beta.bias]
-    if name == "gateddelta":
-        torch.nn.init.zeros_(memory.w_gate[1].bias)            # it forgets fast
-        learned += [memory.w_gate[0].weight, memory.w_gate[1].weight]
-    gradients = []
-    for form in (memory.recurrent, memory.chunked):
-        tokens, state = form(x, read_at)
-        loss = (tokens * torch.arange(WIDTH)).mean() + state.square().sum()
-        gradients.append(torch.autograd.grad(loss, learned))
-    for of_oracle, of_chunks in zip(*gradients):
-        assert of_oracle.abs().max() > 0
-        assert torch.allclose(of_oracle, of_chunks, rtol=1e-3, atol=1e-5 * of_oracle.abs().max())
-
-
 def test_the_delta_rule_by_hand():
     """What is written at a key replaces what was there: with beta 1 wholly, with 1/4 in part."""
     memory = DeltaNet(4, 1, heads=1)

@@ -102,10 +102,6 @@ def test_look_of_an_unlike_narrator_is_refused(tmp_path):
 
     with pytest.raises(BadData, match="look.safetensors is not the look.safetensors of a training"):
         take_over(tiny())
-    parameters = stages.look_parameters(tiny(lora_rank=2))
-    save_file({name: p.detach() for name, p in parameters.items()}, file)
-    with pytest.raises(BadData, match="has the wrong shape for 58 tensors"):
-        take_over(tiny(lora_rank=4))
     save_file({"other": torch.zeros(1)}, file)
     with pytest.raises(BadData, match="look.safetensors lacks 62 tensors: .*connector"):
         take_over(tiny())
