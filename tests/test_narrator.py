@@ -185,15 +185,16 @@ def test_a_narration_memory_starts_with_several_sentences(start):
 
 def test_nothing_is_on_another_device():
     """On meta tensors, which refuse to meet tensors of the CPU: the parallel form, all memories."""
-    for memory in nar.MEMORIES:
-        model = tiny(memory=memory, narration_memory=2, last_k=0).to("meta")
-        x, narrations = video(model, frames=6, at=(0, 2, 5))
-        loss, learned = model.loss(x.to("meta"), narrations)
-        assert loss.device.type == "meta" and learned > 0
-        memory = model.memory
-        state = memory.initial_state().to("meta")
-        state = memory.step(torch.zeros(1, 10, 32, device="meta"), state)
-        assert memory.read(state).device.type == "meta"
+    model = tiny(narration_memory=2, last_k=0).to("meta")
+    x, narrations = video(model, frames=6, at=(0, 2, 5))
+    loss, learned = model.loss(x.to("meta"), narrations)
+    assert loss.device.type == "meta" and learned > 0
+    for name in nar.MEMORIES:
+        memory = tiny(memory=name).memory.to("meta")
+        frames = torch.zeros(1, 20, 32, device="meta")
+        tokens, _ = memory(frames, torch.tensor([[10, 20]]))
+        state = memory.step(frames, memory.initial_state().to("meta"))
+        assert tokens.device.type == memory.read(state).device.type == "meta"
 
 
 # ------------------------------------------------------------------ LoRA
