@@ -23,10 +23,14 @@ from support.files.tracks import Sentence, frame_at, time_of
 from support.files.video import Video, write_video
 from toy import world
 from toy.files import toy_samples
-from toy.words import words_asked_for
 
 
 # ---------------------------------------------------------------------- samples
+
+
+def memory_words(sample):
+    """Of each true sentence of a toy video."""
+    return [sentence.memory_words for sentences in sample.annotators for sentence in sentences]
 
 
 @pytest.mark.parametrize("fps", [2, 2.5, 8, 30000 / 1001])
@@ -41,7 +45,7 @@ def test_rendered_samples_are_the_kitchens():
     for sample, kitchen in zip(samples, world.kitchens("test", 3), strict=True):
         assert sample.name == f"toy-{kitchen.seed}"
         assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
-        assert words_asked_for(sample) == [n.memory_words for n in kitchen.narrations]
+        assert memory_words(sample) == [n.memory_words for n in kitchen.narrations]
         assert sample.duration == sample.num_frames / 2
         pictures = list(sample.frames())
         assert len(pictures) == len(kitchen)
@@ -74,7 +78,7 @@ def test_toy_videos_on_disk(tmp_path):
 
     kitchen = world.lasting(5, 6)
     assert sample.narrations == [(n.frame, n.text) for n in kitchen.narrations]
-    assert words_asked_for(sample) == [n.memory_words for n in kitchen.narrations]
+    assert memory_words(sample) == [n.memory_words for n in kitchen.narrations]
     assert (sample.fps, sample.num_frames, sample.duration) == (2, len(kitchen), len(kitchen) / 2)
     rendered = [kitchen.render(frame).astype(int) for frame in range(len(kitchen))]
     read = list(sample.frames())
@@ -127,7 +131,7 @@ def test_shorten(tmp_path, max_frames, narrations, frames):
     pictures = (np.full((32, 48, 3), 10 * k, np.uint8) for k in range(20))
     write_video(tmp_path / "v.mp4", pictures, 2)
     short = data.shorten(sample, max_frames)
-    assert len(short.narrations) == len(words_asked_for(short)) == narrations
+    assert len(short.narrations) == len(memory_words(short)) == narrations
     assert (short.num_frames, short.duration) == (frames, 10)
     assert [round(picture.mean() / 10) for picture in short.frames()] == list(range(frames))
 
