@@ -121,11 +121,10 @@ def measure_video(
 
 
 class Evaluation(NamedTuple):
-    """What is measured of a set of videos."""
-    result: dict[str, float | None]                     # by measure: of all videos together
-    alignment: dict[str, dict[str, float]]              # by video: precision, recall, F1
+    """The measures of a set of videos, by name, and what they are of."""
+    result: dict[str, float | None]                     # of all videos together
+    each: dict[str, dict[str, float | None]]            # of each video
     pairs: dict[str, list[tuple[Sentence, str]]]        # by video: (true sentence, predicted text)
-    captions: dict[str, list[float]]                    # by score: of each pair of all videos
 
 
 def evaluate(
@@ -134,15 +133,17 @@ def evaluate(
 ) -> Evaluation:
     """All measures of a set of videos.
 
-    Temporal alignment is a mean over videos. Captions are scored over the pairs of all videos;
-    METEOR is None where it cannot be computed. As in the authors' code, a video without any true
-    narration is left out; BadData if no video is left.
+    Temporal alignment and pace (Fig. 9) are means over videos. Captions are scored over the pairs of
+    all videos; METEOR is None where it cannot be computed. As in the authors' code, a video without
+    any true narration is left out; BadData if no video is left.
     """
-    alignment = {}
+    each = {}
     pairs = {}
     for name, truth in truths.items():
         if any(truth.annotators):
-            alignment[name], pairs[name] = measure_video(truth, predictions[name])
+            alignment, pairs[name] = measure_video(truth, predictions[name])
+            pace = measure_pace(truth, predictions[name])
+            each[name] = alignment | pace | {"narrations": len(pairs[name])}
     if not pairs:
         raise BadData("there is nothing to score: no video has a true narration")
 
@@ -159,42 +160,21 @@ def evaluate(
     }
     result |= corpus
     result.setdefault("meteor", None)
-    for measure in ("precision", "recall", "f1"):
-        result[measure] = average([measures[measure] for measures in alignment.values()])
-    return Evaluation(result, alignment, pairs, captions)
+    for measure in alignment | pace:
+        values = [measures[measure] for measures in each.values()]
+        result[measure] = average([value for value in values if value is not None])
+    begin = 0                                  # of the video's pairs among those of all videos
+    for name, matched in pairs.items():
+        end = begin + len(matched)
+        for score, values in captions.items():
+            each[name][score] = average(values[begin:end])
+        begin = end
+    return Evaluation(result, each, pairs)
 
 
 def average(values) -> float | None:
     """None if there is nothing to average."""
     return float(np.mean(values)) if len(values) else None
-
-
-class Measured(NamedTuple):
-    """The measures of a set of videos, and what else its readers want to know."""
-    result: dict[str, float | None]                     # of all videos together
-    each: dict[str, dict[str, float | None]]            # of each video
-    pairs: dict[str, list[tuple[Sentence, str]]]        # by video: (true sentence, predicted text)
-
-
-def all_measures(
-    truths: dict[str, NarratedVideo],
-    predictions: dict[str, list[Sentence]],
-) -> Measured:
-    """The measures of `evaluate`, and the pace (Fig. 9): of all videos together, and of each."""
-    result, alignment, pairs, captions = evaluate(truths, predictions)
-    each = {}
-    begin = 0                                  # of the video's pairs among those of all videos
-    for name, measures in alignment.items():
-        end = begin + len(pairs[name])
-        pace = measure_pace(truths[name], predictions[name])
-        each[name] = measures | pace | {"narrations": len(pairs[name])}
-        for score, values in captions.items():
-            each[name][score] = average(values[begin:end])
-        begin = end
-    for quantity in pace:
-        known = [measures[quantity] for measures in each.values() if measures[quantity] is not None]
-        result[quantity] = average(known)
-    return Measured(result, each, pairs)
 
 
 def measure_pace(truth: NarratedVideo, predicted: list[Sentence]) -> dict[str, float | None]:

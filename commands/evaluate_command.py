@@ -72,7 +72,7 @@ def add_words_of_toy(truths: dict[str, NarratedVideo], path: Path) -> None:
 def measures_of(truths: dict[str, NarratedVideo],
                 predictions: dict[str, list[Sentence]]) -> Measured:
     """All measures, those of long streams, and the toy's own of its sentences."""
-    result, each, pairs = evaluate.all_measures(truths, predictions)
+    result, each, pairs = evaluate.evaluate(truths, predictions)
     courses = {name: course_of(truths[name], predictions[name]) for name in each}
     result |= means_of_courses(list(courses.values()))
     for name, course in courses.items():
@@ -291,7 +291,7 @@ def run_teacher(args: argparse.Namespace):
         x = torch.stack(list(sample.tokens(vision)))                    # [T, J, D]
         cache = context_class(narrator)(narrator).cache
         segments = evaluate.score_segments(narrator, x, narrations, args.reply_theta, cache)
-        return [evaluate.summary(segments, sample.fps) | about_memory(narrator, x, narrations)]
+        return [evaluate.summary(segments, sample.fps) | how_memory_differs(narrator, x, narrations)]
 
     evaluate_each(args, settings, samples, score, means_of)
 
@@ -307,25 +307,20 @@ def means_of(rows: dict[str, list[dict]]) -> Measured:
 
 
 @torch.no_grad()
-def about_memory(narrator: nar.Narrator, x: Tensor,
-                 narrations: nar.Narrations) -> dict[str, float | None]:
-    """What the memory makes of a video x [T, J, D]; None without at least two read-outs."""
+def how_memory_differs(narrator: nar.Narrator, x: Tensor,
+                       narrations: nar.Narrations) -> dict[str, float | None]:
+    """Of the memory's read-outs of a video x [T, J, D], `shares_that_differ`; None without at least
+    two read-outs.
+    """
     if not narrator.memory.M:
         return {}
     if len(narrations) < 3:
         return {"tokens_differ": None, "read_outs_differ": None}
-    tokens_differ, read_outs_differ = how_memory_differs(narrator, x, narrations)
-    return {"tokens_differ": tokens_differ, "read_outs_differ": read_outs_differ}
-
-
-@torch.no_grad()
-def how_memory_differs(narrator: nar.Narrator, x: Tensor,
-                       narrations: nar.Narrations) -> tuple[float, float]:
-    """Of the read-outs of a video x [T, J, D]: see `shares_that_differ`."""
     memory = narrator.read_outs(x, narrations)
     if not isinstance(memory, Tensor):          # of two memories, the visual one's
         _, memory = memory
-    return shares_that_differ(memory[0].float())
+    of_tokens, of_read_outs = shares_that_differ(memory[0].float())
+    return {"tokens_differ": of_tokens, "read_outs_differ": of_read_outs}
 
 
 def shares_that_differ(memory: Tensor) -> tuple[float, float]:
@@ -339,13 +334,6 @@ def shares_that_differ(memory: Tensor) -> tuple[float, float]:
 
 
 # ---------------------------------------------------------------------- the command line
-
-
-def json_file(text: str) -> str:
-    """An argparse type: a video, mistaken for the name of an output, is safe."""
-    if not text.endswith(".json"):
-        raise argparse.ArgumentTypeError(f"must be the name of a .json file, not {text!r}")
-    return text
 
 
 def main():
@@ -398,7 +386,7 @@ def main():
     for command in (score, streams, teacher, compare):
         json_option(command)
     for command in (score, streams, teacher):
-        command.add_argument("--per-video", metavar="FILE.json", type=json_file,
+        command.add_argument("--per-video", metavar="FILE.json",
                              help="write each video's results as JSON (see compare)")
     for command in (streams, teacher):
         command.add_argument("--output", metavar="DIR",

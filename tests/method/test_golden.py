@@ -85,9 +85,9 @@ def test_the_published_start_leaves_one_memory_token_of_all():
     x = features()
     frames = torch.arange(1, len(x) - 1)
     narrations = [(int(frame), []) for frame in (0, *frames)]
-    tokens_differ, read_outs_differ = evaluate_command.how_memory_differs(narrator, x, narrations)
-    assert tokens_differ < 1e-6
-    assert read_outs_differ < 1e-3
+    shares = evaluate_command.how_memory_differs(narrator, x, narrations)
+    assert shares["tokens_differ"] < 1e-6
+    assert shares["read_outs_differ"] < 1e-3
 
 
 # ---------------------------------------------------------------------- streaming (§3.4)
