@@ -285,7 +285,7 @@ print(f'the segment ends: "{segment[-1].narration.text}"')
 assert segment[-1].p_skip < min(decision.p_skip for decision in segment[:-1])
 assert segment[0].theta == config.theta_low and segment[-1].theta == config.theta
 
-# %% 9. An evaluation by hand: when (§4.1, App. B.5)
+# %% 9. An evaluation by hand (§4.1, App. B.5)
 # Eight true segments and those of cell 8, matched by overlap. A predicted segment is right, and a
 # true one found, if its IoU with one of the other kind is 0.5 or more. Precision is the share of
 # the right ones, recall that of the found ones, F1 their harmonic mean.
@@ -299,34 +299,6 @@ print("\n9. An evaluation by hand: IoU in %, true segments in rows, predicted on
 print((100 * iou).round().astype(int))
 print(", ".join(f"{name} {measure:.2f}" for name, measure in measures.items()))
 assert measures["recall"] == (iou.max(axis=1) >= 0.5).mean()
-
-# %% 9b. An evaluation by hand: what (§4.1)
-# Each true sentence is compared with that of the predicted segment that fits it best (GIoU): here
-# the last of the eight with what cell 4 made up without memory. In CIDEr-D an n-gram weighs the
-# more, the fewer true sentences have it: "You" and "the" are in all eight and weigh log(8 / 8) = 0.
-# The score is 10 times the mean over n of the cosine of the weights (and less if the lengths
-# differ: here they do not). Only the thing needs memory. It is all that the sentence adds to what
-# can be seen, and it is wrong. Still the sentence earns more than half of the 10.
-
-from math import hypot
-
-from evaluate import N_GRAMS, cider, ngrams
-
-true, predicted = [sentence.text for sentence in truth[:8]], made_up[7]
-print(f'\n9b. "{predicted}" for "{true[7]}"')
-cosines = []
-for n in N_GRAMS:
-    r, s = ngrams(true[7].split(), n), ngrams(predicted.split(), n)
-    have_it = Counter(gram for text in true for gram in ngrams(text.split(), n))
-    weight = {gram: log(8 / max(1, have_it[gram])) for gram in r | s}
-    both = [gram for gram in r if gram in s and weight[gram] > 0]
-    dot_product = sum(weight[gram] * weight[gram] for gram in both)
-    norm_r, norm_s = [hypot(*[weight[gram] for gram in grams]) for grams in (r, s)]
-    cosines.append(dot_product / (norm_r * norm_s))
-    print(f"n = {n}: cosine {cosines[-1]:.3f}; in both: {', '.join(map(' '.join, both))}")
-score = 10 * sum(cosines) / 4
-print(f"CIDEr-D = 10 x mean({', '.join(f'{cosine:.3f}' for cosine in cosines)}) = {score:.3f}")
-assert abs(score - cider(list(zip(true, made_up)))[7]) < 1e-6
 
 # %% 10. A training of one minute (§3.5, App. B.6)
 # A new narrator on the bundled encoder and language model, which are frozen: 200 steps of one

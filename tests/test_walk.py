@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT
 
 WALK = ROOT / "docs" / "walk.py"
-NUMBERS = "1 2 3 4 5 5b 6 6b 7 8 9 9b 10 10b".split()
+NUMBERS = "1 2 3 4 5 5b 6 6b 7 8 9 10 10b".split()
 # cell 0 (what the cells share) with what is before it; the others
 SHARED, *CELLS = re.split(r"^(?=# %% [1-9])", WALK.read_text(encoding="utf-8"), flags=re.M)
 
