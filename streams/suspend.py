@@ -103,14 +103,6 @@ class State:
         with expecting(self.path, "a state of this program"):
             refuse_if_changed(str(self.path), header["whose"], self.whose,
                               "give the same, or another --state")
-            name = without_secrets(self.given.source)
-            if header["done"]:
-                for file in filter(None, map(self.given.files.get, WRITTEN)):
-                    if not os.path.exists(file):
-                        raise BadData(f"{self.path}: {name} is narrated to its end, but {file} is "
-                                      f"not there; delete the state to narrate it again")
-                say(f"{self.path}: {name} is narrated to its end; delete it to begin anew")
-                return False
             if self.given.live:
                 # its files keep what came after the save: no number comes twice
                 newer = written_since(self.given, header["files"]["bytes"])
@@ -118,6 +110,10 @@ class State:
                 header["stream"]["segment"] += max(newer.values())
             else:
                 check_files(self.path, self.given, header["files"])
+            if header["done"]:
+                name = without_secrets(self.given.source)
+                say(f"{self.path}: {name} is narrated to its end; delete it to begin anew")
+                return False
             unpack(context, header["stream"], tensors)
             self.saved_files = header["files"]
             self.live_clock = header["live"]
@@ -283,17 +279,14 @@ def identity(narrator, source: str, live: bool) -> dict:
 def source_signature(source: str, live: bool) -> str:
     """The digest of a file, because it may be moved. FILE.safetensors:NAME: and :NAME.
 
-    Of any other source, its name: of an address the host, and a digest of what may be secret behind
-    it, which tells two cameras of one recorder apart.
+    Of any other source, its name without what may be secret, and a digest of what is behind the
+    password, which tells two cameras of one recorder apart.
     """
     path, tensor = file_and_name(source)
     if not live and not is_pipe_or_url(source) and os.path.isfile(path):
         return digest_of_file(path) + (f":{tensor}" if tensor else "")
-    name = without_secrets(source)
-    if name == source:
-        return name
     behind_user = source.rpartition("@")[2]                     # a password may be changed
-    return f"{name} {digest_of(behind_user)[:12]}"
+    return f"{without_secrets(source)} {digest_of(behind_user)[:12]}"
 
 
 def check_files(path: Path, given: Input, saved: dict) -> None:

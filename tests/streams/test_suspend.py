@@ -302,10 +302,10 @@ def test_a_finished_state_does_not_stand_for_outputs_that_are_gone(tmp_path):
     line = [str(source), f"--state={tmp_path / 's'}", f"--srt={tmp_path / 'x.srt'}", "--device=cpu"]
     assert call(stream_command, line)[0] == 0
     code, errors = call(stream_command, [*line, f"--vtt={tmp_path / 'x.vtt'}"])
-    assert code == 1 and f"but {tmp_path / 'x.vtt'} is not there" in errors
+    assert code == 1 and "was saved with --srt; give the same" in errors
     (tmp_path / "x.srt").unlink()
     code, errors = call(stream_command, line)
-    assert code == 1 and f"but {tmp_path / 'x.srt'} is not there" in errors
+    assert code == 1 and "x.srt: is missing, or not the file" in errors
 
 
 def test_several_inputs(tmp_path):
