@@ -492,7 +492,7 @@ def test_bad_input_is_one_line(name, content, message, tmp_path):
     ("a.mp4 --vision ./nowhere", "vision model './nowhere' cannot be loaded"),
     ("a.mp4 --vision owner/nowhere", "vision model 'owner/nowhere' cannot be loaded"),
     ("a.mp4 x.safetensors --serve", "--serve shows one input"),
-    ("a.mp4 --html p.html --state s", "python -m streams.page"),
+    ("a.mp4 --html p.html --state s", "would be a page without"),
     ("a.mp4 --serve --state s", "--serve with --state needs --jsonl FILE"),
     ("lavfi:testsrc --pace 1", "--pace and --lookahead are for recordings; lavfi:testsrc is live"),
     ("lavfi:testsrc --lookahead 2", "are for recordings; lavfi:testsrc is live"),
