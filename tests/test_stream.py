@@ -5,9 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -21,6 +18,7 @@ import train
 from baselines import context_class
 from narrator import load
 from commands import stream_command
+from forks import Forked
 from helpers import ROOT, TOY, kitchen_tokens, record, tiny, video
 from streams.bounds import open_stream
 from streams.late import Past, memory_after
@@ -34,6 +32,7 @@ from support.common.text import one_line
 from support.files.video import write_video
 from test_commands import call, outcome
 from test_equalities import assert_same, constant, streamed_logits
+from test_live import until
 
 # ------------------------------------------------------------------ a long stream, Table 15
 
@@ -201,13 +200,13 @@ def features(path, frames):
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory):
-    """`python stream.py` on toy/kitchen.mp4, and the folder with its outputs jsonl, srt, ..."""
+    """stream.py on toy/kitchen.mp4: what it printed, its lines on stderr, and the folder with its
+    outputs jsonl, srt, ..."""
     folder = tmp_path_factory.mktemp("kitchen")
     outputs = [f"--{name}={folder / name}" for name in ("jsonl", "srt", "vtt", "trace")]
-    run = subprocess.run([sys.executable, "stream.py", "toy/kitchen.mp4", *outputs], cwd=ROOT,
-                         capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run, folder
+    code, stdout, errors = outcome(stream_command, [str(ROOT / "toy" / "kitchen.mp4"), *outputs])
+    assert code == 0, errors
+    return stdout, errors, folder
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +216,11 @@ def kitchen_features():
 
 
 def test_narrates_the_kitchen(kitchen):
-    run, folder = kitchen
+    stdout, errors, folder = kitchen
     truth = json.loads((ROOT / "toy" / "kitchen.json").read_text())["narrations"]
     rows = rows_of(folder / "jsonl")
     printed = [f"[{timestamp(row['end'])}] {row['text']}" for row in rows]
-    assert run.stdout.splitlines() == printed
+    assert stdout.splitlines() == printed
     assert abs(len(rows) - len(truth)) <= 0.1 * len(truth)
     true_texts = {narration["text"] for narration in truth}
     assert len(true_texts & {row["text"] for row in rows}) >= 0.94 * len(true_texts)
@@ -229,12 +228,12 @@ def test_narrates_the_kitchen(kitchen):
     told = Counter(row["text"] for row in rows)
     needing = Counter(narration["text"] for narration in truth if narration.get("memory"))
     assert (needing.total(), (needing - told).total()) == (21, 3)
-    assert "frames/s" in run.stderr and "cache" in run.stderr
-    assert "--model" not in run.stderr                  # a video that the bundled narrator knows
+    assert "frames/s" in errors and "cache" in errors
+    assert "--model" not in errors                      # a video that the bundled narrator knows
 
 
 def test_output_formats(kitchen):
-    _, folder = kitchen
+    _, _, folder = kitchen
     rows = rows_of(folder / "jsonl")
     assert list(rows[0]) == ["n", "frame", "start", "end", "text", "p_skip", "tokens"]
     assert [row["n"] for row in rows] == list(range(len(rows)))
@@ -260,7 +259,7 @@ def test_output_formats(kitchen):
 def test_the_plain_context_narrates_the_kitchen(kitchen, kitchen_features):
     """Algorithm 2 as it stands in stream.py, by itself: the same sentences at the same frames as
     the command, with all that makes a stream fast."""
-    _, folder = kitchen
+    _, _, folder = kitchen
     steps = stream.narrate(load(str(TOY)).merge(), kitchen_features)
     plain = [(step.frame, step.narration.text) for step in steps if step.narration]
     assert plain == [(row["frame"], row["text"]) for row in rows_of(folder / "jsonl")]
@@ -294,7 +293,7 @@ def test_explain(kitchen_features, tmp_path):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path):
+def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path, monkeypatch):
     """Without --model, for a video that is not the toy's: from the hub's cache, here one with the
     toy's narrator in it. Where the hub gives nothing, one line says what to do.
     """
@@ -304,16 +303,14 @@ def test_other_videos_are_narrated_by_the_published_narrator(cached, tmp_path):
         shutil.copytree(TOY, folder / "snapshots" / "0123")
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text("0123")
-    run = subprocess.run(
-        [sys.executable, "stream.py", str(tmp_path / "a.mp4")], cwd=ROOT, text=True,
-        capture_output=True,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    code, stdout, errors = outcome(stream_command, [str(tmp_path / "a.mp4")])
     if cached:
-        assert run.returncode == 0 and run.stdout.startswith("[00:00:00.5] You"), run.stderr
+        assert code == 0 and stdout.startswith("[00:00:00.5] You"), errors
     else:
-        assert run.returncode == 1 and len(run.stderr.splitlines()) == 1, run.stderr
+        assert code == 1 and len(errors.splitlines()) == 1, errors
         for says in ("zeyun-zhong/flownar-1B-ego4d", "licence", "--model toy/checkpoint"):
-            assert says in run.stderr
+            assert says in errors
 
 
 def test_a_name_that_is_no_text(tmp_path, monkeypatch):
@@ -431,16 +428,12 @@ def test_generated_text_cannot_forge_a_cue():
 def test_interrupted_leaves_valid_files(tmp_path):
     jsonl = tmp_path / "n.jsonl"
     trace = tmp_path / "t"
-    words = [sys.executable, "stream.py", features(tmp_path / "a.safetensors", 5000),
-             "--jsonl", jsonl, "--trace", trace]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (trace.exists() and trace.stat().st_size > 500):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in errors
+    source = features(tmp_path / "a.safetensors", 5000)
+    process = Forked(["stream.py", source, "--jsonl", jsonl, "--trace", trace], ROOT, os.environ)
+    until(lambda: trace.exists() and trace.stat().st_size > 500, 60)
+    os.kill(process.process.pid, signal.SIGINT)
+    code, errors = process.end()
+    assert code == 130 and "Traceback" not in "".join(errors)
     assert rows_of(jsonl) and rows_of(trace)
 
 

@@ -1,6 +1,4 @@
 """streams/ahead.py: frames and words that are read ahead change nothing but the number of passes."""
-from functools import partial
-
 import pytest
 import torch
 
@@ -61,13 +59,13 @@ def test_the_same_stream_in_fewer_passes(variant):
     """With grouped queries. Compared with stream.py alone: ids, counters, lengths; p([SKIP]) up to
     1e-5; and the cache at the end.
     """
-    model, x = lively(grouped(), **VARIANTS[variant])
+    model, x = lively(grouped(), frames=20, **VARIANTS[variant])
     passes = count_passes(model)
     steps, context = plain(model, x)
     plain_passes = list(passes)
     assert sum(step.narration is not None for step in steps) > 4
 
-    for lookahead, guesses in ((1, 0), (1, 3), (3, 0), (8, 2)):
+    for lookahead, guesses in ((1, 0), (1, 3), (8, 2)):
         passes.clear()
         ahead = open_stream(model, lookahead=lookahead, guesses=guesses)
         assert_same_stream(list(narrate(model, x, context=ahead)), steps)
@@ -81,7 +79,7 @@ def test_the_same_stream_in_fewer_passes(variant):
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_families(family):
     """Biases (Qwen2), norms of queries and keys (Qwen3); LoRA merged."""
-    model, x = lively(small(family), last_k=2)
+    model, x = lively(small(family), frames=20, last_k=2)
     steps, _ = plain(model, x)
     model.merge()
     assert_same_stream(list(narrate(model, x, lookahead=4)), steps, tolerance=1e-4)
@@ -122,18 +120,14 @@ def test_guess(ids, count, expected):
     assert guess(ids, count=count, end=9) == expected
 
 
-@pytest.mark.parametrize("backend", [
-    "eager",                                                # traced, but not translated
-    pytest.param("inductor", marks=pytest.mark.slow),
-])
-def test_compiled(backend, monkeypatch):
+@pytest.mark.slow
+def test_compiled():
     """--compile gives the plain numbers, and each pass is one graph."""
-    model, x = lively(small("Llama", num_hidden_layers=1), last_k=2)
+    model, x = lively(small("Llama", num_hidden_layers=1), frames=10, last_k=2)
     steps, _ = plain(model, x)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     compile_narrator(model)
     assert_same_stream(list(narrate(model, x, lookahead=4)), steps)
     assert counters["stats"]["unique_graphs"] > 0 and not counters["graph_break"]
