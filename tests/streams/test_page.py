@@ -3,12 +3,11 @@ cache."""
 import gzip
 import http.client
 import json
+import os
 import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from base64 import b64decode
 from contextlib import suppress
@@ -21,6 +20,7 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from commands.explain import sizes_of, trace_row
+from forks import Forked
 from helpers import ROOT, grouped, narrate, tiny, video
 from narrator import NARRATION
 from streams import page as player, serve
@@ -33,7 +33,7 @@ from support.files.video import Video, small_copy
 from toy.places import kitchen_of, words_of_memory
 from toy.probe import PLAIN, name_of_thing
 from toy.world import Kitchen
-from test_commands import call
+from test_live import until
 
 KITCHEN = ROOT / "toy" / "kitchen.mp4"
 needs_chromium = pytest.mark.skipif(
@@ -48,19 +48,15 @@ def kitchen(tmp_path_factory):
     """A folder with JSONL, trace and page of toy/kitchen.mp4, as the bundled narrator narrates it,
     and with what was served at the end; Ctrl-C ended it."""
     folder = tmp_path_factory.mktemp("kitchen")
-    words = [sys.executable, "stream.py", str(KITCHEN), "--device", "cpu", "--serve", "0"]
-    words += [f"--{name}={folder / name}" for name in ("jsonl", "trace", "html")]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               text=True)
-    url = ""
-    for line in process.stderr:
-        url = url or line.partition("page: ")[2].strip()
-        if line.startswith("done"):
-            break
+    outputs = [f"--{name}={folder / name}" for name in ("jsonl", "trace", "html")]
+    process = Forked(["stream.py", KITCHEN, "--serve", "0", *outputs], ROOT, os.environ)
+    errors = Path(process.file)
+    until(lambda: "\ndone" in errors.read_text(), 90)
+    url = re.search("page: (.*)", errors.read_text())[1]
     for what in ("frame.jpg", ""):
         (folder / f"served {what}").write_bytes(ask(url, "/" + what)[2])
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    os.kill(process.process.pid, signal.SIGINT)
+    assert process.end()[0] == 130
     (folder / "html").rename(folder / "page.html")
     return folder
 
@@ -722,7 +718,7 @@ def test_nobody_delays_the_stream(trace, said, monkeypatch, capfd):
     monkeypatch.setattr(serve, "LATE", 50)
     page = page_of()
     url = serve.serve(page, 0)
-    stalled = [listener(url, 0) for _ in range(10)]
+    stalled = [listener(url, 0) for _ in range(3)]
     for client in stalled:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2000)
     began = time.perf_counter()
