@@ -4,9 +4,8 @@ import argparse
 import importlib
 import io
 import json
+import os
 import re
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from unittest import mock
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 
 import narrator as nar
 from commands import data_command, stream_command
+from forks import Forked
 from helpers import ROOT, TOY, tiny
 from narrator import Narrator
 from support.common.errors import BadData, command_line
@@ -200,11 +200,9 @@ def test_the_toy_is_imported_where_a_toy_is_used_alone(line, tmp_path):
     tiny(width=16).save(tmp_path / "model")
     write_video(tmp_path / "real.mp4", (np.full((32, 48, 3), k, np.uint8) for k in range(6)), 2)
     words = line.format(model=tmp_path / "model").split()
-    code = ("import runpy, sys; sys.argv = {words}; sys.path.insert(0, {root!r})\n"
-            "try: runpy.run_path({root!r} + '/' + sys.argv[0], run_name='__main__')\n"
-            "finally: print('toy modules:', [m for m in sys.modules if m.split('.')[0] == 'toy'])")
-    code = code.replace("os._exit", "sys.exit").format(words=words, root=str(ROOT))
-    code = "import os; os._exit = lambda code: sys.exit(code)\nimport sys\n" + code
-    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
-                             text=True)
-    assert "toy modules: []" in process.stdout, process.stderr
+    code = ("import os, runpy, sys; os._exit = sys.exit; del sys.argv[:2]\n"
+            "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+            "finally: print('toy modules:', [name for name in sys.modules "
+            "if name.split('.')[0] == 'toy'], file=sys.stderr)")
+    _, errors = Forked(["-c", code, ROOT / words[0], *words[1:]], tmp_path, os.environ).end()
+    assert "toy modules: []" in errors, errors

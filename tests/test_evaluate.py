@@ -6,8 +6,6 @@ tests/method/test_golden.py the scores and teacher forcing to the published ones
 import io
 import json
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from unittest import mock
@@ -19,7 +17,7 @@ import torch
 import evaluate
 import narrator as nar
 from commands import evaluate_command
-from helpers import ROOT, ranks, save_features, saved_features, tiny
+from helpers import run_together, save_features, saved_features, tiny
 from support.common.disk import read_jsonl
 from support.common.options import config_changes
 from support.files.narrations import read_predictions
@@ -27,6 +25,7 @@ from support.files.tracks import NarratedVideo as Truth, Sentence
 from toy import world
 from toy.words import ToySentence
 from support.files.predictions import Predictions
+from test_data import write_toy
 from test_train import epic
 
 @pytest.fixture(autouse=True)
@@ -273,7 +272,9 @@ def test_partial(tmp_path):
 # ---------------------------------------------------------------------- stream
 
 def test_stream_is_resumable(tmp_path):
-    two_videos = ("stream", "--data", "toy", "--limit", 2, "--json")
+    for name in "ab":
+        write_toy(tmp_path / f"{name}.mp4")
+    two_videos = ("stream", "--data", "toy", "--root", tmp_path, "--json")
     first = command(*two_videos, "--by-duration")
     assert first["videos"] == 2 and 0 <= first["f1"] <= 1
     assert first["by_duration"]["<= 2 min"]["videos"] == 2
@@ -299,24 +300,19 @@ def test_the_bundled_narrator_is_as_good_as_the_readme_says():
 
 
 def test_stream_in_two_processes(tmp_path):
-    """Three videos on two processes, which find no Java: the result of one process, and each video
-    is narrated once.
-    """
+    """Three videos on two processes: the result of one process, and each video is narrated once."""
     epic(tmp_path / "root", videos=3)
     tiny(width=16, max_new_tokens=5).save(tmp_path / "model")
     arguments = ("stream", "--data", "ek100", "--root", tmp_path / "root",
-                 "--model", tmp_path / "model", "--json")
-    line = [sys.executable, ROOT / "evaluate.py", *arguments, "--device", "cpu",
-            "--output", tmp_path]
-    processes = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                  env=environment | {"PATH": ""})
-                 for environment in ranks(2)]
-    (out, err), (second_out, second_err) = [process.communicate() for process in processes]
-    codes = [process.returncode for process in processes]
-    assert codes == [0, 0], err[-2000:] + second_err[-2000:]
+                 "--model", tmp_path / "model", "--per-video")
+    lines = [["evaluate.py", *arguments, tmp_path / f"{process}.json", "--device", "cpu",
+              "--output", tmp_path] for process in (0, 1)]
+    ends = run_together(*lines)
+    assert [code for code, _ in ends] == [0, 0], ends
     assert len(list((tmp_path / "predictions").iterdir())) == 3
-    assert second_out == ""                    # the first process prints the scores of all
-    assert json.loads(out.splitlines()[-1]) == command(*arguments)
+    command(*arguments, tmp_path / "alone.json")
+    assert (tmp_path / "0.json").read_text() == (tmp_path / "alone.json").read_text()
+    assert not (tmp_path / "1.json").exists()  # the first process has the scores of all
 
 
 def test_annotated_data_sets(tmp_path):
@@ -334,7 +330,6 @@ def test_annotated_data_sets(tmp_path):
     assert result["true_narrations_per_minute"] == pytest.approx(expected)
     first_row, *_ = read_jsonl(tmp_path / "out" / "predictions" / "val_0_0_6.jsonl")
     assert (first_row["start"], first_row["end"]) == (0.4, 0.9)
-    assert command("stream", *arguments, "--lookahead", 1) == result
 
     teacher = command("teacher", *arguments)
     assert teacher["videos"] == 6 and teacher["ppl"] > 1
