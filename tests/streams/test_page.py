@@ -26,7 +26,6 @@ from narrator import NARRATION
 from streams import page as player, serve
 from streams.bounds import open_stream
 from streams.inputs import Input
-from streams.subtitles import Writers
 from support.common.disk import read_jsonl
 from support.common.errors import BadData
 from support.files.video import Video, small_copy
@@ -286,27 +285,6 @@ def test_page(kitchen, said, browser):
     tab.wait(f"{points} < {points_before}")
     assert tab.problems() == []
     assert all(address.startswith(("file:", "data:", "blob:")) for address in tab.requests())
-    tab.close()
-
-
-@needs_chromium
-def test_subtitles(kitchen, said, tmp_path, browser):
-    """The buttons give what --srt and --vtt write."""
-    source = Input("", "", {"srt": str(tmp_path / "a.srt"), "vtt": str(tmp_path / "a.vtt")})
-    with Writers(source) as writers:
-        for sentence in said:
-            writers.sentence(sentence)
-    saved = tmp_path / "saved"
-    browser.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(saved))
-    tab = browser.tab((kitchen / "page.html").as_uri())
-    tab.wait(VIDEO_READY)
-    for form in ("srt", "vtt"):
-        tab.click(f"#{form}")
-        file = saved / f"kitchen.{form}"
-        deadline = time.monotonic() + 20
-        while not file.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert file.read_text() == (tmp_path / f"a.{form}").read_text()
     tab.close()
 
 
@@ -595,33 +573,6 @@ def test_all_times_of_a_camera_are_times_of_day(trace, said, browser):
     assert [time.split(":", 1)[1] for time in times] == [
         f"30:{int(sentence['end']):02}" for sentence in said[:9]]
     assert ":30:35" in tab.js("document.querySelector('#why').textContent")
-    tab.close()
-
-
-@needs_chromium
-def test_speak(trace, said, browser):
-    """Only where the browser has a voice; the newest sentence, and no other."""
-    page = page_of()
-    feed(page, trace[:20], said)
-    url = serve.serve(page, 0)
-    tab = browser.tab(url)
-    tab.wait(READY)
-    assert tab.js("speechSynthesis.getVoices().length > 0 || document.querySelector('#speak').hidden")
-    tab.ask("Page.addScriptToEvaluateOnNewDocument", source="""
-        window.heard = []
-        Object.defineProperty(window, 'speechSynthesis', {value: {
-            getVoices: () => ['a voice'], cancel: () => heard.push('(silence)'),
-            speak: one => heard.push(one.text)}})""")
-    tab.open(url)
-    tab.wait(READY)
-    newest = [sentence["text"] for sentence in said if sentence["frame"] < 30]
-    tab.click("#speak")
-    tab.wait(f"heard.at(-1) === {json.dumps(newest[2])}")
-    feed(page, trace[20:30], said)
-    tab.wait(f"heard.at(-1) === {json.dumps(newest[-1])}")
-    assert tab.js("heard.filter(text => text !== '(silence)').length") <= 1 + len(newest) - 3
-    tab.click("#speak")
-    assert tab.js("heard.at(-1)") == "(silence)"
     tab.close()
 
 
