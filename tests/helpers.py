@@ -263,7 +263,9 @@ def lively(llm=None, seed=0, frames=30, **changes):
     """
     model = tiny(seed, llm=llm, **{"max_new_tokens": 6} | changes)
     x, _ = video(model, frames, seed=seed)
-    p_skip = sorted(step.p_skip for step in narrate(model, x[:30]) if step.p_skip is not None)
+    model.config.theta = model.config.theta_low = -1.0          # only the first frame is narrated
+    steps = narrate(model, x[:30], lookahead=8)
+    p_skip = sorted(step.p_skip for step in steps if step.p_skip is not None)
 
     def below(share):
         """A threshold with a share of the frames below it."""

@@ -341,7 +341,8 @@ def narrate_live(folder, model, names, count, eyes=Eyes()):
 
 def test_a_camera_goes_on(tmp_path):
     """It is saved after each narration. Numbers go on, and so does time, by the wall clock. Even
-    with an old state, no sentence reaches back to before the start, and no number comes twice."""
+    with an old state, as after a kill, no sentence reaches back to before the start, no number comes
+    twice, and no line is lost: what was written after the save cannot be seen again."""
     model = at_every_frame()
     names = ("jsonl", "trace", "state")
     first_run, before = narrate_live(tmp_path, model, names, 6)
@@ -357,9 +358,12 @@ def test_a_camera_goes_on(tmp_path):
     assert [row["frame"] for row in rows_of(tmp_path / "trace")] == list(range(9))
 
     (tmp_path / "state").write_bytes(old_state)
+    texts = {name: (tmp_path / name).read_text() for name in ("jsonl", "trace")}
     time.sleep(0.2)                                     # loading a model takes longer
     _, [(step, row)] = narrate_live(tmp_path, model, names, 1)
     assert step.frame == row["n"] == 9 and row["start"] > after[-1][1]["end"]
+    for name, text in texts.items():
+        assert (tmp_path / name).read_text().startswith(text)
 
 
 def test_a_camera_appends(tmp_path):

@@ -293,16 +293,10 @@ def test_what_may_differ(half):
     assert sorted(set(frames)) == list(range(40))
 
 
-def test_a_finished_state_does_not_stand_for_outputs_that_are_gone(tmp_path):
-    source = tmp_path / "x.safetensors"
-    save_file({"x": torch.randn(9, 10, 128)}, source)
-    line = [str(source), f"--state={tmp_path / 's'}", f"--srt={tmp_path / 'x.srt'}", "--device=cpu"]
-    assert call(stream_command, line)[0] == 0
-    code, errors = call(stream_command, [*line, f"--vtt={tmp_path / 'x.vtt'}"])
-    assert code == 1 and "was saved with --srt; give the same" in errors
-    (tmp_path / "x.srt").unlink()
-    code, errors = call(stream_command, line)
-    assert code == 1 and "x.srt: is missing, or not the file" in errors
+def test_a_finished_state_does_not_stand_for_an_output_that_is_gone(half):
+    list(half.decisions())
+    (half.folder / "srt").unlink()
+    half.assert_refused("srt: is missing, or not")
 
 
 def test_several_inputs(tmp_path):
@@ -325,14 +319,6 @@ def test_several_inputs(tmp_path):
 
 
 # ------------------------------------------------------------------ what is refused
-
-def test_a_state_in_use_is_refused(half):
-    first = half.decisions()
-    next(first)
-    half.assert_refused("another run is writing jsonl; wait for it, or choose another place")
-    first.close()
-    next(half.decisions())
-
 
 def another(name, value):
     return lambda half: setattr(half.model.config, name, value)
@@ -417,21 +403,6 @@ def test_a_damaged_byte_is_refused(half):
 
 
 # ------------------------------------------------------------------ live
-
-def test_a_killed_camera_loses_no_line(tmp_path):
-    """What was written after the last save cannot be seen again: it stays in the files."""
-    model = at_every_frame()
-    names = ("jsonl", "trace", "state")
-    narrate_live(tmp_path, model, names, 3)
-    saved = (tmp_path / "state").read_bytes()
-    narrate_live(tmp_path, model, names, 3)
-    before = {name: (tmp_path / name).read_text() for name in ("jsonl", "trace")}
-    (tmp_path / "state").write_bytes(saved)             # as if killed before the next save
-    narrate_live(tmp_path, model, names, 2)
-    for name, text in before.items():
-        assert (tmp_path / name).read_text().startswith(text)
-        assert len(rows_of(tmp_path / name)) == 8
-
 
 def test_an_output_may_be_added_to_those_of_a_camera(tmp_path):
     """Its files are appended to, whatever they are."""
