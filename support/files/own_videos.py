@@ -18,13 +18,12 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
-from support.common.disk import read_json, read_text
+from support.common.disk import read_text
 from support.common.errors import BadData
 from support.common.seal import refuse_if_changed
-from support.files.cues import read_cues
 from support.files.encoding import mark_of_video
 from support.files.features import Features, feature_file, read_header
-from support.files.narrations import READ, rows_of_video, sentences_of
+from support.files.narrations import READ, read_predictions
 from support.files.tracks import (
     NarratedVideo, Notes, Sentence, at_frames, frame_at, one_frame_each,
 )
@@ -48,13 +47,12 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
     encoded = {file.stem for file in folder.glob("features/*.safetensors")}
     listed = {name: (file, videos.get(name)) for name, file in narrations.items()
               if name in videos or name in encoded}
-    inside = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*"))
+    alone = [file.name for file in [*videos.values(), *narrations.values()]
+             if file.stem not in listed]
+    alone += [str(file.relative_to(folder)) for file in sorted(folder.glob("*/*"))
               if file.suffix.lower() in VIDEOS]
-    silent = [file.name for name, file in videos.items() if name not in listed]
-    alone = [file.name for name, file in narrations.items() if name not in listed]
-    notes.add("videos without narrations left out", len(silent), silent)
-    notes.add("files of narrations without a video left out", len(alone), alone)
-    notes.add("videos in folders inside left out", len(inside), inside)
+    notes.add("videos or narrations left out, because the others are not beside them in the folder "
+              "itself", len(alone), alone)
     if not listed:
         raise BadData(notes.after(f"{folder}: has no video with narrations beside it, "
                                   f"such as a.mp4 and a.srt, .vtt, .csv or .json"))
@@ -62,10 +60,12 @@ def list_videos(folder: Path, notes: Notes) -> dict[str, tuple[Path, Path | None
 
 
 def files_by_name(folder: Path, endings: tuple[str, ...]) -> dict[str, Path]:
-    """{name: its file} of the files with one of these endings. BadData if a name has several."""
+    """{name: its file} of the files with one of these endings, but for hidden ones. BadData if a
+    name has several.
+    """
     files = {}
-    for file in sorted(folder.iterdir()):
-        if file.suffix.lower() not in endings or file.name.startswith(".") or file.is_dir():
+    for file in sorted(folder.glob("[!.]*")):
+        if file.suffix.lower() not in endings:
             continue
         if file.stem in files:
             raise BadData(f"{file}: {files[file.stem].name} has the same name; keep one of them, "
@@ -82,24 +82,23 @@ def choose_split(folder: Path, names: list[str], split: str) -> list[str]:
     """
     if split not in (*SPLITS, "all"):
         raise BadData(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}, all")
-    split_of = {}
-    for listed_split in ("val", "test"):
-        file = folder / f"{listed_split}.txt"
+    split_of = dict.fromkeys(names, "train")
+    for listed in ("val", "test"):
+        file = folder / f"{listed}.txt"
         lines = read_text(file).split("\n") if file.is_file() else []
         for name in filter(None, map(str.strip, lines)):
-            if name not in names or name in split_of:
+            if split_of.get(name) != "train":
                 raise BadData(f"{file}: {name[:60]!r} is no video of {folder} with narrations (its "
                               f"name without the ending), or is listed twice")
-            split_of[name] = listed_split
+            split_of[name] = listed
     if "val" not in split_of.values():
-        others = [name for name in names if name not in split_of]
+        others = [name for name in names if split_of[name] == "train"]
         split_of |= dict.fromkeys(for_validation(others), "val")
 
-    chosen = [name for name in names if split in ("all", split_of.get(name, "train"))]
+    chosen = [name for name in names if split in ("all", split_of[name])]
     if not chosen:
-        hint = " (train.py --val-limit 0 needs none)" if split == "val" else ""
-        raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; "
-                      f"write names of videos into {folder / 'val.txt'} or test.txt{hint}")
+        raise BadData(f"{folder}: none of its {len(names)} videos is for {split}; write names of "
+                      f"videos into val.txt or test.txt there (train.py --val-limit 0 needs none)")
     return chosen
 
 
@@ -107,11 +106,9 @@ def for_validation(names: list[str]) -> list[str]:
     """A share of the videos. A hash of the name decides, so that new videos do not move the others.
     Of two videos or more, at least one is for each; a single one is for training.
     """
-    def place(name: str) -> float:             # from 0 to 1
-        return int(sha256(os.fsencode(name)).hexdigest()[:8], 16) / 2 ** 32
-
-    ordered = sorted(names, key=place)
-    low = [name for name in ordered if place(name) < VALIDATION_SHARE]
+    place = {name: int(sha256(os.fsencode(name)).hexdigest()[:8], 16) / 2 ** 32 for name in names}
+    ordered = sorted(names, key=place.get)
+    low = [name for name in ordered if place[name] < VALIDATION_SHARE]
     return (low or ordered[:1])[:len(ordered) - 1]
 
 
@@ -120,20 +117,14 @@ def read_sentences(path: Path, notes: Notes) -> list[Sentence]:
 
     Raises BadData naming the entry or the line that is wrong.
     """
-    if path.suffix.lower() == ".json":
-        rows = rows_of_video(read_json(path))
-        if rows is None:
-            raise BadData(f'{path}: expected {READ}, alone or as "narrations"')
-        narrations = sentences_of(rows, path, path.stem)
-    else:
-        narrations = read_cues(path, notes)
+    narrations = read_predictions(path, notes).get(path.stem)
+    if narrations is None:
+        raise BadData(f'{path}: expected {READ}, alone or as "narrations"')
     sentences = [narration for narration in narrations if narration.text]
-    notes.add(f"sentences in {path.suffix} files", len(sentences))
-    notes.add("narrations without words left out", len(narrations) - len(sentences))
     if not sentences:
         raise BadData(f"{path}: has no narrations; write some, or move its video away")
-    if sentences[0].time < 0:
-        raise BadData(f"{path}: {sentences[0].time:g} s is before the start of the video")
+    notes.add(f"sentences in {path.suffix} files", len(sentences))
+    notes.add("narrations without words left out", len(narrations) - len(sentences))
     return sentences
 
 
@@ -168,18 +159,10 @@ def read_folder(
     Sentences stand at the ends of frames, no two at the same.
     """
     files = list_videos(folder, notes)
-    settings = {}                              # with which the features of all videos were made
     narrated = []
     for name in choose_split(folder, list(files), split)[:limit]:
         narration_file, video = files[name]
-        wanted = settings | mark_of_video(video) if video else settings
-        path = feature_file(folder, name)
-        encode = f"python data.py encode --data {folder} --model MODEL"
-        if not path.exists():
-            raise BadData(f"{path}: is missing: {encode}")
-        features = read_header(path)
-        refuse_if_changed(str(path), features.header, wanted, f"encode again: {encode}")
-        settings = {key: features.header.get(key) for key in ("vision_mark", "fps", "grid")}
+        features = features_of(folder, name, video)
         of_file = Notes()
         sentences = read_sentences(narration_file, of_file)
         placed = [(frame_at(sentence.time, features.fps), sentence) for sentence in sentences]
@@ -191,6 +174,18 @@ def read_folder(
     return narrated
 
 
+def features_of(folder: Path, name: str, video: Path | None) -> Features:
+    """BadData if they are missing, or those of another video than is there now."""
+    path = feature_file(folder, name)
+    encode = f"python data.py encode --data {folder} --model MODEL"
+    if not path.exists():
+        raise BadData(f"{path}: is missing: {encode}")
+    features = read_header(path)
+    if video:
+        refuse_if_changed(str(path), features.header, mark_of_video(video), f"encode again: {encode}")
+    return features
+
+
 def check_on_video(
     placed: list[tuple[int, Sentence]],
     features: Features,
@@ -199,13 +194,12 @@ def check_on_video(
     """BadData if narrations (frame, sentence) cannot be those of the video: they are of another
     one, or their times have another unit, or they are what a camera says of each picture.
     """
-    last, sentence = placed[-1]
-    if last > features.frames:                 # one frame may be the rounding of another program
-        raise BadData(f"{narration_file}: its narration at {sentence.time:g} s, "
-                      f"{sentence.text[:60]!r}, is beyond the end of the video "
-                      f"({features.duration:g} s); times in seconds of this video are read")
     frames = {frame for frame, _ in placed}
-    if len(frames) < len(placed) / 2:
-        raise BadData(f"{narration_file}: its {len(placed)} narrations begin within {len(frames)} "
-                      f"frames, {features.fps:g} a second; narrations of what is done are read, with "
-                      f"times in seconds or h:m:s")
+    _, first = placed[0]
+    last_frame, last = placed[-1]
+    # one frame beyond the end may be the rounding of another program
+    if first.time < 0 or last_frame > features.frames or len(frames) < len(placed) / 2:
+        raise BadData(f"{narration_file}: {len(placed)} narrations on {len(frames)} frames, from "
+                      f"{first.time:g} to {last.time:g} s, are not of this video ({features.duration:g} s, "
+                      f"{features.fps:g} frames a second); what is done in it is read, with times in "
+                      f"seconds or h:m:s")

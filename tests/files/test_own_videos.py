@@ -1,6 +1,5 @@
-"""Your own videos (--data FOLDER): narrations as people write them, splits, features made once, and
-the whole way from videos to a narrator.
-"""
+"""Your own videos (--data FOLDER): narrations as people write them, splits, features made once, and the
+whole way from videos to a narrator."""
 import json
 import random
 import re
@@ -30,20 +29,16 @@ from toy.files import toy_samples
 from test_evaluate import command
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
 pytestmark = pytest.mark.usefixtures("no_java")
 
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory):
-    """Two folders of the same three toy videos: one with their .json, and one with .srt files
-    alone, encoded.
-    """
+    """Two folders of the same three toy videos: one with their .json, and one with .srt files alone,
+    encoded."""
     toy = tmp_path_factory.mktemp("toy")
     own = tmp_path_factory.mktemp("own")
-    data_command.run(["toy", "--seed", "4", "--minutes", "0.15", "--count", "3",
-                      "--output", str(toy)])
+    data_command.run(["toy", "--seed", "4", "--minutes", "0.15", "--count", "3", "--output", str(toy)])
     for path in toy.glob("*.json"):
         start = 0.0
         cues = []
@@ -57,14 +52,12 @@ def toys(tmp_path_factory):
 
 
 def encode(folder, *options):
-    data_command.run(["encode", "--data", str(folder), "--model", str(TOY), "--device", "cpu",
-                      *options])
+    data_command.run(["encode", "--data", str(folder), "--model", str(TOY), "--device", "cpu", *options])
 
 
 def make_folder(folder, frames, text="time,text\n0.5,You look.\n4,You sit.\n", width=4, **settings):
-    """A folder of videos {name: number of frames} with .csv files and features, as if the videos
-    had been encoded.
-    """
+    """A folder of videos {name: number of frames} with .csv files and features, as if the videos had been
+    encoded."""
     (folder / "features").mkdir(parents=True, exist_ok=True)
     for name, count in frames.items():
         (folder / f"{name}.mp4").write_bytes(b"a video")
@@ -74,6 +67,11 @@ def make_folder(folder, frames, text="time,text\n0.5,You look.\n4,You sit.\n", w
         header |= mark_of_video(folder / f"{name}.mp4")
         save_file({"features": x}, folder / "features" / f"{name}.safetensors", header)
     return folder
+
+
+def train_on(folder, output, **options):
+    options |= {"data": str(folder), "output": str(output), "device": "cpu"}
+    train_command.check_and_train(train_command.options_from(**options))
 
 
 def samples(folder, split="all", **options):
@@ -92,16 +90,10 @@ def test_subtitles_alone_give_what_the_toy_loader_gives(toys):
             assert getattr(ours, name) == getattr(theirs, name), name
         our_tokens = torch.stack(list(ours.tokens(vision, 8)))
         their_tokens = torch.stack(list(theirs.tokens(vision, 8)))
-        assert our_tokens.shape == their_tokens.shape
-        assert torch.allclose(our_tokens, their_tokens, atol=0.02, rtol=0.02)
-
-    ours = command("stream", "--data", own, "--split", "all", "--json")
-    theirs = command("stream", "--data", "toy", "--root", toy, "--json")
-    assert ours == {name: value for name, value in theirs.items() if name in ours}
-    assert ours["videos"] == 3 and ours["f1"] > 0.8
+        torch.testing.assert_close(our_tokens, their_tokens, atol=0.02, rtol=0.02)
     ours = command("teacher", "--data", own, "--split", "all", "--json")
     theirs = command("teacher", "--data", "toy", "--root", toy, "--json")
-    assert ours == pytest.approx(theirs, rel=0.01)
+    assert ours == pytest.approx(theirs, rel=0.01) and ours["videos"] == 3
 
 
 def test_training_begins_anywhere(toys):
@@ -140,9 +132,8 @@ def test_training_begins_anywhere(toys):
 
 
 def test_four_commands(toys, tmp_path, capsys):
-    """From the folder to a narrator fine-tuned on it, with the features, the rate and the models of
-    the folder.
-    """
+    """From the folder to a narrator fine-tuned on it, with the features, the rate and the models of the
+    folder."""
     _, own = toys
     out = tmp_path / "out"
     data_command.run(["stats", "--data", str(own), "--json"])
@@ -151,9 +142,7 @@ def test_four_commands(toys, tmp_path, capsys):
     assert stats["videos"] == 3 and stats["split"] == "all"
     assert "longest segment" in printed
 
-    train_command.check_and_train(train_command.options_from(data=str(own), init=str(TOY),
-                                      output=str(out), device="cpu",
-                                      epochs=4.0, batch=2))
+    train_on(own, out, init=str(TOY), epochs=4.0)
     log = read_jsonl(out / "narrator-log.jsonl")
     assert [0 < row["val_loss"] < 1 for row in log] == [True] * 4
     said = capsys.readouterr().err
@@ -167,48 +156,39 @@ def test_four_commands(toys, tmp_path, capsys):
     assert Path(load(str(out)).config.vision) == TOY / "vision"
     encode(own, "--model", str(out))           # nothing to do: the same vision model
 
-    result = command("stream", "--data", own, "--model", out, "--json",
-                     "--output", tmp_path / "kept")
+    kept = tmp_path / "kept"
+    result = command("stream", "--data", own, "--model", out, "--json", "--output", kept)
     assert result["videos"] == 1 and result["f1"] > 0.5
     assert result["exact"] == pytest.approx(exact / sentences)
-    shown = command("stream", "--data", own, "--model", out, "--show", 1,
-                    "--output", tmp_path / "kept")
+    shown = command("stream", "--data", own, "--model", out, "--show", 1, "--output", kept)
     same = re.findall(r" true +(.+)\n.* written +\1\n", shown)
     assert exact >= len(same) > sentences / 2
-    predictions = tmp_path / "kept" / "predictions"
-    name, = read_predictions(predictions)
-    assert name in {path.stem for path in own.glob("*.srt")}
-    scored = command("score", "--pred", predictions, "--gt", own, "--partial", "--json")
-    assert scored["cider"] == pytest.approx(result["cider"])
-    assert scored["f1"] == result["f1"]
+    name, = read_predictions(kept / "predictions")
+    assert (own / f"{name}.srt").exists()
+    scored = command("score", "--pred", kept / "predictions", "--gt", own, "--partial", "--json")
+    assert (scored["f1"], scored["cider"]) == (result["f1"], pytest.approx(result["cider"]))
 
 
 def test_published_weights_are_fine_tuned(tmp_path):
     """--init with a folder of the published format."""
-    x = load_file(GOLDEN / "video.safetensors")["video_101"]
-    folder = make_folder(tmp_path / "own", {"a": len(x), "b": len(x)},
-                         "time,text\n1,You put the pot.\n5,You talk to a woman.\n", x.shape[2],
-                         vision=nar.Config.vision)
-    train_command.check_and_train(train_command.options_from(data=str(folder), init=str(GOLDEN / "flownar"),
-                                      output=str(tmp_path / "out"), device="cpu", epochs=1.0))
+    width = load_file(GOLDEN / "video.safetensors")["video_101"].shape[2]
+    text = "time,text\n1,You put the pot.\n4,You talk to a woman.\n"
+    folder = make_folder(tmp_path / "own", {"a": 10, "b": 10}, text, width, vision=nar.Config.vision)
+    train_on(folder, tmp_path / "out", init=str(GOLDEN / "flownar"), epochs=1.0)
     config = load(str(tmp_path / "out")).config
-    assert config.readout == "cls" and config.width == x.shape[2]
+    assert (config.readout, config.width) == ("cls", width)
 
 
 def test_a_new_narrator_takes_vision_model_and_rate_of_the_features(tmp_path):
-    slow = make_folder(tmp_path / "slow", {"a": 20, "b": 20}, width=16, fps="1.0",
-                       vision="some/model")
+    both = {"a": 10, "b": 10}
+    slow = make_folder(tmp_path / "slow", both, width=16, fps="1.0", vision="some/model")
     with pytest.raises(BadData, match="1 frames a second, the narrator needs 2"):
-        train_command.check_and_train(train_command.options_from(data=str(slow), init=str(TOY),
-                                          output=str(tmp_path / "no"), device="cpu"))
+        train_on(slow, tmp_path / "no", init=str(TOY))
     out = tmp_path / "out"
-    train_command.check_and_train(train_command.options_from(data=str(slow), llm=str(TOY / "llm"),
-                                      output=str(out),
-                                      device="cpu", epochs=1.0, memory_heads=2, memory_tokens=4,
-                                      lora_rank=4))
+    train_on(slow, out, llm=str(TOY / "llm"), epochs=1.0, memory_heads=2, memory_tokens=4, lora_rank=4)
     config = load(str(out)).config
     assert (config.fps, config.vision) == (1.0, "some/model")
-    fast = make_folder(tmp_path / "fast", {"a": 20, "b": 20}, width=16, vision="some/model")
+    fast = make_folder(tmp_path / "fast", both, width=16, vision="some/model")
     message = command("stream", "--data", fast, "--model", out, ok=False)
     assert "2 frames a second, the narrator needs 1" in message
 
@@ -262,11 +242,8 @@ def test_each_form_gives_the_sentences_as_they_are_written(tmp_path, capsys, nam
     ("a.vtt", "", "line 1: expected"),
     ("a.csv", "time,text\nsoon,You stir.\n", "line 2: expected"),
     ("a.csv", "time,text\n1,Öffne.".encode("latin-1"), "is not UTF-8 text .invalid"),
-    ("a.csv", "time,text\n1,You stir.".encode("utf-16-le"), "is not UTF-8 text .it has control"),
-    ("a.json", "{", "is not JSON"),
-    ("a.json", '{"a": [{"time": 1, "text": "x"}]}', "expected .*alone or as .narrations"),
+    ("a.json", '{"b": [{"time": 1, "text": "x"}]}', "expected .*alone or as .narrations"),
     ("a.json", '[{"time": "1", "text": "x"}]', "narration 0"),
-    ("a.json", '[{"time": -1, "text": "x"}]', "-1 s is before the start"),
     ("a.json", '[{"time": NaN, "text": "x"}]', "NaN is no number"),
 ])
 def test_bad_narrations_are_refused_by_name(tmp_path, name, content, message):
@@ -280,61 +257,53 @@ def test_bad_narrations_are_refused_by_name(tmp_path, name, content, message):
 
 
 def test_placed_on_frames(tmp_path, capsys):
-    """Each narration on a frame of its own, none beyond the end. A sample begins with its first
-    narration.
-    """
-    text = ("time,text\n2.2,You look.\n4,You sit.\n4,You stand.\n3.8,You cut.\n9.9,You stir.\n"
-            "10.2,You eat.\n10.5,You go.\n")
-    folder = make_folder(tmp_path, {"a": 20}, text)
-    sample, = samples(folder)
+    """Each narration on a frame of its own, none beyond the end. A sample begins with its first one."""
+    sample, = samples(make_folder(tmp_path, {"a": 20}, """time,text
+2.2,You look.\n4,You sit.\n4,You stand.\n3.8,You cut.\n9.9,You stir.\n10.2,You eat.\n10.5,You go."""))
     assert sample.narrations == [(0, "You look."), (3, "You cut."), (4, "You sit."),
                                  (5, "You stand."), (14, "You stir."), (15, "You eat.")]
     assert (sample.num_frames, sample.duration) == (16, 10.0)
     assert (sample.start, sample.origin) == (2.0, 2.0)
     assert sample.read(0, 16)[:, 0, 0].tolist() == list(range(4, 20))
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "7 sentences in .csv files (a.csv: 7)" in err
-    assert "1 narrations beyond the end of their video moved to its last frame (a.csv: 1)" in err
-    assert re.search(r"3 narrations moved by a frame or more, .* \(a.csv: 3\)", err)
-    assert "1 narrations beyond the end of their video left out (a.csv: 1)" in err
-
-    short = data.shorten(sample, 7)
-    assert (short.num_frames, len(short.narrations), short.duration) == (6, 4, 10.0)
-    times = [sentence.time for sentence in sample.annotators[0]]
-    assert times == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0]
+    assert [sentence.time for sentence in sample.annotators[0]] == [2.5, 4.0, 4.5, 5.0, 9.5, 10.0]
+    line, = capsys.readouterr().err.splitlines()
+    assert "7 sentences in .csv files (a.csv: 7)" in line
+    assert "1 narrations beyond the end of their video moved to its last frame (a.csv: 1)" in line
+    assert re.search(r"3 narrations moved by a frame or more, .* \(a.csv: 3\)", line)
+    assert "1 narrations beyond the end of their video left out (a.csv: 1)" in line
 
 
-@pytest.mark.parametrize("time", ["10.6", "2500"])
-def test_a_narration_beyond_the_end_of_its_video_is_refused(tmp_path, time):
-    """By more than a frame: it is another video's, or in milliseconds."""
-    make_folder(tmp_path, {"a": 20}, f"time,text\n1,You sit.\n{time},You cut.\n")
-    message = rf"a\.csv: its narration at {time} s, 'You cut\.', is beyond the end of the video \(10 s\)"
-    with pytest.raises(BadData, match=message):
-        samples(tmp_path)
-
-
-@pytest.mark.parametrize("unit, fits", [(1, True), (60, False), (3600, False), (86400, False)])
-def test_times_in_a_larger_unit_are_refused(tmp_path, unit, fits):
-    """Minutes, hours, or what Excel makes of a time: parts of a day."""
-    text = "time,text\n" + "".join(f"{time / unit:.9f},You cut.\n" for time in range(3, 99, 4))
-    make_folder(tmp_path, {"a": 200}, text)
-    if fits:
-        assert len(samples(tmp_path)[0].narrations) == 24
+@pytest.mark.parametrize("times, message", [
+    (range(3, 99, 4), None),
+    ([-1, 4], "2 narrations on 2 frames, from -1 to 4 s"),
+    ([1, 100.6], "2 narrations on 2 frames, from 1 to 100.6 s"),           # another video's
+    ([1000, 4000], "2 narrations on 2 frames, from 1000 to 4000 s"),       # milliseconds
+    # minutes, hours, and what Excel makes of a time: parts of a day
+    ([time / 60 for time in range(3, 99, 4)], "24 narrations on 4 frames"),
+    ([time / 3600 for time in range(3, 99, 4)], "24 narrations on 1 frames"),
+    ([time / 86400 for time in range(3, 99, 4)], "24 narrations on 1 frames"),
+])
+def test_narrations_that_are_not_of_the_video_are_refused(tmp_path, times, message):
+    """Those before its start, beyond its end by more than a frame, or of which half share a frame."""
+    rows = [{"time": time, "text": "You cut."} for time in times]
+    make_folder(tmp_path, {"a": 200})
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    if message is None:
+        assert len(samples(tmp_path)[0].narrations) == len(rows)
         return
-    with pytest.raises(BadData, match=r"a\.csv: its 24 narrations begin within \d frames"):
+    with pytest.raises(BadData, match=rf"a\.json: {message}, .*not of this video \(100 s, 2 frames a second\)"):
         samples(tmp_path)
 
 
 def test_scores_of_files(tmp_path):
     """evaluate.py score reads a folder on both sides, with what macOS and stream.py put beside."""
     for name, text in (("a", "You sit."), ("b", "You stand.")):
-        cues = srt_cue(0, 0, 1, "You look.") + srt_cue(1, 1, 3, text)
-        (tmp_path / f"{name}.srt").write_text(cues)
+        (tmp_path / f"{name}.srt").write_text(srt_cue(0, 0, 1, "You look.") + srt_cue(1, 1, 3, text))
     predictions = tmp_path / "pred"
     predictions.mkdir()
-    (predictions / "a.jsonl").write_text('{"end": 1.0, "text": "You look."}\n'
-                                         '{"end": 3.0, "text": "You sit."}\n')
+    rows = '{"end": 1.0, "text": "You look."}\n{"end": 3.0, "text": "You sit."}\n'
+    (predictions / "a.jsonl").write_text(rows)
     (predictions / "a.trace.jsonl").write_text("{}")
     (predictions / "._a.json").write_bytes(b"\x00\x05\x16\x07Mac OS X")
     (predictions / "b.vtt").write_text("WEBVTT\n\n00:00.000 --> 00:03.000\nYou sit.\n")
@@ -374,35 +343,28 @@ def test_split_by_share(tmp_path):
     ({"val": "b", "test": "c"}, "train", ["a", "d", "e.f"]),
     ({"val": "b", "test": "c"}, "test", ["c"]),
     ({"test": "a\nb\nc\nd"}, "train", ["e.f"]),
-])
-def test_split_by_file(tmp_path, files, split, expected):
-    folder = make_folder(tmp_path, dict.fromkeys(["a", "b", "c", "d", "e.f"], 20))
-    for name, content in files.items():
-        (folder / f"{name}.txt").write_text(content)
-    assert names(folder, split) == expected
-    assert [sample.name for sample in samples(folder, split, limit=1)] == expected[:1]
-
-
-@pytest.mark.parametrize("files, split, message", [
-    ({}, "test", r"none of its 3 videos is for test; write names .*test\.txt"),
-    ({"test": "b\nc"}, "val", r"for val; .*val\.txt .*\(train.py --val-limit 0 needs none\)"),
+    ({}, "test", r"none of its 5 videos is for test; write names .*test\.txt"),
+    ({"test": "a\nb\nc\nd"}, "val", r"for val; .*val\.txt .*\(train.py --val-limit 0 needs none\)"),
     ({}, "dev", "unknown split 'dev'; choose one of train, val, test, all"),
     ({"val": "a\nc\n", "test": "c"}, "all", r"test\.txt: 'c' is .* listed twice"),
     ({"test": "a.mp4\n"}, "all", r"test\.txt: 'a\.mp4' is no video of"),
     ({"test": "a.2\n"}, "all", r"test\.txt: 'a\.2' is no video of"),
 ])
-def test_bad_splits_are_refused(tmp_path, files, split, message):
-    folder = make_folder(tmp_path, dict.fromkeys("abc", 20))
+def test_split_by_file(tmp_path, files, split, expected):
+    folder = make_folder(tmp_path, dict.fromkeys(["a", "b", "c", "d", "e.f"], 20))
     for name, content in files.items():
         (folder / f"{name}.txt").write_text(content)
-    with pytest.raises(BadData, match=message):
-        samples(folder, split)
+    if isinstance(expected, str):
+        with pytest.raises(BadData, match=expected):
+            samples(folder, split)
+        return
+    assert names(folder, split) == expected
+    assert [sample.name for sample in samples(folder, split, limit=1)] == expected[:1]
 
 
 def test_what_lies_in_the_folder(tmp_path, capsys):
-    """Other files do not matter. Features stand for a video that is gone. Of two videos or two files
-    of narrations of one name, none is taken.
-    """
+    """Other files do not matter. Features stand for a video that is gone. Of two videos or two files of
+    narrations of one name, none is taken."""
     folder = make_folder(tmp_path, {"a": 20, "b": 20})
     (folder / "b.mp4").unlink()
     (folder / "c.MP4").write_bytes(b"x")
@@ -412,9 +374,8 @@ def test_what_lies_in_the_folder(tmp_path, capsys):
     (folder / "more" / "d.mp4").touch()
     assert names(folder, "all") == ["a", "b"]
     notes = capsys.readouterr().err
-    assert "1 videos in folders inside left out (more/d.mp4)" in notes
-    assert "1 videos without narrations left out (c.MP4)" in notes
-    assert "2 files of narrations without a video left out (a.en.srt, settings.json)" in notes
+    assert "4 videos or narrations left out, because" in notes
+    assert "(c.MP4, a.en.srt, settings.json, more/d.mp4)" in notes
     for first, second in (("a.mov", "a.mp4"), ("a.csv", "a.srt"), ("a.csv", "a.json")):
         for name in (first, second):
             (folder / name).touch()
@@ -458,14 +419,12 @@ def test_only_new_and_changed_videos_are_encoded(toys, tmp_path):
 
 
 def test_features_of_other_settings_or_videos_are_refused(tmp_path):
-    """Each time with the command that encodes them."""
-    folder = make_folder(tmp_path, {"a": 20, "b": 20})
-    make_folder(folder, {"b": 20}, fps="4.0")
-    with pytest.raises(BadData, match="b.safetensors was made with fps = 4.0, here 2.0; "
-                                      "encode again: python data.py encode --data"):
-        samples(folder)
+    folder = make_folder(tmp_path, {"a": 20}, width=16)
+    make_folder(folder, {"b": 20}, width=16, fps="4.0")
+    with pytest.raises(BadData, match="b: has 4 frames a second, the narrator needs 2"):
+        train_on(folder, tmp_path / "out", llm=str(TOY / "llm"))
     (folder / "a.mp4").write_bytes(b"A video")             # of the same size
-    with pytest.raises(BadData, match=r"a.safetensors was made with video = 7 bytes, .*, here 7"):
+    with pytest.raises(BadData, match=r"a.safetensors was made with video = 7 bytes, .*, here 7 .*encode again"):
         samples(folder)
     own_videos.feature_file(folder, "a").unlink()
     with pytest.raises(BadData, match="a.safetensors: is missing: python data.py encode"):
@@ -478,7 +437,6 @@ def test_a_folder_is_no_name_and_has_no_root(tmp_path):
     with pytest.raises(BadData, match="--root x is for the data sets with names"):
         samples(folder, root="x")
     for read in (samples, encode):
-        with pytest.raises(BadData, match="gone: no such folder; choose one of toy, .*, "
-                                          "or a folder of videos"):
+        with pytest.raises(BadData, match="gone: no such folder; choose one of toy, .*, or a folder of videos"):
             read(missing)
     assert "no such folder" in command("stream", "--data", missing, ok=False)
