@@ -22,7 +22,7 @@ from train import Example, Read, read_example
 @dataclass
 class Rest(Example):
     """What is left of a video. Its first sentence is the one before it: it is given, not learned, as
-    one picture cannot tell it.
+    one picture cannot tell it. (Of the share of --long it is learned: late.py has a loss of its own.)
     """
     def loss(self, narrator: nar.Narrator) -> tuple[Tensor, int]:
         hidden, labels, tokens = narrator(self.x, self.narrations)
