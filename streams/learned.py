@@ -3,6 +3,8 @@ ones (not in the paper).
 """
 from __future__ import annotations
 
+from functools import partial
+
 from data import Sample
 from evaluate import measure_video, of_each, rouge_l, self_conditioned, to_predictions
 from narrator import Narrator
@@ -14,17 +16,24 @@ VIDEOS = 8              # that are streamed when a training has ended
 WORST = 3
 
 
-def tell_learned(narrator: Narrator, samples: list[Sample], kind: str) -> None:
-    """Say of how many true sentences the time is found, and the text, as evaluate.py does, and which
-    sentences are worst (ROUGE-L).
+def stream_beside_truth(
+    narrator: Narrator,
+    sample: Sample,
+) -> tuple[float, list[tuple[Sentence, str]]]:
+    """Stream a video -> of how many true sentences the time is found, and each of them beside the text
+    that was written, as evaluate.py pairs them.
     """
-    def learned_of(sample: Sample) -> tuple[float, list[tuple[Sentence, str]]]:
-        context = open_stream(narrator, lookahead=4)
-        predicted = to_predictions(self_conditioned(narrator, sample, context=context))
-        alignment, pairs = measure_video(sample, predicted)
-        return alignment["recall"] * len(pairs), pairs
+    context = open_stream(narrator, lookahead=4)
+    predicted = to_predictions(self_conditioned(narrator, sample, context=context))
+    alignment, pairs = measure_video(sample, predicted)
+    return alignment["recall"] * len(pairs), pairs
 
-    made, _ = of_each(samples[:VIDEOS], learned_of, kind)
+
+def tell_learned(narrator: Narrator, samples: list[Sample], kind: str) -> None:
+    """Say of how many true sentences the time is found, and the text, and which sentences are worst
+    (ROUGE-L).
+    """
+    made, _ = of_each(samples[:VIDEOS], partial(stream_beside_truth, narrator), kind)
     in_time = 0.0
     sentences = 0
     wrong = []
