@@ -16,6 +16,7 @@ from commands import data_command, train_command
 from data import load_dataset
 from streams.learned import stream_beside_truth
 from support.common.errors import command_line
+from support.common.options import Parser
 from support.files.video import write_video
 
 OUTPUT = Path("out/own_clips")
@@ -76,13 +77,13 @@ def count_right(narrator: nar.Narrator, folder: str, split: str) -> str:
             _, colour, *_ = sentence.text.split()
             right.append((text == sentence.text, colour in text.split()))
     exact, colours = np.sum(right, axis=0)
-    return f"{in_time:.0f} / {exact} / {colours} of {len(right)}"
+    return f"{in_time:.0f}/{exact}/{colours} of {len(right)}"
 
 
 def run_own_clips() -> None:
     folders = {count: make_clips(f"{count}", range(count)) for count in (12, 40, 5)}
     others = make_clips("others", range(900, 908))
-    print("| clips | minutes | training: in time / exact / colour | held out | eight others |")
+    print("| clips | minutes | trained on: in time/exact/colour | held out | eight others |")
     print("|---|---|---|---|---|")
     for count, folder in folders.items():
         output = str(OUTPUT / f"narrator-{count}")
@@ -95,5 +96,10 @@ def run_own_clips() -> None:
         print(f"| {count} | {minutes:.1f} | {' | '.join(rights)} |", flush=True)
 
 
-if __name__ == "__main__":
+def main():
+    Parser(prog="python -m experiments.own_clips", description="What do a few own videos teach?").parse_args()
     command_line(run_own_clips)
+
+
+if __name__ == "__main__":
+    main()
